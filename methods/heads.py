@@ -120,7 +120,7 @@ class PrunedHead(LMHead):
         return Reading(_beyond(logits_AK, sizes), ids_AK)
 
     def earlier_logits(self, view: BlockView, block: int) -> Tensor:
-        """Return logits of an earlier block over the ids read at this one; -inf beyond a row's own number."""
+        """Return an earlier block's logits of the ids read at this block; -inf for ids beyond a row's own list."""
         if view.ids_AK is None:
             return super().earlier_logits(view, block)
         memory_key, sizes = f"pruned_logits_{block}", self._sizes(view)

@@ -189,7 +189,7 @@ def conclusion(database: Database, cell_ids: Collection[str], percent: float) ->
 
 
 def best_so_far(database: Database, cell_ids: Collection[str] | None = None) -> list[str]:
-    """Return the confirmed settings in a few words; arguments as for `gist_lines`."""
+    """Return one short line per model and task with a confirmed setting; arguments as for `gist_lines`."""
     rows = _result_rows(database, cell_ids)
     names = labels(rows)
     return [

@@ -113,8 +113,8 @@ def open_table(lake: str, name: str) -> LakeTable | None:
     """Open a table of a lake; return None if there is none.
 
     Raises:
-        UserError: The log is too large, the schema is not this version's, or the log names files not named as by
-            ExitBench.
+        UserError: The log is too large, the schema is another version's, or the log lists files with names that
+            ExitBench does not write.
     """
     url, by = table_url(lake, name), partitioned_by(name)
     logs = listing(url, "_delta_log")

@@ -313,7 +313,7 @@ def cell_attempts(spool_root: Path, cell_id: str) -> Iterator[Attempt]:
 
 
 def deciding_statuses(attempts: Iterable[Attempt]) -> Iterator[AttemptStatus]:
-    """Yield the status that decides each cell's state: its latest attempt's with an outcome, else its latest attempt's.
+    """Yield one status per cell: of its latest attempt with an outcome, or else of its latest attempt.
 
     An attempt that was interrupted or is not finished has no outcome, so a cell that is repeated keeps its old state.
 

@@ -213,7 +213,7 @@ def _exitbench(words: list[str], folder: Path) -> tuple[int, str]:
 
 
 def _run_command(words: list[str], folder: Path, input_text: str, output: str) -> int:
-    """The exit code of a command that the server runs in a folder, between two files."""
+    """Run a command in a folder by the server process, with input and output files; return its exit code."""
     server = _server()
     assert server.stdin is not None and server.stdout is not None
     print(json.dumps([words, str(folder), input_text, output]), file=server.stdin, flush=True)

@@ -62,7 +62,7 @@ def softmax_cases(name: str, threshold: float, low: float) -> list[tuple[str, di
 
 
 def contrastive_cases(name: str, threshold: float) -> list[tuple[str, dict[str, Any]]]:
-    """The switches of the contrastive methods, one or two at a time."""
+    """Return settings of a contrastive method, with one or two parameters changed from their defaults."""
     hyperbolic = {"alpha_schedule": "hyperbolic", "alpha": 0.4, "alpha_decay": 0.5}
     switches: list[dict[str, Any]] = [
         {},
@@ -209,7 +209,7 @@ def named(name: str, params: dict[str, Any]) -> str:
 
 
 def random_weights(name: str, params: dict[str, Any]) -> dict[str, Tensor]:
-    """Weights as if fitted, of a size that spreads the scores."""
+    """Return random weights for a fitted method, large enough that its scores differ."""
     generator = torch.Generator().manual_seed(8)
 
     def normal(*shape: int, scale: float = 1.0) -> Tensor:

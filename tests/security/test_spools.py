@@ -244,7 +244,7 @@ def table_of_too_many_rows(third_party: Path, _secrets: Path) -> str:
 
 
 def table_that_expands(third_party: Path, _secrets: Path) -> str:
-    """Write a megabyte of text once and refer to it in every row, which expands to 100 GB."""
+    """Write a table whose dictionary has one text of a megabyte, used in every row: 100 GB if it is expanded."""
     path = first(third_party) / "samples.parquet"
     texts = pa.DictionaryArray.from_arrays(np.zeros(100_000, np.int32), pa.array(["x" * 1_000_000]))
     rows = {"doc_key": np.arange(100_000).astype(str), "output_text": texts, "output_ids": [[1]] * 100_000}

@@ -36,11 +36,11 @@ class Context:
 
 @dataclass(frozen=True)
 class Branch:
-    """Continuations of one context that share their fed tokens, because they differ in their last token at most.
+    """Continuations of one context that differ in their last token at most, so that all tokens before it are shared.
 
     Attributes:
         context: Index of the context in the batch.
-        fed: Their tokens but for the last.
+        fed: Tokens that all of them begin with, which is all but the last.
         choices: Indices of the continuations.
     """
 

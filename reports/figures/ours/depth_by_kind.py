@@ -44,7 +44,7 @@ _MARKS = (  # name, colour, marker, its size, lines below the middle
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the kinds settled first and last, over the models of the task where they differ most."""
+    """Return a sentence on the kinds of words predicted earliest and latest, for the task where they differ most."""
     depths: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for row in frame.rows:
         depths[row["task"], row["token_kind"]][row["model"]] = row["mean_first_match"] / row["blocks"]

@@ -1,4 +1,4 @@
-"""``exitbench inspect``: one screen on a model, its exit codes, and how a model is written."""
+"""``exitbench inspect``: its report on one screen, its exit codes, and the ways to name a model."""
 
 import json
 import re

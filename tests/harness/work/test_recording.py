@@ -80,7 +80,7 @@ def items(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 @pytest.fixture(scope="module")
 def runs(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The plain suite run first, the recording one after it."""
+    """Return the folder of two runs: first a suite without extra records, then the same suite with them."""
     folder = tmp_path_factory.mktemp("recorded")
     for text in (PLAIN, RECORDING):
         plan = planned(folder, worded_model, text)

@@ -198,7 +198,7 @@ def test_calibration_shows_each_level_and_the_choice(example_database: Path, row
 
 @pytest.fixture
 def costs(world: Any, make_database: Callable[[Any], Path]) -> Path:
-    """Return a database whose runs have their cost by part; those of `static` verify and save read-outs."""
+    """Return a database whose runs have costs by part of the model."""
     parts = {"blocks": 0.5, "heads": 0.2, "gates": 0.0, "kv": 0.1, "verification": -0.05, "total": 0.75}
     return make_database(replace(world, costs={f"cost_{name}_bytes": at for name, at in parts.items()}))
 

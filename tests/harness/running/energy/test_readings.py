@@ -49,7 +49,7 @@ class Scripted:
 
 
 def spent(by_arm: dict[tuple[str, bool], int], documents: tuple[int, ...] = (1, 2, 3, 4), rounds: int = 2) -> Energy:
-    """Decodes of documents that take so many times as much, with something else between them; psys has ten times."""
+    """Return energy readings in which each arm takes a given multiple; other work lies between the decodes."""
     places = [(r, d, p, *arm) for r, d, (p, arm) in product(range(rounds), documents, enumerate(ORDER))]
 
     def script() -> Iterator[tuple[int, int]]:
