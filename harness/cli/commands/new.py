@@ -11,9 +11,9 @@ from typing import Any
 from exitbench.errors import UserError
 from exitbench.harness.cli.commands.inspect import model_folder
 from exitbench.harness.cli.commands.show import entry_as_given, task_settings
+from exitbench.harness.planning.entries.task import TaskEntry
 from exitbench.harness.scaffolds import check_new_name, method_files, module_name, python_task_files, task_files
 from exitbench.harness.service.folders import Runs
-from exitbench.harness.work.base import Work
 from exitbench.results.files.formats import toml_value
 from exitbench.terminal import tell
 
@@ -78,9 +78,9 @@ def new_suite(arguments: Namespace) -> int:
     options = [] if arguments.data_dir is None else ["--data-dir", arguments.data_dir]
     options += [] if arguments.plugins is None else ["--plugins", arguments.plugins]
     plan, run = (("exitbench", command, to / f"{name}.toml", *options) for command in ("plan", "run"))
-    tasks, works = _tasks(arguments, label_of)
+    tasks, entries = _tasks(arguments, label_of)
     description = SuiteDescription(
-        name, f"{key} = {toml_value(value)}", label_of(stem), folder, tasks, works, _command_line(plan)
+        name, f"{key} = {toml_value(value)}", label_of(stem), folder, tasks, entries, _command_line(plan)
     )
     first = "--limit", "2", "--no-report"
     _write(to, {f"{name}.toml": suite_text(description)}, (plan, (*run, *first), run))
@@ -107,20 +107,21 @@ def model_line(written: str, folder: Path, to: Path) -> tuple[str, str, str]:
 
 def _tasks(
     arguments: Namespace, label_of: Callable[[str], str]
-) -> tuple[dict[str, dict[str, Any]], set[type[Work[Any]]]]:
-    """Check the tasks named on the command line; return their suite tables by label, and their kinds of work."""
+) -> tuple[dict[str, dict[str, Any]], dict[str, TaskEntry]]:
+    """Check the tasks named on the command line; return their suite tables and their entries, by label."""
     settings = task_settings(arguments.set)
     if arguments.set and len(arguments.task) != 1:
         raise UserError(f"--set {arguments.set[0]}: goes with one --task, whose settings they are.")
     tables: dict[str, dict[str, Any]] = {}
-    works: set[type[Work[Any]]] = set()
+    entries: dict[str, TaskEntry] = {}
     for task in arguments.task:
-        works.add(entry_as_given(task, settings).work)
+        entry = entry_as_given(task, settings)
         label = label_of(Path(task.rpartition(":")[2]).stem)
         if label in tables:
             raise UserError(f"--task {task}: another one has the label {label!r}.")
         tables[label] = {"task": _from(arguments.to, task) if task.endswith(".toml") else task, **settings}
-    return tables, works
+        entries[label] = entry
+    return tables, entries
 
 
 def _from(to: Path, path: str) -> str:

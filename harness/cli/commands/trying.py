@@ -57,8 +57,8 @@ def _task_with_labels(folder: Path) -> str:
     labelled = {name: task.labels for name in task_names() if isinstance(task := get_task(name), ClassificationTask)}
     same = [name for name, labels in labelled.items() if labels is not None and sorted(labels) == sorted(shape.labels)]
     if len(same) != 1:
-        known = ", ".join(same or labelled)
-        raise UserError(f"--task is missing: {len(same) or 'no'} tasks have the model's labels. Allowed: {known}.")
+        allowed = ", ".join(same or labelled)
+        raise UserError(f"--task is missing: {len(same) or 'no'} tasks have the model's labels. Allowed: {allowed}.")
     return same[0]
 
 

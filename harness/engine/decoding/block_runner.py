@@ -222,7 +222,7 @@ class _JointStates:
         self._waiting: list[list[DeferredToken]] = []
 
     def states(self, newest_AD: Tensor, waiting: list[list[DeferredToken]]) -> Tensor:
-        """Return per row the states of its deferred tokens and of the new token, [A, T, D]; shorter rows repeat the last."""
+        """Return each row's states of deferred tokens and the new token, [A, T, D]; shorter rows repeat the last."""
         if self._states_ATD is not None and newest_AD is self._newest_AD and waiting == self._waiting:
             return self._states_ATD
         n_positions = max(map(len, waiting)) + 1

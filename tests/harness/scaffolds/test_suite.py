@@ -127,6 +127,26 @@ def test_tasks_that_are_named_stand_in_place_of_generated_ones(new_suite: New) -
     assert [(task.label, task.data.limit) for task in suite.tasks] == [("squad", 20), ("wmt22-en-zh", 20)]
 
 
+def test_prompts_are_those_for_models_of_its_kind(
+    causal_model: Path, worded_model: Path, new_suite: New, tmp_path: Path
+) -> None:
+    chat = Path(shutil.copytree(causal_model, tmp_path / "chat"))
+    (chat / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    local = ("--task", "samsum", "--set", 'source="local"', "--set", 'files={data="val.json"}')
+    for model, settings, style in (
+        (chat, (), "chat"),
+        (chat, local, "chat"),
+        (worded_model, (), "t5"),
+        (worded_model, local, "t5"),
+        (causal_model, (), "t5"),  # generated data
+        (causal_model, local, "completion"),
+        (causal_model, (*local, "--set", 'prompt_style="t5"'), "t5"),
+    ):
+        suite = new_suite("--model", model, *settings)
+        assert {task.prompts.style for task in suite.tasks} == {style}
+        Path("asked.toml").unlink()
+
+
 def test_settings_of_a_task_are_kept(new_suite: New, tmp_path: Path) -> None:
     (tmp_path / "text.en").write_text("a dog runs\n")
     (tmp_path / "text.fr").write_text("un chien court\n")
