@@ -564,8 +564,14 @@ def test_block_curves_are_means_over_tokens(database: Database, cells: list[Cell
 
 def test_tokens_that_are_lost_again_were_first_right_before_they_settled(database: Database, cells: list[Cell]) -> None:
     probes = _blocks(cells)
-    for row in _answer(database, "lost_again"):
+    for row in _answer(database, "suitability"):
         tokens = probes[row["model"], row["task_label"]]
+        matches = [[choice == t["full_token_id"] for choice in t["top1_id"]] for t in tokens]
+        assert row["n"] == len(tokens)
+        assert row["first_match"] == pytest.approx(mean(t["first_match"] for t in tokens) / row["blocks"])
+        assert row["stable_from"] == pytest.approx(mean(t["stable_from"] for t in tokens) / row["blocks"])
+        assert row["agreement_mid"] == pytest.approx(mean(each[row["blocks"] // 2 - 1] for each in matches))
+        assert row["agreement_area"] == pytest.approx(mean(mean(each) for each in matches))
         lost = [t["stable_from"] - t["first_match"] for t in tokens if t["first_match"] < t["stable_from"]]
         assert row["share_lost"] == len(lost) / len(tokens) > 0
         assert row["blocks_between"] == pytest.approx(mean(lost))
