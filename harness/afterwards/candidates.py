@@ -137,23 +137,32 @@ def _why_left_out(name: str, gate_blocks: float, can_be_faster: bool, max_loss_p
 
 
 def unsearched_candidates(methods: Sequence[str], n_blocks: int) -> tuple[Candidate, ...]:
-    """Return every static depth and a coarse grid of each method's threshold or patience, for models without a replay.
+    """Return every static depth and a coarse grid of each method's threshold, for models without a replay.
 
-    Costs and token matches are not known (nan).
+    A method without a threshold has an integer parameter of its own that counts blocks. Costs and token matches are not
+    known (nan).
     """
     fixed, parameter = fixed_depth_method()
     settings: list[tuple[type[Method], dict[str, Any]]] = [(fixed, {parameter: depth}) for depth in range(1, n_blocks)]
     for name in methods:
         kind = get_method(name)
-        if "threshold" in (used := used_params(kind())):
+        if "threshold" in used_params(kind()):
             grid = threshold_grid(kind)
             settings += [(kind, {"threshold": grid[round(place * (len(grid) - 1))]}) for place in _COARSE]
-        elif "patience" in used:
-            settings += [(kind, {"patience": blocks}) for blocks in range(1, n_blocks)]
+        else:
+            settings += [(kind, {name: blocks}) for name in _counts_of_blocks(kind) for blocks in range(1, n_blocks)]
     return tuple(
         Candidate(Point(tuple(params.items()), kind.from_params(params)), math.nan, math.nan, math.nan)
         for kind, params in settings
     )
+
+
+def _counts_of_blocks(kind: type[Method]) -> list[str]:
+    return [
+        entry.name
+        for entry in dataclasses.fields(kind)
+        if entry.name in vars(kind)["__annotations__"] and type(entry.default) is int
+    ]
 
 
 def used_params(method: Method) -> set[str]:
