@@ -172,14 +172,15 @@ class Results:
 
 
 def open_results(path: str | Path = "runs") -> Results:
-    """Open a folder of runs, a database file or a lake for reading.
+    """Open a folder of runs, a database file, a snapshot or a lake for reading.
 
     Args:
-        path: A folder of runs, a database file, or a lake. A lake is a folder that `exitbench export lake` filled, or
-            s3://BUCKET/PREFIX, for which deltalake reads the credentials.
+        path: A folder of runs, a database file, a snapshot or a lake. A snapshot is a folder that `exitbench export`
+            wrote, or `snapshot:NAME` for one that comes with ExitBench. A lake is a folder that `exitbench export lake`
+            filled, or s3://BUCKET/PREFIX, for which deltalake reads the credentials.
 
     Raises:
-        UserError: There is no database and no lake at the path, or it cannot be opened.
+        UserError: There is nothing of these at the path, or it cannot be opened.
 
     Examples:
         >>> import exitbench as eb
@@ -188,6 +189,11 @@ def open_results(path: str | Path = "runs") -> Results:
         >>> sorted(set(frame["method"]))
         ['full', 'static']
     """
+    name = str(path).removeprefix("snapshot:")
+    if name != str(path) or (Path(path) / "manifest.json").is_file():
+        from exitbench.results.ingest.opening import open_snapshot
+
+        return Results(open_snapshot(name))
     if "://" in str(path) or any(Path(path).glob("schema=*/attempt/_delta_log")):
         from exitbench.results.lake.reading import open_lake
 
@@ -196,6 +202,6 @@ def open_results(path: str | Path = "runs") -> Results:
     file = path / "exitbench.duckdb" if path.is_dir() else path
     if not file.is_file():
         raise UserError(
-            f"{path}: there is no database. Allowed: a folder of runs, a DuckDB file of ExitBench, or a lake."
+            f"{path}: there is no database. Allowed: a folder of runs, a file of DuckDB, a snapshot or a lake."
         )
     return Results(open_database(file))

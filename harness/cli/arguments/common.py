@@ -138,6 +138,13 @@ def add_database(parser: Parser) -> None:
     )
 
 
+def add_results(parser: Parser) -> None:
+    """Add the options of `add_database`, and the option for a snapshot that is read in place of a database."""
+    add_database(parser)
+    about = "read a snapshot in place of a database: real (comes with ExitBench), or a folder that `export` wrote"
+    parser.add_argument("--snapshot", metavar="NAME|DIR", help=about)
+
+
 def add_lake(parser: Parser, help_text: str) -> None:
     """Add the option for a lake, which the command reads instead of local results."""
     parser.add_argument("--lake", metavar="DIR|URL", help=help_text)

@@ -13,6 +13,7 @@ from exitbench.harness.cli.arguments.common import (
     add_database,
     add_lake,
     add_plugins,
+    add_results,
     add_runs,
     add_threads,
     add_unsafe_code,
@@ -58,7 +59,7 @@ def _add_report(commands: Commands) -> None:
     )
     about = "Write a page with every figure and table: drawn from the database, no model is loaded."
     parser = command(commands, "report", "report:report", about, examples)
-    add_database(parser)
+    add_results(parser)
     parser.add_argument("--paper", metavar="NAME", help="only what is of this paper: mee, prune, natcap or heads")
     parser.add_argument(
         "--format",
@@ -84,7 +85,7 @@ def _add_check(commands: Commands) -> None:
     examples = "  exitbench check\n  exitbench check --severity 2 && exitbench report"
     about = "Show what to know before citing the results: findings by severity. Exit code 1 where a report is refused."
     parser = command(commands, "check", "report:check", about, examples)
-    add_database(parser)
+    add_results(parser)
     parser.add_argument(
         "--severity", type=int, choices=(1, 2, 3), default=1, help="findings of this severity and above (1: all)"
     )
@@ -99,7 +100,7 @@ def _add_claims(commands: Commands) -> None:
     about = "Test what papers claim on your results: a verdict with evidence for each claim."
     parser = command(commands, "claims", "report:claims", about, examples)
     parser.add_argument("claim", nargs="?", metavar="CLAIM", help="show this one in full, with its query")
-    add_database(parser)
+    add_results(parser)
     papers = "only claims of mee, prune, natcap, heads, calm_free or encoders"
     parser.add_argument("--paper", metavar="NAME", help=papers)
     about = (
@@ -131,7 +132,7 @@ def _add_show(commands: Commands) -> None:
     parser.add_argument(
         "--token", type=up_to(_MOST_TOKENS), metavar="N", help="also what every block read out at token N"
     )
-    add_database(parser)
+    add_results(parser)
 
 
 def _add_sql(commands: Commands) -> None:
@@ -157,7 +158,7 @@ def _add_sql(commands: Commands) -> None:
     parser.add_argument(
         "query", nargs="?", metavar="QUERY", help="one DuckDB SELECT; @NAME: a saved one; -: from standard input"
     )
-    add_database(parser)
+    add_results(parser)
     add_lake(parser, "query a lake in place of a database: a folder, or s3://BUCKET/PREFIX (`exitbench export lake`)")
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="value of the query's parameter $NAME"
@@ -225,7 +226,7 @@ def _add_replay(commands: Commands) -> None:
     parser.add_argument("--param", action="append", default=[], metavar="NAME=VALUE", help=about)
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table", help="how rows are written")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="draw the sweep too: a pdf, png or svg")
-    add_database(parser)
+    add_results(parser)
     add_plugins(parser)
 
 
@@ -264,7 +265,7 @@ def _add_compare(commands: Commands) -> None:
     parser.add_argument(
         "b", metavar="B", help="the run to compare, or a glob of several, which are one family of tests"
     )
-    add_database(parser)
+    add_results(parser)
     parser.add_argument("--format", choices=("table", "csv", "json"), default="table")
     add_plugins(parser)
 

@@ -1,10 +1,13 @@
 """Helpers shared by several commands: run options, path of the database, formatted times and sizes."""
 
+import atexit
 from argparse import Namespace
 from dataclasses import fields
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from exitbench.errors import UserError
 from exitbench.harness.service.folders import existing_runs
 from exitbench.harness.service.options import RunOptions
 
@@ -20,11 +23,25 @@ def run_options(arguments: Namespace) -> RunOptions:
 def existing_database(arguments: Namespace) -> Path:
     """Return the path given by ``--database``, or else the database in the folder of ``--runs``.
 
+    With ``--snapshot``, it is a temporary database of the snapshot's rows, deleted when the command ends.
+
     Raises:
-        UserError: No database is named, and the folder of ``--runs`` does not exist.
+        UserError: No database is named, and the folder of ``--runs`` does not exist; or the snapshot cannot be read.
     """
     named: Path | None = arguments.database
+    if (snapshot := vars(arguments).get("snapshot")) is not None:
+        if named is not None:
+            raise UserError("--snapshot: is read in place of a database; leave out --database.")
+        return _snapshot_database(snapshot)
     return named or existing_runs(arguments.runs).database
+
+
+def _snapshot_database(snapshot: str) -> Path:
+    from exitbench.results.ingest.opening import fill_from_snapshot
+
+    folder = TemporaryDirectory(prefix="exitbench-")
+    atexit.register(folder.cleanup)
+    return fill_from_snapshot(snapshot, Path(folder.name))
 
 
 def duration(seconds: float) -> str:

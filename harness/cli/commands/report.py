@@ -71,7 +71,12 @@ def _folder(arguments: Namespace) -> Path:
     if arguments.out:
         return Path(arguments.out)
     named: Path | None = arguments.database
-    full_report = named.parent / "report" if named else existing_runs(arguments.runs).report
+    if arguments.snapshot is not None:
+        full_report = Path(f"report-{Path(arguments.snapshot).name}")
+    elif named is not None:
+        full_report = named.parent / "report"
+    else:
+        full_report = existing_runs(arguments.runs).report
     return full_report if arguments.paper is None else full_report.with_name(f"{full_report.name}-{arguments.paper}")
 
 

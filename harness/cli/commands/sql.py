@@ -102,8 +102,8 @@ def _open_source(arguments: Namespace) -> Database:
         if arguments.out is not None and arguments.out.resolve() == path.resolve():
             raise UserError(f"--out {arguments.out} is the database itself. Name another file.")
         return _opened(path)
-    if arguments.database is not None:
-        raise UserError("--lake: is queried in place of a database; leave out --database.")
+    if arguments.database is not None or arguments.snapshot is not None:
+        raise UserError("--lake: is queried in place of a database; leave out --database and --snapshot.")
     from exitbench.results.lake.reading import open_lake
 
     return open_lake(arguments.lake)
