@@ -4,7 +4,7 @@ nox -s bench                      the built-in suite: train, run, report
 nox -s bench -- multi30k-en-fr --data-dir ../data
 nox -s bench -- smollm2           a real model without the hub, from a package; with --hub, the hub's checkpoint
 nox -s bench -- smollm2-prompts --data-dir ../data
-nox -s bench -- glue-minilm --data-dir ../data     fine-tunes a real encoder from a package first
+nox -s bench -- glue --data-dir ../data     fine-tunes a real encoder from a package first
 nox -s bench -- my-suite.toml --hub   allow downloads of models and data from the Hugging Face hub
 nox -s train                      the models of the built-in suite, from scratch
 nox -s report
@@ -55,7 +55,7 @@ PACKAGED_SUITES = {
     "smollm2": SMOLLM2,
     "smollm2-prompts": SMOLLM2,
     "smollm2-joint": SMOLLM2,
-    "glue-minilm": MINILM,
+    "glue": MINILM,
 }
 OPTIONS_OF_TRAINING = ("--data-dir", "--runs", "--threads")
 SMOLLM2_ON_HUB = 'path = "hub:HuggingFaceTB/SmolLM2-135M-Instruct"'

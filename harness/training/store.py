@@ -70,7 +70,7 @@ def ensure_trained(
         models_dir: Folder of trained models; created if missing.
         data_dir: Root folder of local files.
         on_step: Called with the number of steps done, but not for the recipe that it starts from.
-        start: Checkpoint to start from in place of the recipe's `[start] checkpoint`.
+        start: Checkpoint to start from in place of `[start] checkpoint` of the recipe, or of the one it starts from.
 
     Returns:
         `models_dir / NAME-DIGEST`: a Hugging Face checkpoint with tokenizer, log and card, and the exit heads or
@@ -85,8 +85,8 @@ def ensure_trained(
     from exitbench.harness.training.data import read_text
     from exitbench.harness.training.train import train
 
-    if start is None and recipe.start is not None:
-        start = _start(recipe.start, models_dir, data_dir)
+    if recipe.start is not None:
+        start = _start(recipe.start, models_dir, data_dir, start)
     start_sha256, kind = "", recipe.kind
     if start is not None and (kind == "encoder" or (kind is None and may_learn_labels(recipe, start))):
         start_sha256, kind = files_sha256(start), "encoder"
@@ -123,12 +123,14 @@ def ensure_trained(
     return final
 
 
-def _start(start: StartRecipe, models_dir: Path, data_dir: Path | None) -> Path:
+def _start(start: StartRecipe, models_dir: Path, data_dir: Path | None, checkpoint: Path | None) -> Path:
     """Return the folder of the checkpoint that a recipe starts from."""
     from exitbench.harness.training.recipe import load_recipe
 
     if start.recipe:
-        return ensure_trained(load_recipe(start.recipe), models_dir, data_dir)
+        return ensure_trained(load_recipe(start.recipe), models_dir, data_dir, start=checkpoint)
+    if checkpoint is not None:
+        return checkpoint
     if data_dir is None:
         raise UserError(
             f"the start {start.checkpoint!r} is looked for below --data-dir, which is not given. --start names another."
@@ -162,7 +164,7 @@ def ensure_all_trained(
     """
     if not recipes:
         return []
-    checkpoints = {recipe.start and recipe.start.checkpoint for recipe in recipes}
+    checkpoints = {first.start and first.start.checkpoint for first in (recipe.first or recipe for recipe in recipes)}
     if start is not None and (len(checkpoints) > 1 or checkpoints & {None, ""}):
         names = ", ".join(recipe.name for recipe in recipes)
         raise UserError(f"--start is for recipes with the same [start] checkpoint, not for {names}.")
