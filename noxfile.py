@@ -6,6 +6,7 @@ nox -s bench -- smollm2           a real model without the hub, from a package; 
 nox -s bench -- smollm2-prompts --data-dir ../data
 nox -s bench -- glue --data-dir ../data     fine-tunes a real encoder from a package first
 nox -s bench -- my-suite.toml --hub   allow downloads of models and data from the Hugging Face hub
+nox -s snapshot -- --data-dir ../data     the results of real models in results/snapshots/real, from scratch
 nox -s train                      the models of the built-in suite, from scratch
 nox -s report
 nox -s paper -- mee                   the suite behind a paper's figures, then its report: mee, prune, natcap or heads
@@ -57,6 +58,7 @@ PACKAGED_SUITES = {
     "smollm2-joint": SMOLLM2,
     "glue": MINILM,
 }
+SNAPSHOT_SUITES = ("smollm2-joint", "glue")
 OPTIONS_OF_TRAINING = ("--data-dir", "--runs", "--threads")
 SMOLLM2_ON_HUB = 'path = "hub:HuggingFaceTB/SmolLM2-135M-Instruct"'
 UV = "uv==0.13.9"
@@ -87,7 +89,22 @@ def install(session: nox.Session, *groups: str) -> None:
 def bench(session: nox.Session) -> None:
     """Run a suite (default: builtin) and write the report; finished cells are not run again."""
     install(session)
-    arguments = session.posargs or ["builtin"]
+    run_suite(session, session.posargs or ["builtin"])
+
+
+@nox.session
+def snapshot(session: nox.Session) -> None:
+    """Run the suites of real models into runs/real, and write their results to results/snapshots/real: about 4 hours."""
+    install(session)
+    for name in SNAPSHOT_SUITES:
+        run_suite(session, [name, "--runs", "runs/real", "--no-report", *session.posargs])
+    folder = Path("results/snapshots/real")
+    shutil.rmtree(folder, ignore_errors=True)
+    session.run("exitbench", "export", str(folder), "--runs", "runs/real", env=OFFLINE)
+
+
+def run_suite(session: nox.Session, arguments: list[str]) -> None:
+    """Run `exitbench run` with a package's weights in place of the hub's; missing models are trained from them first."""
     if "--hub" in arguments:  # a suite fetches its own checkpoint
         session.run("exitbench", "run", *arguments)
         return

@@ -21,12 +21,17 @@ from exitbench.reports.registry import PAPERS, SECTIONS, ReportSource, discover
 from exitbench.reports.tables.columns import fill
 from exitbench.reports.tables.writing import markdown_table
 from exitbench.results.database.connection import open_database
+from exitbench.results.ingest.opening import open_snapshot
 
 README_DATA: Final = Path("docs/results.json")
 README_PICTURE: Final = Path("docs/results.svg")
 _TABLE: Final = "highlights"
+_REAL: Final = "real"
+_REAL_TABLE: Final = "overview"
 _FIGURE: Final = "mee_fig1_no_change"
-_BLOCK: Final = re.compile(r"(?<=<!-- results -->\n).*?(?=\n<!-- /results -->)", re.DOTALL)
+_BLOCKS: Final = {
+    name: re.compile(rf"(?<=<!-- {name} -->\n).*?(?=\n<!-- /{name} -->)", re.DOTALL) for name in ("real", "results")
+}
 _MARKS: Final = re.compile(r"([\\*_\[\]])")
 _START: Final = """\
 # Gallery of figures
@@ -107,7 +112,17 @@ def update_readme(root: Path, database: Path) -> None:
     (root / README_DATA).write_text(json.dumps(rows, indent=0, sort_keys=True) + "\n", "utf-8")
     (root / README_PICTURE).write_bytes(readme_picture(root))
     readme = root / "README.md"
-    readme.write_text(_BLOCK.sub(lambda _: readme_table(root), readme.read_text("utf-8")), "utf-8")
+    text = readme.read_text("utf-8")
+    for name, table in (("real", real_table()), ("results", readme_table(root))):
+        text = _BLOCKS[name].sub(lambda _, table=table: table, text)
+    readme.write_text(text, "utf-8")
+
+
+def real_table() -> str:
+    """Return the README's table of real models, from the bundled snapshot."""
+    (source,) = (source for source in discover(tables) if source.name == _REAL_TABLE)
+    with open_snapshot(_REAL) as database:
+        return markdown_table(fill(source, Frame.query(database, source.sql)))
 
 
 def readme_table(root: Path) -> str:

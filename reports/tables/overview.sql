@@ -1,0 +1,40 @@
+-- One row per model and task: how well full depth does, how early its answers are settled, and the setting that reads least
+-- among those whose loss is shown to be at most 5 % of full depth's quality (paired by document).
+-- agreement_mid: share of full depth's tokens that block L/2 predicts, from a probe; oracle_exit: the oracle's mean exit
+-- layer, which no method can know beforehand.
+WITH agreement AS (
+    SELECT p.model, p.task_label, avg((p.top1_id[greatest(r.blocks // 2, 1)] = p.full_token_id)::INTEGER) AS agreement_mid
+    FROM probe_trace AS p JOIN runs AS r USING (attempt_id)
+    WHERE p.choice IS NULL
+    GROUP BY ALL
+),
+oracle AS (
+    SELECT model, task_label, conditions, min(mean_exit_layer) AS oracle_exit
+    FROM frontier WHERE method = 'oracle' AND execution = 'real' GROUP BY ALL
+),
+best AS (
+    SELECT f.*, p.delta_low, p.delta_high
+    FROM frontier AS f JOIN paired AS p USING (attempt_id)
+    WHERE NOT f.is_full_depth AND f.execution = 'real' AND f.method NOT IN ('oracle', 'random')
+        AND p.loss_high_percent <= 5 AND f.mean_blocks_run < f.blocks
+    QUALIFY row_number() OVER (
+        PARTITION BY f.model, f.task_label, f.conditions
+        ORDER BY f.ideal_speedup_bytes DESC NULLS LAST, f.mean_blocks_run, f.cell_id
+    ) = 1
+)
+SELECT
+    f.model, f.task_label AS task, f.conditions AS setting, d.source = 'builtin' AS is_generated, r.parameters / 1e6 AS millions,
+    f.metric, f.n, f.lower_is_better, f.value AS full_value, f.ci_low AS full_low, f.ci_high AS full_high, f.blocks,
+    a.agreement_mid, o.oracle_exit,
+    b.method, b.params, b.kv_policy, b.value, b.delta, b.delta_low, b.delta_high, b.mean_exit_layer, b.ideal_speedup_bytes,
+    b.speedup, b.speedup_low, b.speedup_high, b.timed_documents, coalesce(b.conforms, f.conforms) AS conforms, f.cell_id
+FROM frontier AS f
+JOIN runs AS r USING (attempt_id)
+JOIN cell AS c ON c.cell_id = f.cell_id
+JOIN dataset_artifact AS d USING (data_id)
+LEFT JOIN agreement AS a ON a.model = f.model AND a.task_label = f.task_label
+LEFT JOIN oracle AS o ON o.model = f.model AND o.task_label = f.task_label AND o.conditions = f.conditions
+LEFT JOIN best AS b ON b.model = f.model AND b.task_label = f.task_label AND b.conditions = f.conditions AND b.metric = f.metric
+WHERE f.is_full_depth AND f.execution = 'real'
+QUALIFY row_number() OVER (PARTITION BY f.model, f.task_label, f.conditions, f.metric ORDER BY f.cell_id) = 1
+ORDER BY f.model, task, setting, f.metric, f.cell_id;
