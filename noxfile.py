@@ -94,7 +94,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def snapshot(session: nox.Session) -> None:
-    """Run the suites of real models into runs/real, and write their results to results/snapshots/real: about 4 hours."""
+    """Run the suites of real models into runs/real (2 to 4 hours), and write the snapshot of their results."""
     install(session)
     for name in SNAPSHOT_SUITES:
         run_suite(session, [name, "--runs", "runs/real", "--no-report", *session.posargs])
@@ -104,7 +104,7 @@ def snapshot(session: nox.Session) -> None:
 
 
 def run_suite(session: nox.Session, arguments: list[str]) -> None:
-    """Run `exitbench run` with a package's weights in place of the hub's; missing models are trained from them first."""
+    """Run a suite with a package's weights in place of the hub's; missing models are trained from them first."""
     if "--hub" in arguments:  # a suite fetches its own checkpoint
         session.run("exitbench", "run", *arguments)
         return
