@@ -78,7 +78,7 @@ class Masses(NamedTuple):
 
     @classmethod
     def from_bounds(cls, lower_AV: Tensor, upper_AV: Tensor) -> Masses:
-        """Compute the bounds from intervals of the logits."""
+        """Return the bounds that follow from an interval [lower, upper] of every logit."""
         top_A1 = upper_AV.amax(-1, keepdim=True)
         low_AV, high_AV = (lower_AV - top_A1).exp_(), (upper_AV - top_A1).exp_()
         first_A1 = lower_AV.argmax(-1, keepdim=True)

@@ -80,7 +80,10 @@ class Deferred(KVPolicy):
 
 
 class StateCopyLazy(Deferred):
-    """State copying when a later token runs the block: the same values as `state-copy`, except those never read."""
+    """State copying, but deferred until a later token runs the block.
+
+    The cache has the same values as under `state-copy`, except that values that no later token reads are not computed.
+    """
 
     name: ClassVar[str] = "state-copy-lazy"
     deferred: ClassVar[Literal["project", "run", "rerun"] | None] = "project"

@@ -66,7 +66,7 @@ def _discover() -> None:
 
 
 def task_names() -> tuple[str, ...]:
-    """Return the names of all tasks except lm-eval's, sorted; of the many translation pairs, only one."""
+    """Return the names of all tasks except lm-eval's, sorted; one translation pair stands for all of them."""
     _discover()
     return tuple(sorted(_TASKS))
 

@@ -50,8 +50,9 @@ class Card:
         rows: Rows of its runs in the results table.
         full: Run of full depth.
         oracle: Run that exits every token at the first correct block; None if not computed.
-        next_static: The scored static depth that loses least; None if none was run.
-        recommendations: Recommendations by allowed loss, in order, without gaps, from 0 on.
+        next_static: The static depth with a score that loses least quality; None if none was run.
+        recommendations: Recommendations for increasing allowed losses; each holds up to the next one's, the first
+            from 0 % on.
         timed: Number of timed settings of methods, from which the choice was made.
     """
 

@@ -183,7 +183,7 @@ def filled(
     attention: str,
     places: dict[str, str],
 ) -> Any:
-    """Return the model with these tensors; each is read, converted and assigned before the next."""
+    """Return the model with its weights loaded one tensor at a time, so that memory holds at most one tensor twice."""
     try:
         with _one_by_one(), without_bars():
             lm, info = cls.from_pretrained(

@@ -76,8 +76,8 @@ def packs(branches: Sequence[Branch], most: int) -> list[list[Branch]]:
 def batches(model: Engine, contexts: Sequence[Context], rows: int) -> Iterator[list[int]]:
     """Yield indices of contexts to run together, the longest first; contexts without continuations are left out.
 
-    The longest context and the longest continuation of a batch, possibly of different rows, fit the model's positions
-    together, since shorter rows are padded to both.
+    Rows are padded to the batch's longest context plus its longest continuation, and this sum must fit the model's
+    maximum number of positions.
 
     Args:
         model: The model.

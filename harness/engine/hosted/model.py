@@ -68,7 +68,13 @@ class HostedPlaces:
 
 @dataclass(frozen=True)
 class BlockWork:
-    """Products of a mean block for one token: weights, and FLOPs per key of its own and of the source."""
+    """Matrix-product work of one block for one token, averaged over the blocks.
+
+    Attributes:
+        weights: Number of weights that are multiplied.
+        flops_per_key: FLOPs of self-attention per attended position.
+        flops_per_source: FLOPs of cross-attention per source position.
+    """
 
     weights: float
     flops_per_key: float

@@ -128,7 +128,7 @@ class ByBfloat16(Int8Product):
 
 
 class ByFloat32(Int8Product):
-    """Product of rows widened to float32 as they are read, on any device: slow."""
+    """Fallback on any device: dequantize a chunk of the weight's rows to float32, multiply, and go on. Slow."""
 
     def __init__(self, weight_VD: Tensor, scale_V: Tensor) -> None:
         self._weight_VD, self._scale_V = weight_VD, scale_V

@@ -149,7 +149,7 @@ class _Product:
 
     @property
     def of_few_rows(self) -> str:
-        """Key of the choice for the same product with few rows."""
+        """Key of the form that is chosen for this product when it has few rows."""
         return f"{self.place} few rows"
 
 

@@ -29,7 +29,16 @@ def draw_by_block(
     *,
     connect: bool = False,
 ) -> None:
-    """Draw series side by side over min_exit, joined if `connect`, unfilled if in `hollow`; columns: value and ends."""
+    """Draw each series of rows as points with intervals, side by side at every value of min_exit.
+
+    Args:
+        axes: Axes to draw on.
+        series: Rows by name of the series.
+        styles: Colour and marker by name of the series.
+        columns: Columns of the value and of its interval's two ends.
+        hollow: Series whose markers are not filled.
+        connect: Whether lines join a series' points.
+    """
     value, low, high = columns
     step = _STEP / 2 if connect else _STEP  # lines shifted further would seem to differ
     for place, (name, rows) in enumerate(series.items()):
