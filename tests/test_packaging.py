@@ -194,7 +194,7 @@ STOREYS = {
     ),
     "exitbench.harness.engine": ("model", "products", "hosted", "encoders", "checkpoints", "decoding"),
     "exitbench.results": (
-        *("files", "tables", "statistics", "spool", "queries", "database", "beside"),
+        *("snapshots", "files", "tables", "statistics", "spool", "queries", "database", "beside"),
         *("ingest", "lake", "analysis", "maintenance"),
     ),
 }

@@ -33,8 +33,8 @@ class RecommendationText:
         from_percent: Lower end of the allowed loss, included.
         until_percent: Upper end, excluded; None for no limit.
         name: Recommended setting.
-        number: The largest figure of the card, with its unit.
-        about: Meaning of the number, and its interval.
+        pays: Whether the setting is confirmed to be faster than full depth at this loss.
+        gains: The large figures of the card, each with its meaning: speed-up and quality, or blocks run if not timed.
         verdict: Comparison with a static depth, in a sentence.
         facts: Pairs of term and value: quality, depth, agreement and so on.
         alternatives: Settings to compare with.
@@ -46,8 +46,8 @@ class RecommendationText:
     from_percent: float
     until_percent: float | None
     name: str
-    number: str
-    about: str
+    pays: bool
+    gains: tuple[tuple[str, str], ...]
     verdict: str
     facts: tuple[tuple[str, str], ...]
     alternatives: tuple[Alternative, ...]
@@ -63,8 +63,14 @@ class CardText:
     model: str
     task: str
     is_timed: bool
+    is_generated: bool
     footer: str
     recommendations: tuple[RecommendationText, ...]
+
+
+def pays(card: CardText, percent: float) -> bool:
+    """Return whether early exit pays at an allowed loss of `percent`."""
+    return next(text for text in reversed(card.recommendations) if text.from_percent <= percent).pays
 
 
 def describe_card(
@@ -83,6 +89,7 @@ def describe_card(
         card.full["model"],
         card.full["task"],
         card.timed > 0,
+        bool(card.full["is_generated"]),
         writer.footer(),
         tuple(writer.recommendation(index) for index in range(len(card.recommendations))),
     )
@@ -98,13 +105,12 @@ class _CardWriter:
     def recommendation(self, index: int) -> RecommendationText:
         recommendation = self.card.recommendations[index]
         row = recommendation.headline
-        number, about = self.number(recommendation)
         return RecommendationText(
             recommendation.from_percent,
             recommendation.until_percent,
             self.name(row) if row else "full depth",
-            number,
-            about,
+            row is not None and row["speedup"] is not None,
+            tuple(self.gains(recommendation)),
             verdict(self.card, recommendation, self.name),
             tuple(self.facts(recommendation)),
             tuple(self.alternatives(recommendation)),
@@ -121,21 +127,22 @@ class _CardWriter:
         name = self.name(row)
         return name.partition(" ")[2] if row["method"] in BASELINES else name
 
-    def number(self, recommendation: Recommendation) -> tuple[str, str]:
-        best = recommendation.headline
+    def gains(self, recommendation: Recommendation) -> Iterator[tuple[str, str]]:
+        best, full = recommendation.headline, self.card.full
         if best is not None and best["speedup"] is not None:
             mark = f"{OTHER_LENGTH} " if best["is_other_length"] else ""
             per_token = written(best["speedup_per_token"], "{:.2f}×")
             interval = f"95 % CI {best['confirming_speedup_low']:.2f} to {best['confirming_speedup_high']:.2f}"
-            return f"{best['confirming_speedup']:.2f}×", f"{mark}per request ({interval}), {per_token} per token"
-        if best is not None:
-            return f"{_blocks(best)}", "blocks run; not timed"
-        return "1×", "full depth"
+            yield f"{best['confirming_speedup']:.2f}×", f"{mark}faster per request ({interval}), {per_token} per token"
+        elif best is not None:
+            yield f"{_blocks(best)}", "blocks run; not timed"
+        if (row := full if best is None else best)["value"] is not None:
+            digits = metric_digits(row)
+            compared = "at full depth" if best is None else f"(full depth {full['value']:.{digits}f})"
+            yield f"{row['value']:.{digits}f}", f"{row['metric']} {compared}"
 
     def facts(self, recommendation: Recommendation) -> Iterator[tuple[str, str]]:
         if (row := recommendation.headline) is not None:
-            digits = metric_digits(row)
-            yield "Quality", f"{row['metric']} {row['value']:.{digits}f}, full depth {row['full_value']:.{digits}f}"
             if (note := number_format(row)) is not None:
                 yield "Number format", note
             yield "Change", _confirmed_change(row)
@@ -171,7 +178,7 @@ class _CardWriter:
         lines: list[Alternative] = []
         for what, static in (
             ("Best static", recommendation.static),
-            ("Static that loses least", self.card.next_static),
+            ("Least lossy static", self.card.next_static),
         ):
             if (
                 static is not None
@@ -219,7 +226,6 @@ class _CardWriter:
         )
         counts = {(row["timed_documents"], row["timed_rounds"]) for row in timed}
         about = [
-            "generated data" if full["is_generated"] else "real data",
             f"{size(full['parameters'])} parameters",
             full["setting"],
             number_of(full["n"], "document") + (" (subset)" if full["limited"] else ""),
@@ -306,10 +312,7 @@ def data_warning(runs: Sequence[Row]) -> str:
         return ""
     largest = max((row["parameters"] or 0 for row in generated), default=0)
     subject = "All data are" if len(generated) == len(runs) else "Part of the data is"
-    return (
-        f"{subject} generated, for models of at most {size(largest)} parameters: it shows how methods compare here, "
-        "not how they do on real text."
-    )
+    return f"{subject} generated, for models of at most {size(largest)} parameters."
 
 
 def _distinct(rows: Sequence[Row], *names: str) -> list[tuple[Any, ...]]:

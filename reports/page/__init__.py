@@ -18,7 +18,7 @@ from typing import Any, Final
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from exitbench.reports.claims import HEADINGS, VERDICTS, Verdict, by_kind
+from exitbench.reports.claims import FAILS, HEADINGS, HOLDS, VERDICTS, Verdict, by_kind
 from exitbench.reports.claims.claim import CONSISTENCY
 from exitbench.reports.drawing import PAGE, DrawnFigure
 from exitbench.reports.frame import Frame, Row
@@ -26,7 +26,7 @@ from exitbench.reports.front import cards, words
 from exitbench.reports.labels import labels, setting
 from exitbench.reports.material import Material
 from exitbench.reports.plotting.style import DOUBLE_INCHES, SINGLE_INCHES, data_uri, series_styles, size_of
-from exitbench.reports.registry import PAPERS, SECTIONS, ReportSource
+from exitbench.reports.registry import OURS, PAPERS, SECTIONS, ReportSource
 from exitbench.reports.tables.columns import FilledTable
 
 _HERE: Final = Path(__file__).parent
@@ -119,7 +119,10 @@ def page(
     # bundled files, not data: the only text that is not escaped
     style = Markup("".join((_HERE / name).read_text("utf-8") for name in _STYLES))
     scripts = [Markup((_HERE / name).read_text("utf-8")) for name in _SCRIPTS]
-    sections = _sections(drawn, filled)
+    every_section = _sections(drawn, filled)
+    sections = [section for section in every_section if section.visible_items]
+    # Costs and gains come first, if there are any.
+    before_claims = [section.key for section in sections if section.key in ("results", OURS)]
     return environment.get_template("page.html").render(
         style=style,
         scripts=scripts,
@@ -128,12 +131,15 @@ def page(
         single_file=single_file,
         pictures={it.source.name: it.picture and _picture(it.picture, single_file) for it in drawn},
         sections=sections,
+        empty_sections=[section for section in every_section if not section.visible_items],
+        claims_after=before_claims[-1] if before_claims and material.claims else None,
         anchors={it.source.name for section in sections for it in section.visible_items},
         whole=material.paper is None,
         most_rows=_MOST_ROWS,
         severe=material.severe,
         **_front(material),
         claims={HEADINGS[kind]: sorted(some, key=_rank) for kind, some in by_kind(material.claims).items()},
+        measured_verdicts=(HOLDS, FAILS),
         recomputed=HEADINGS[CONSISTENCY],
         tally=_tally(material.claims),
         most_claims=max(Counter(it.claim.paper for it in material.claims).values(), default=0),
@@ -215,11 +221,14 @@ def _front(material: Material) -> dict[str, Any]:
     results = material.rows("summary")
     names, exports = labels(results), {row["cell_id"]: row for row in material.front.exports}
     calibrations = material.rows("calibrations")
+    texts = [words.describe_card(card, names, exports, calibrations) for card in cards.cards(results)]
     return {
         "facts": words.facts(material.front.runs, results),
         "warning": words.data_warning(material.front.runs),
         "findings_line": cards.findings_line(material.rows("qc")),
-        "cards": [words.describe_card(card, names, exports, calibrations) for card in cards.cards(results)],
+        "cards": texts,
+        "paying": sum(words.pays(card, cards.DEFAULT_PERCENT) for card in texts),
+        "untimed": sum(not card.is_timed for card in texts),
         "default_percent": cards.DEFAULT_PERCENT,
         "most_percent": cards.MOST_PERCENT,
     }

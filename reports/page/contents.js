@@ -28,8 +28,7 @@
   const reveal = () => {
     const target = document.getElementById(location.hash.slice(1));
     if (!target) return;
-    const card = target.closest("details");
-    if (card) card.open = true;
+    for (let around = target.closest("details"); around; around = around.parentElement.closest("details")) around.open = true;
     if (target.hidden) target.hidden = false;
     target.scrollIntoView();
   };

@@ -6,6 +6,7 @@
   const [slider, output] = [tools.querySelector("input"), tools.querySelector("output b")];
   const usual = slider.value;
   const answers = [...document.querySelectorAll(".advised .option")];
+  const paying = document.querySelector(".summary strong");
 
   const show = () => {
     const percent = Number(slider.value);
@@ -14,6 +15,7 @@
       answer.hidden = percent < Number(from) || (until !== undefined && percent >= Number(until));
     }
     output.textContent = percent;
+    if (paying) paying.textContent = answers.filter((answer) => !answer.hidden && "pays" in answer.dataset).length;
     slider.setAttribute("aria-valuetext", `${percent} %`);
     document.dispatchEvent(new CustomEvent("allowed", { detail: percent }));
   };

@@ -30,6 +30,8 @@ for (const article of document.querySelectorAll(".table:has(table)")) {
   article.rowsInOrder = [...rows];
   filter();
   if (article.dataset.address) address.keep([...selects, input], `${article.dataset.address}-`);
+  const around = article.closest("details");
+  if (around && [...selects, input].some((element) => element.value)) around.open = true;
 
   article.querySelectorAll("th").forEach((heading, index) => {
     const button = document.createElement("button");

@@ -11,7 +11,6 @@ from exitbench.reports.tables.columns import (
     number,
     text,
     with_interval,
-    written,
 )
 from exitbench.reports.tables.summary import change
 
@@ -20,13 +19,14 @@ FACETS = {"Task": "task", "Model": "model"}
 ORDER = 9
 TITLE = "Models and tasks"
 CAPTION = (
-    "One row per model and task. Agreement at L/2: share of full depth's tokens that the block at half the depth "
-    "predicts (from a probe). Oracle: mean exit layer if every token exits at the first block that agrees with the "
-    "last, which no method knows beforehand. Setting: the one that saves most work (full depth's bytes read over the "
-    "method's; for encoders, blocks) among those whose loss has a bound of 5 % of full depth's quality. Δ is its "
-    "difference to full depth, paired by document. It was chosen on the same documents, and its interval is not "
-    "corrected for the number of settings. Speed-up: measured, of whole requests. Brackets are 95 % intervals; a dash: "
-    "not measured, or no such setting."
+    "One row per model and task: full depth's quality, and the setting that saves most within 5 % of it. Agreement "
+    "at L/2: share of full depth's tokens that the block at half the depth predicts (from a probe). Oracle: mean "
+    "exit layer if every token exits at the first block that agrees with the last, which no method knows "
+    "beforehand. Best setting: the one that saves most work (full depth's bytes read over the method's; for "
+    "encoders, blocks) among those whose loss has a bound of 5 % of full depth's quality. Δ is its difference to "
+    "full depth, paired by document. It was chosen on the same documents, and its interval is not corrected for the "
+    "number of settings. Speed-up: measured, of whole requests. Brackets are 95 % intervals; a dash: not measured, "
+    "or no such setting."
 )
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `quality` cells."
 
@@ -58,21 +58,16 @@ def _speedup(row: Row) -> TableCell:
     return TableCell(with_interval(row["speedup"], row["speedup_low"], row["speedup_high"], 2), row["speedup"])
 
 
-def _parameters(row: Row) -> TableCell:
-    return TableCell(f"{written(row['millions'], '{:.3g}')} M", row["millions"])
-
-
 COLUMNS = (
     text("Model", "model"),
     text("Task", "task"),
     text("Conditions", "setting", collapses=True, on_demand=True),
-    TableColumn("Weights", _parameters, numeric=True),
     text("Metric", "metric"),
     number("n", "n", "{:,}"),
     TableColumn("Full depth", _full_depth, numeric=True),
     number("Agreement at L/2", "agreement_mid", "{:.0%}"),
     _of_blocks("Oracle", "oracle_exit"),
-    TableColumn("Setting", _setting, long=True),
+    TableColumn("Best setting", _setting, long=True),
     TableColumn("Δ", _change, numeric=True),
     _of_blocks("Exit layer", "mean_exit_layer"),
     number("Work saved", "ideal_speedup_bytes", "{:.2f}×"),

@@ -23,8 +23,7 @@ best AS (
     ) = 1
 )
 SELECT
-    f.model, f.task_label AS task, f.conditions AS setting, d.source = 'builtin' AS is_generated, r.parameters / 1e6 AS millions,
-    f.metric, f.n, f.lower_is_better, f.value AS full_value, f.ci_low AS full_low, f.ci_high AS full_high, f.blocks,
+    f.model, f.task_label AS task, f.conditions AS setting, d.source = 'builtin' AS is_generated, f.metric, f.n, f.lower_is_better, f.value AS full_value, f.ci_low AS full_low, f.ci_high AS full_high, f.blocks,
     a.agreement_mid, o.oracle_exit,
     b.method, b.params, b.kv_policy, b.value, b.delta, b.delta_low, b.delta_high, b.mean_exit_layer, b.ideal_speedup_bytes,
     b.speedup, b.speedup_low, b.speedup_high, b.timed_documents, coalesce(b.conforms, f.conforms) AS conforms, f.cell_id

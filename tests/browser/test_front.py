@@ -72,6 +72,40 @@ def test_the_slider_changes_what_to_use_and_stands_in_the_address(
     assert names(page) == names_at(made, 0) and "loss=0" in page.url
 
 
+def test_the_first_line_counts_the_pairs_for_which_early_exit_pays(
+    open_page: Open, front_page: str, made: tuple[Card, ...]
+) -> None:
+    page = open_page(address=front_page, fragment="#use")
+    assert page.locator(".summary").inner_text() == "Early exit pays in 0 of 2 model-task pairs."
+    page.get_by_label("Allowed loss of quality").press("End")
+    paying = sum(name != "full depth" for name in names_at(made, 20))
+    assert paying and page.locator(".summary strong").inner_text() == str(paying)
+
+
+@pytest.mark.parametrize("width", [320, 390, 1280, 1440, 1920])
+def test_cards_and_results_are_not_cut_at_any_width(open_page: Open, front_page: str, width: int) -> None:
+    page = open_page(width=width, address=front_page + "?loss=20", fragment="")
+    beyond = """cards => cards.filter((card) => [...card.querySelectorAll("*")].some(
+      (e) => e.checkVisibility() && e.getBoundingClientRect().right > card.getBoundingClientRect().right + 1
+    )).length"""
+    assert page.locator(".advised").count() == 2 and page.locator(".advised").evaluate_all(beyond) == 0
+    assert page.locator("article.results .rows").evaluate("e => e.scrollWidth - e.clientWidth") <= 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_the_first_screen_of_a_phone_shows_the_first_card(open_page: Open, front_page: str) -> None:
+    page = open_page(width=390, address=front_page, fragment="")
+    box = page.locator(".advised .gain:visible").first.bounding_box()
+    assert box["y"] + box["height"] < 844
+
+
+def test_a_printed_page_says_which_loss_is_allowed(open_page: Open, front_page: str) -> None:
+    page = open_page(address=front_page + "?loss=5", fragment="")
+    page.emulate_media(media="print")
+    assert page.locator(".allow output").is_visible() and page.locator(".allow output").inner_text().startswith("5 %")
+    assert not page.locator(".allow input").is_visible()
+
+
 def test_a_card_leads_to_the_loss_at_which_something_is_faster(
     open_page: Open, front_page: str, made: tuple[Card, ...]
 ) -> None:
@@ -107,7 +141,7 @@ def test_a_setting_is_saved_as_the_suite_that_it_shows(open_page: Open, front_pa
     assert text == card.locator("details.suite:visible code").inner_text()
     suite = tomllib.loads(text)
     assert download.value.suggested_filename == "world-t5-samsum.toml"
-    assert suite["sweep"][0]["method"] == "calm-softmax" and suite["tasks"]["samsum"]["limit"] == 60
+    assert suite["sweep"][0]["method"] == "calm-softmax" and suite["tasks"]["samsum"]["limit"] == 300
 
 
 def test_filters_axes_columns_and_order_stand_in_the_address(open_page: Open, front_page: str) -> None:

@@ -136,6 +136,7 @@ def test_data_comes_with_the_page_and_sql_is_copied(open_page: Open, example_pag
 
 def test_filters_of_claims_stand_in_the_address_and_each_kind_has_its_own(open_page: Open, example_page: str) -> None:
     page = open_page(fragment="#claims", address=example_page)
+    page.locator("details.kind").evaluate_all("kinds => kinds.forEach((kind) => { kind.open = true; })")
     kinds = page.locator("article:has(table.claims)")
     everything = [kinds.nth(n).locator("tbody tr").count() for n in range(3)]
     kinds.first.get_by_label("Verdict").select_option("not comparable")
@@ -144,6 +145,8 @@ def test_filters_of_claims_stand_in_the_address_and_each_kind_has_its_own(open_p
     assert "claim-verdict=not+comparable" in link and link.endswith("#claims")
     again = open_page(fragment="", address=link)
     kinds = again.locator("article:has(table.claims)")
+    assert [kinds.nth(n).is_visible() for n in range(3)] == [True, True, False]  # what is filtered is open
+    again.locator("details.kind").evaluate_all("kinds => kinds.forEach((kind) => { kind.open = true; })")
     left = [kinds.nth(n).locator("tbody tr:visible").count() for n in range(3)]
     assert 0 < left[0] < everything[0] and left[1] == 0 and left[2] == everything[2] > 0
     assert kinds.first.get_by_label("Verdict").input_value() == "not comparable"
@@ -165,6 +168,7 @@ def test_a_picture_is_whole_on_its_closed_card_and_open_as_large_as_others(open_
 
 def test_claims_are_filtered_by_verdict(open_page: Open, example_page: str) -> None:
     page = open_page(fragment="#claims", address=example_page)
+    page.locator("details.kind").evaluate_all("kinds => kinds.forEach((kind) => { kind.open = true; })")
     assert page.locator("table.claims tbody tr").count() >= 40 and page.locator("table.claims").count() == 3
     claims = page.locator("article:has(table.claims)").first
     everything = claims.locator("tbody tr").count()

@@ -1,5 +1,6 @@
 """Cards: the recommendation for every loss, computed again from the runs, and its wording."""
 
+import re
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from exitbench.reports.frame import Row
 from exitbench.reports.front import read_front
 from exitbench.reports.front.cards import BASELINES, Card, cards, findings_line, is_confirmed
 from exitbench.reports.front.suite_toml import suite_toml
-from exitbench.reports.front.words import CardText, data_warning, describe_card, facts, size
+from exitbench.reports.front.words import CardText, data_warning, describe_card, facts, pays, size
 from exitbench.reports.labels import labels
 from exitbench.results.database.connection import open_database
 
@@ -93,7 +94,7 @@ def test_where_nothing_was_timed_what_runs_fewest_blocks_is_told_and_not_recomme
         assert (card.at(percent).headline, card.at(percent).untimed) == (best, best)
     recommendations = worded(card).recommendations
     assert recommendations[-1].verdict == "No method was timed: add --kinds timing. So nothing is recommended."
-    assert recommendations[-1].about == "blocks run; not timed"
+    assert recommendations[-1].gains[0][1] == "blocks run; not timed" and not any(each.pays for each in recommendations)
     assert recommendations[0].verdict == "No method was timed: add --kinds timing."
 
 
@@ -165,7 +166,7 @@ def test_a_card_says_how_small_a_loss_its_documents_can_show_and_what_is_confirm
     built_cards: tuple[Card, ...],
 ) -> None:
     first = worded(built_cards[0]).recommendations[0]
-    assert (first.name, first.number, first.cell_id) == ("full depth", "1×", None)
+    assert (first.name, first.pays, first.cell_id) == ("full depth", False, None)
     assert first.verdict.startswith("No timed setting is shown to lose so little. 206 confirming documents cannot")
     full = built_cards[0].full["value"]
     least = 100 * 100 * (1 - 0.025 ** (1 / 206)) / full
@@ -217,7 +218,20 @@ def test_a_card_stands_beside_random_exits_and_the_oracle_and_says_what_its_numb
     assert set(alternatives) == {"Best static", "Random, about as deep", "Oracle (upper bound)"}
     assert alternatives["Oracle (upper bound)"].blocks.startswith("exits at ")
     assert alternatives["Random, about as deep"].name == "mean_exit=2.5"
-    assert card.footer.startswith("generated data · 6 M parameters · float32, cpu, batch 1 · 300 documents")
+    assert card.is_generated and card.footer.startswith("6 M parameters · float32, cpu, batch 1 · 300 documents")
+
+
+def test_a_card_has_speed_and_quality_in_large_type_and_says_at_which_loss_early_exit_pays(
+    built_cards: tuple[Card, ...],
+) -> None:
+    card = worded(built_cards[0])
+    first, last = card.recommendations[0], card.recommendations[-1]
+    quality = f"{built_cards[0].full['value']:.1f}"
+    assert first.gains == ((quality, f"{built_cards[0].full['metric']} at full depth"),)
+    (speed, about), (_, compared) = last.gains
+    assert re.fullmatch(r"\d\.\d\d×", speed) and re.match(r"faster per request \(95 % CI [\d.]+ to [\d.]+\)", about)
+    assert compared.endswith(f" (full depth {quality})")
+    assert (pays(card, first.from_percent), pays(card, last.from_percent)) == (first.pays, last.pays) == (False, True)
 
 
 def test_what_ran_is_told_in_a_few_words(front_database: Path, results: tuple[Row, ...]) -> None:
