@@ -53,6 +53,7 @@ def _add_report(commands: Commands) -> None:
         "  exitbench report --format pdf\n"
         "  exitbench report --format png --only frontier\n"
         "  exitbench report --single-file --out to-send\n"
+        "  exitbench report --watch\n"
         "  exitbench report --format md --only summary\n"
         "  exitbench report --format latex --paper mee --out tables.tex\n"
         "  exitbench report --database other.duckdb --out other-report --draft"
@@ -71,6 +72,8 @@ def _add_report(commands: Commands) -> None:
     about = "figures to draw, by name (`exitbench list figures`), or tables to print; html: as pdf, svg and png"
     parser.add_argument("--only", default="*", metavar="GLOB", help=about)
     parser.add_argument("--draft", action="store_true", help="write it even if findings say not to cite it")
+    about = "go on: write the page again, as a draft, whenever a run adds results (not while you time anything)"
+    parser.add_argument("--watch", action="store_true", help=about)
     parser.add_argument(
         "--out", type=Path, metavar="PATH", help="folder of the page (RUNS/report), or file of the tables"
     )

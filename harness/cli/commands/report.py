@@ -1,11 +1,13 @@
 """``exitbench report``, ``check`` and ``claims``: figures and tables, findings, and claims of papers."""
 
 import shutil
+import time
 from argparse import Namespace
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from exitbench.errors import UserError, suggestion
 from exitbench.harness.cli.commands.common import existing_database
@@ -25,11 +27,16 @@ from exitbench.reports.claims import (
     table,
 )
 from exitbench.reports.claims.claim import KINDS, LEDGERS, Claim, read_claims
+from exitbench.results.database.access import DatabaseInUse
 from exitbench.results.database.connection import open_database
 from exitbench.terminal import tell
 
 if TYPE_CHECKING:
     from exitbench.reports.drawing import DrawnFigure
+    from exitbench.reports.render import ReportSummary
+
+LOOK_S: Final = 20.0
+"""Seconds between two looks of `report --watch` at the database."""
 
 
 def report(arguments: Namespace) -> int:
@@ -46,17 +53,9 @@ def report(arguments: Namespace) -> int:
         return _print_tables(arguments)
     if arguments.format != "html" or arguments.only != "*":
         return _draw_figures(arguments)
-    from exitbench.reports.current import current_report
-
-    summary = current_report(
-        existing_database(arguments),
-        _folder(arguments),
-        paper=arguments.paper,
-        draft=arguments.draft,
-        single_file=arguments.single_file,
-        workers=available_cores(),
-        progress=True,
-    )
+    if arguments.watch:
+        _watch(arguments)
+    summary = _page(arguments, arguments.draft, available_cores())
     print(f"Report  {summary.index_html}  (figures as PDF: exitbench report --format pdf)")
     if summary.is_draft:
         print("A draft: see `exitbench check`.")
@@ -64,6 +63,29 @@ def report(arguments: Namespace) -> int:
         print(f"Without data: {', '.join(summary.empty)}")
     print_broken(summary)
     return 1 if summary.broken else 0
+
+
+def _page(arguments: Namespace, draft: bool, workers: int) -> "ReportSummary":
+    from exitbench.reports.current import current_report
+
+    return current_report(
+        existing_database(arguments),
+        _folder(arguments),
+        paper=arguments.paper,
+        draft=draft,
+        single_file=arguments.single_file,
+        workers=workers,
+        progress=True,
+    )
+
+
+def _watch(arguments: Namespace) -> NoReturn:
+    """Write the page whenever the database has changed, with one worker, until the user interrupts."""
+    tell(f"{_folder(arguments) / 'index.html'} is written again when results are added: reload it. Ctrl-C ends this.")
+    while True:
+        with suppress(DatabaseInUse):
+            _page(arguments, draft=True, workers=1)
+        time.sleep(LOOK_S)
 
 
 def _folder(arguments: Namespace) -> Path:

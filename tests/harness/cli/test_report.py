@@ -5,9 +5,11 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from exitbench.harness.cli.commands import report
 from exitbench.harness.cli.main import main
 
 CHOSEN = "mee_fig1_no_change"
@@ -40,6 +42,24 @@ def test_figures_are_drawn_in_one_kind_of_file(runs: Path, capsys: pytest.Captur
         f"{CHOSEN}.csv",
     }
     assert f"{CHOSEN}.pdf  (csv next to it)" in capsys.readouterr().out
+
+
+def test_a_watched_page_follows_the_database(
+    runs: Path, few_database: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page, seen = runs / "report" / "index.html", []
+
+    def look(seconds: float) -> None:
+        seen.append(page.read_bytes())
+        if len(seen) == 1:
+            shutil.copyfile(few_database, runs / "exitbench.duckdb")
+        if len(seen) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(report, "time", SimpleNamespace(sleep=look))
+    assert main(["report", "--runs", str(runs), "--watch"]) == 130
+    assert seen[0] != seen[1] == seen[2]
+    assert "index.html is written again when results are added" in capsys.readouterr().err
 
 
 def test_figures_are_the_same_bytes_whatever_matplotlib_is_set_to(runs: Path, tmp_path: Path) -> None:
