@@ -12,6 +12,7 @@ from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from exitbench import __version__
 from exitbench.reports.documentation import drawn_pictures, gallery
 from exitbench.results.database.schema_doc import schema_markdown
 from exitbench.results.queries.cookbook import cookbook_markdown
@@ -28,7 +29,11 @@ _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 
 @event_priority(100)  # before mkdocstrings looks for it
 def on_config(config: MkDocsConfig) -> None:
-    """Link the package's folders as they are imported, so that mkdocstrings can read docstrings without importing."""
+    """Write the version below every page, and link the package's folders as they are imported, for mkdocstrings.
+
+    So it can read docstrings without importing.
+    """
+    config.copyright = f"ExitBench {__version__}"
     package = ROOT / "runs" / "docs" / "package" / "exitbench"
     package.mkdir(parents=True, exist_ok=True)
     rooms = [ROOT / name for name in ("harness", "methods", "tasks", "results", "reports")]

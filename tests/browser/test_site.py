@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from exitbench import __version__
+
 ROOT = Path(__file__).parents[2]
 Open = Callable[..., Any]
 
@@ -43,8 +45,30 @@ def test_of_a_block_with_commands_the_commands_are_copied(site: Path, open_page:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1400])
-@pytest.mark.parametrize("name", ["index", "guide/troubleshooting", "api", "gallery", "schema", "methods"])
+@pytest.mark.parametrize("name", ["index", "guide/troubleshooting", "api", "gallery", "schema", "methods/index"])
 def test_no_page_is_wider_than_its_window(site: Path, open_page: Open, name: str, width: int, scheme: str) -> None:
     page = open_page(width=width, scheme=scheme, address=(site / f"{name}.html").as_uri(), fragment="")
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.evaluate("document.body.dataset.mdColorScheme") == {"light": "default", "dark": "slate"}[scheme]
+
+
+def test_every_page_has_the_version_and_the_search_says_how_to_cite(site: Path, open_page: Open) -> None:
+    for name in ("index", "guide/troubleshooting", "methods/static"):
+        page = open_page(address=(site / f"{name}.html").as_uri(), fragment="")
+        assert page.locator(".md-copyright").inner_text().strip() == f"ExitBench {__version__}"
+    page = open_page(address=(site / "index.html").as_uri(), fragment="?q=how+to+cite")
+    results = page.locator(".md-search-result__item h2")
+    results.first.wait_for(state="attached")
+    assert "How to cite" in results.all_text_contents()
+
+
+@pytest.mark.parametrize(("name", "words"), [("schema", "exit_layer"), ("families", "gemma")])
+def test_a_long_table_is_filtered_by_words(site: Path, open_page: Open, name: str, words: str) -> None:
+    page = open_page(address=(site / f"{name}.html").as_uri(), fragment="")
+    field = page.locator(".filter-rows").first
+    rows = field.locator("xpath=following::table[1]").locator("tbody tr")
+    before = rows.count()
+    field.fill(words)
+    left = rows.evaluate_all("rows => rows.filter((row) => row.checkVisibility()).map((row) => row.innerText)")
+    assert before >= 15 and 0 < len(left) < before
+    assert all(words in text.lower() for text in left)
