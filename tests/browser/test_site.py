@@ -62,7 +62,7 @@ def test_every_page_has_the_version_and_the_search_says_how_to_cite(site: Path, 
     assert "How to cite" in results.all_text_contents()
 
 
-@pytest.mark.parametrize(("name", "words"), [("schema", "exit_layer"), ("families", "gemma")])
+@pytest.mark.parametrize(("name", "words"), [("schema", "probe"), ("families", "gemma")])
 def test_a_long_table_is_filtered_by_words(site: Path, open_page: Open, name: str, words: str) -> None:
     page = open_page(address=(site / f"{name}.html").as_uri(), fragment="")
     field = page.locator(".filter-rows").first
