@@ -18,9 +18,9 @@ TITLE = "Where tokens exit"
 CAPTION = (
     "Share of generated tokens, or of tokens of scored texts, that exit after each block, in real decodes. One row is "
     "one setting of a method. Numbers are percent; shares below 5 % have no number. For an encoder, a whole document "
-    "counts as one token, its label. Empty rows were not run on that task. A setting that was run several times (on "
-    "other documents, in other batches or number formats) is shown once, from the conditions shared with most other "
-    "settings. The heat map shows no intervals. Tokens of one document are similar, so the number of documents "
+    "counts as one token, its label. Empty rows and panels were not run on that task. A setting that was run several "
+    "times (on other documents, in other batches or number formats) is shown once, from the conditions shared with "
+    "most other settings. The heat map shows no intervals. Tokens of one document are similar, so the number of documents "
     "matters, not of tokens: a share of a half has a sampling error of up to about 1/√n, 10 points at 100 documents, "
     "and less if tokens of a document differ."
 )
@@ -54,7 +54,10 @@ def plot(frame: Frame) -> Figure:
         by_task = dict(model.rows.groups("task"))
         blocks = max(model.rows.values("blocks"))
         for axes, task in zip(model.panels, tasks, strict=True):
-            shares = _shares(by_task.get((task,)), model.lines, blocks)
+            if (task,) not in by_task:
+                _clear(axes)
+                continue
+            shares = _shares(by_task[(task,)], model.lines, blocks)
             image = _panel(axes, shares)
             if blocks * len(tasks) <= _NUMBERS_ACROSS:
                 _write_numbers(axes, shares)
@@ -75,10 +78,17 @@ def _tokens(frame: Frame) -> list[int]:
     return [sum(rows.values("tokens")) for _, rows in frame.groups("model", "task", "method", "params", "kv_policy")]
 
 
-def _shares(frame: Frame | None, lines: Sequence[Setting], blocks: int) -> np.ndarray:
+def _clear(axes: Axes) -> None:
+    """Leave the place of a panel empty, except for the labels of settings next to the first panel."""
+    axes.spines[:].set_visible(False)
+    axes.grid(False)
+    axes.tick_params(axis="x", bottom=False, labelbottom=False)
+
+
+def _shares(frame: Frame, lines: Sequence[Setting], blocks: int) -> np.ndarray:
     """Return the shares of tokens, [lines, blocks]; zeros for settings that were not run."""
     shares = np.zeros((len(lines), blocks))
-    for row in frame.rows if frame else ():
+    for row in frame.rows:
         shares[lines.index(setting(row)), row["exit_layer"] - 1] = row["share"]
     return shares
 
