@@ -16,13 +16,13 @@ from exitbench.reports.plotting.style import LETTERS, SMALL_POINTS
 ORDER = 30
 TITLE = "Where tokens exit"
 CAPTION = (
-    "Share of generated tokens, or of tokens of scored texts, that exit after each block, in real decodes. One row is "
-    "one setting of a method. Numbers are percent; shares below 5 % have no number. For an encoder, a whole document "
-    "counts as one token, its label. Empty rows and panels were not run on that task. A setting that was run several "
-    "times (on other documents, in other batches or number formats) is shown once, from the conditions shared with "
-    "most other settings. The heat map shows no intervals. Tokens of one document are similar, so the number of documents "
-    "matters, not of tokens: a share of a half has a sampling error of up to about 1/√n, 10 points at 100 documents, "
-    "and less if tokens of a document differ."
+    "Share of generated tokens, or of tokens of scored texts, that exit after each block, in real decodes. One row "
+    "is one setting of a method. Numbers are percent; shares below 5 % have no number. For an encoder, a whole "
+    "document counts as one token, its label. Empty rows and panels were not run on that task. A setting that was "
+    "run several times (on other documents, in other batches or number formats) is shown once, from the conditions "
+    "shared with most other settings. The heat map shows no intervals. Tokens of one document are similar, so the "
+    "number of documents matters, not of tokens: a share of a half has a sampling error of up to about 1/√n, 10 "
+    "points at 100 documents, and less if tokens of a document differ."
 )
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `quality` cells of models with trained weights."
 
