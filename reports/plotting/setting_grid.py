@@ -16,7 +16,8 @@ from exitbench.terminal import abbreviate_uniquely
 _LINE_INCHES = 0.14
 _MARGINS_INCHES = 0.8  # room for headings and for the axis below
 _LABEL_LENGTH = 48
-_SPREAD = 0.25  # distance between the markers of one setting, in lines
+_SPREAD = 0.75  # distance between the first and the last marker of one setting, in lines
+_FEWEST = 3  # tasks for which that room is divided, so that markers of two tasks are not far apart
 _MOST_LINES = 50  # lines that fit a page: settings of all models, and a line between models
 
 
@@ -116,4 +117,4 @@ def draw_measures(model: ModelLines, measures: Sequence[Measure], styles: Mappin
 def height_of(model: ModelLines, row: Row, tasks: Sequence[str]) -> float:
     """Return the y of a row's marker: markers of one setting are stacked, one per task."""
     shift = tasks.index(row["task"]) - (len(tasks) - 1) / 2
-    return model.lines.index(setting(row)) + _SPREAD * shift
+    return model.lines.index(setting(row)) + _SPREAD / max(_FEWEST, len(tasks)) * shift

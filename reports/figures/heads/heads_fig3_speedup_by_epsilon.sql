@@ -9,6 +9,8 @@ WITH heads AS (
     FROM frontier
     WHERE NOT random_weights AND execution = 'real' AND method = 'heads' AND params ->> 'rule' = 'epsilon'
         AND coalesce(CAST(params ->> 'temperature' AS DOUBLE), 0) = 0 AND speedup IS NOT NULL
+    -- a single epsilon has no curve
+    QUALIFY count(DISTINCT epsilon) OVER (PARTITION BY task, setting) > 1
 )
 SELECT task, setting,
        coalesce(
