@@ -12,6 +12,7 @@ nox -s report
 nox -s paper -- mee                   the suite behind a paper's figures, then its report: mee, prune, natcap or heads
 nox -s check                          findings to read before citing the results
 nox -s browser                        tests of the report's page and the documentation in a real Chromium
+nox -s pictures                       screenshots of the report for the documentation's start page
 nox -s tests -- tests/methods -k oracle
 nox -s tests -- -m fast               about a minute: all tests not listed in tests/slow.txt
 nox -s tests -- -n 0 --pdb            in one process
@@ -217,6 +218,18 @@ def browser(session: nox.Session) -> None:
     """Test the report's page and the documentation in headless Chromium (Debian: apt-get install chromium)."""
     install(session, "test", "browser", "docs")
     session.run("pytest", "tests/browser", *session.posargs, env=OFFLINE)
+
+
+@nox.session
+def pictures(session: nox.Session) -> None:
+    """Take the pictures of the documentation's start page again, in headless Chromium."""
+    install(session, "browser")
+    small = ("--only", "weighted/squad/*", "--kinds", "quality,probe", "--limit", "20", "--runs", "runs/docs")
+    session.run("exitbench", "run", "builtin", *small, "--no-report", env=OFFLINE)
+    folders = ("runs/pictures/real", "runs/pictures/generated")
+    session.run("exitbench", "report", "--draft", "--snapshot", "real", "--out", folders[0], env=OFFLINE)
+    session.run("exitbench", "report", "--draft", "--runs", "runs/docs", "--out", folders[1], env=OFFLINE)
+    session.run("python", "docs/site/pictures.py", *folders)
 
 
 @nox.session

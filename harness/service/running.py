@@ -55,8 +55,12 @@ class SuiteRun:
         return not self.failed and not self.not_ingested
 
 
-def run_suite(options: RunOptions) -> SuiteRun:
+def run_suite(options: RunOptions, *, remarks: bool = True) -> SuiteRun:
     """Train missing models, run the pending cells and fill the database.
+
+    Args:
+        options: What to run, and how.
+        remarks: Whether to print the plan's remarks on suite and models.
 
     Raises:
         UserError: A problem detected before any work begins, or damaged data.
@@ -92,11 +96,10 @@ def run_suite(options: RunOptions) -> SuiteRun:
         cores = options.threads or available_cores()
         ensure_all_trained(plan.untrained, runs.models, options.data_dir, cores)
         plan = plan_suite(options)
-    for remark in plan.remarks:
-        tell(remark)
+    if remarks:
+        for remark in (*plan.remarks, *(f"{group.model.name}: {it}" for group in plan.groups for it in group.remarks)):
+            tell(remark)
     for group in plan.groups:
-        for remark in group.remarks:
-            tell(f"{group.model.name}: {remark}")
         if group.folder is not None and group.cells:
             record_training(runs.spool, group.cells[0].item.cell.model.weights_sha256, group.folder)
     if slurm is None and (short := list(shortages(plan, options.retry))):

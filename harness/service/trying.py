@@ -396,7 +396,7 @@ def _pace(options: TryOptions, pilot: Tuning, runs: Runs) -> Pace:
         return earlier_pace
     run = _run_options(options, pilot)
     began_s = time.monotonic()
-    _document_seconds(pilot, runs, run, documents=2, batch_rows=1)
+    _document_seconds(pilot, runs, run, documents=2, batch_rows=1, remarks=True)
     stage_s = time.monotonic() - began_s
     alone_s, together_s = (
         _steady_document_seconds(pilot, runs, run, documents, rows)
@@ -417,8 +417,10 @@ def _steady_document_seconds(pilot: Tuning, runs: Runs, run: RunOptions, documen
         documents *= 8
 
 
-def _document_seconds(pilot: Tuning, runs: Runs, run: RunOptions, documents: int, batch_rows: int) -> float:
-    cells = run_stage(pilot.pilot(documents, batch_rows), runs, run)
+def _document_seconds(
+    pilot: Tuning, runs: Runs, run: RunOptions, documents: int, batch_rows: int, remarks: bool = False
+) -> float:
+    cells = run_stage(pilot.pilot(documents, batch_rows), runs, run, remarks=remarks)
     with open_database(runs.database) as database:
         (row,) = database.query(_CELL_SECONDS, [list(cells)]).to_pylist()
     return max(float(row["seconds"]), 1e-3) / documents

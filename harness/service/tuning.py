@@ -121,7 +121,7 @@ def _tuning(options: TuneOptions) -> Tuning:
 
 def _tune(tuning: Tuning, runs: Runs, options: TuneOptions) -> None:
     print_stage(f"1. Probing full depth on {number_of(tuning.documents, 'document')} it is not reported on")
-    run_stage(tuning.search(), runs, options.run)
+    run_stage(tuning.search(), runs, options.run, remarks=True)
     with open_database(runs.database) as database:
         place = f"{name_in_results(tuning.model.name, tuning.model.path)}/{tuning.searched.label}"
         candidates = find_candidates(database, place, tuning.methods, tuning.max_loss_percent).candidates
@@ -162,13 +162,22 @@ def print_stage(text: str) -> None:
     tell(f"\n{text}")
 
 
-def run_stage(suite: Suite, runs: Runs, options: RunOptions, limit: int | None = None) -> dict[str, str]:
+def run_stage(
+    suite: Suite, runs: Runs, options: RunOptions, limit: int | None = None, *, remarks: bool = False
+) -> dict[str, str]:
     """Run a stage; return the label of every cell by its id.
+
+    Args:
+        suite: Cells of the stage.
+        runs: Folder of all run data.
+        options: Options of the run; its suite is replaced.
+        limit: Maximum number of documents.
+        remarks: Whether to print the plan's remarks, which are the same in every stage.
 
     Raises:
         StageFailed: A cell failed.
     """
-    measured = run_suite(replace(options, suite=suite, limit=limit))
+    measured = run_suite(replace(options, suite=suite, limit=limit), remarks=remarks)
     if not measured.ok:
         for line in failure_lines(runs.database, measured.failed):
             tell(f"  {line}")
