@@ -13,12 +13,12 @@ oracle AS (
     FROM frontier WHERE method = 'oracle' AND execution = 'real' GROUP BY ALL
 ),
 best AS (
-    SELECT f.*, p.delta_low, p.delta_high
-    FROM frontier AS f JOIN paired AS p USING (attempt_id)
+    SELECT f.*, r.setting_id, p.delta_low, p.delta_high
+    FROM frontier AS f JOIN paired AS p USING (attempt_id) JOIN runs AS r USING (attempt_id)
     WHERE NOT f.is_full_depth AND f.execution = 'real' AND f.method NOT IN ('oracle', 'random')
         AND p.loss_high_percent <= 5 AND f.mean_blocks_run < f.blocks
     QUALIFY row_number() OVER (
-        PARTITION BY f.model, f.task_label, f.conditions
+        PARTITION BY f.model, f.task_label, f.conditions, r.setting_id
         ORDER BY f.ideal_speedup_bytes DESC NULLS LAST, f.mean_blocks_run, f.cell_id
     ) = 1
 )
@@ -34,6 +34,7 @@ JOIN dataset_artifact AS d USING (data_id)
 LEFT JOIN agreement AS a ON a.model = f.model AND a.task_label = f.task_label
 LEFT JOIN oracle AS o ON o.model = f.model AND o.task_label = f.task_label AND o.conditions = f.conditions
 LEFT JOIN best AS b ON b.model = f.model AND b.task_label = f.task_label AND b.conditions = f.conditions AND b.metric = f.metric
+    AND b.setting_id = r.setting_id
 WHERE f.is_full_depth AND f.execution = 'real'
-QUALIFY row_number() OVER (PARTITION BY f.model, f.task_label, f.conditions, f.metric ORDER BY f.cell_id) = 1
+QUALIFY row_number() OVER (PARTITION BY f.model, f.task_label, f.conditions, f.metric ORDER BY b.cell_id IS NULL, f.n DESC, f.cell_id) = 1
 ORDER BY f.model, task, setting, f.metric, f.cell_id;

@@ -9,8 +9,8 @@ from pathlib import Path
 _FENCE = re.compile(r"\s*(```|~~~)")
 _NO_PROSE = re.compile(r"\s*(#|\||<!--|!!!|---|$)|    ")
 _ITEM = re.compile(r"\s*([-*+]|\d+\.)\s+")
-_GENERATED = re.compile(r"<!-- (results|made by|measured|parameters)\b")
-_GENERATED_END = re.compile(r"<!-- (/results|end) -->")
+_GENERATED = re.compile(r"<!-- (real|results|made by|measured|parameters)\b")
+_GENERATED_END = re.compile(r"<!-- (/real|/results|end) -->")
 _END = re.compile(r"[.!?][)*_\"”’]*$")
 _ABBREVIATED = re.compile(r"(\b(e\.g|i\.e|etc|vs|cf|Fig|Eq|et al)|\b[A-Z])\.$")
 
