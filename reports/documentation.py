@@ -114,7 +114,7 @@ def update_readme(root: Path, database: Path) -> None:
     readme = root / "README.md"
     text = readme.read_text("utf-8")
     for name, table in (("real", real_table()), ("results", readme_table(root))):
-        text = _BLOCKS[name].sub(lambda _, table=table: table, text)
+        text = _BLOCKS[name].sub(table.replace("\\", r"\\"), text)
     readme.write_text(text, "utf-8")
 
 
