@@ -32,8 +32,8 @@ from exitbench.results.database.connection import open_database
 from exitbench.terminal import tell
 
 if TYPE_CHECKING:
+    from exitbench.reports import ReportSummary
     from exitbench.reports.drawing import DrawnFigure
-    from exitbench.reports.render import ReportSummary
 
 LOOK_S: Final = 20.0
 """Seconds between two looks of `report --watch` at the database."""

@@ -119,7 +119,7 @@ def _depth_panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) ->
     share_of_blocks_axis(axes, "mean blocks run")
 
 
-def _speed_panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], names: Mapping[Setting, str]) -> None:
+def _speed_panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], names: dict[Setting, str]) -> None:
     timed = frame.filter(lambda row: row["speedup"] is not None)
     if all(row["is_full_depth"] for row in timed.rows):
         axes.axis("off")
