@@ -25,8 +25,9 @@ from exitbench.methods.base import (
     param,
 )
 from exitbench.methods.heads import Keeping, LMHead, PrunedHead, Schedule
-from exitbench.methods.kv_policies import KV_POLICIES
+from exitbench.methods.kv_policies import GATE_POLICIES, KV_POLICIES
 from exitbench.methods.offline import epsilon_thresholds, score_states
+from exitbench.methods.sampling import Sampling
 from exitbench.methods.thresholds import Constant, PerBlock, PositionDecayed
 
 HELD_OUT = 0.2
@@ -46,6 +47,24 @@ class Skipping(Method):
 class Gating(Skipping):
     """Base class of methods that evaluate a gate at some of the blocks."""
 
+    kv_policy: str = param(
+        "state-copy",
+        "policy that computes keys and values of skipped blocks; under self-speculation, the full model verifies up to "
+        "6 tokens that exited early, and the answer is that of full depth",
+        choices=tuple(GATE_POLICIES),
+    )
+
+    def check(self, n_blocks: int) -> None:
+        """Raise UserError if drafts cannot be verified: the full model's greedy choice is not what the head emits."""
+        super().check(n_blocks)
+        parts = self.parts(n_blocks)
+        if not parts.kv_policy.verifies:
+            return
+        if parts.head.reads_part:
+            raise UserError(f"{self.name}: kv_policy = {self.kv_policy!r} needs all logits; use head = 'full'.")
+        if isinstance(parts.gate, Sampling) and parts.gate.temperature > 0:
+            raise UserError(f"{self.name}: kv_policy = {self.kv_policy!r} is greedy; use temperature = 0.")
+
     @abstractmethod
     def blocks(self, n_blocks: int) -> frozenset[int]:
         """Return the blocks at which the gate is evaluated."""
@@ -64,7 +83,7 @@ class Gating(Skipping):
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
         """Return the four parts, with the gate evaluated at `blocks`."""
-        policy, blocks = KV_POLICIES[self.kv_policy], self.blocks(n_blocks)
+        policy, blocks = GATE_POLICIES[self.kv_policy], self.blocks(n_blocks)
         return Parts(self.gate(fitted), self.threshold_rule(fitted), self.make_head(), policy, blocks)
 
 

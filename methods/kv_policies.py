@@ -71,6 +71,24 @@ class Noisy(KVPolicy):
         return _skipped_cost(model, exit_layers, block_costs) + projection_cost(model, skipped)
 
 
+class Evict(KVPolicy):
+    """Leave the skipped blocks empty: later tokens do not attend to the position there (D-LLM).
+
+    The control that shows what copied states are worth.
+    """
+
+    name: ClassVar[str] = "evict"
+    evicts: ClassVar[bool] = True
+
+    def on_exit(self, cache: DecoderCache, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
+        """Mask the position in blocks block+1..L."""
+        cache.evict(block, rows_A)
+
+    def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
+        """Return no cost: masked keys are still multiplied, and counted with the blocks."""
+        return Cost()
+
+
 class Deferred(KVPolicy):
     """Base class of policies that fill skipped blocks when a later token of the same answer runs them."""
 
@@ -136,17 +154,20 @@ class Verified(SyncParallel):
     ) -> Cost:
         """Return the cost of discarded positions, which ran all blocks, and of judging drafts.
 
-        A discarded position reads weights only for its own draft blocks. Drafts verified in one pass are read out
+        A discarded draft reads weights only for the blocks up to its exit. Drafts verified in one pass are read out
         together with the new token, if there is one. So the LM head is read once, while `head_rows` counts one read-out
         for each draft; the difference is subtracted here.
         """
-        lost = sum((cost * times for cost, times in zip(block_costs, drafting.wasted, strict=True)), Cost())
-        in_vain = Cost(lost.matmul_flops * model.n_blocks, read_numel=lost.read_numel * drafting.exit_layer)
+        in_vain = Cost()
+        for cost, layers, wasted in zip(block_costs, drafting.rejected_layers, drafting.wasted, strict=True):
+            flops = cost.matmul_flops * model.n_blocks * wasted
+            in_vain += Cost(flops, read_numel=cost.read_numel * sum(layers[:wasted]))
+        rejected = sum(map(len, drafting.rejected_layers))
         tail = sum(1 for _ in itertools.takewhile(lambda layer: layer < model.n_blocks, reversed(exit_layers)))
         accepted = sum(layer < model.n_blocks for layer in exit_layers)
         accepted -= 0 if self.verifies_tail else tail
-        endings = sum(drafting.rejected) - sum(drafting.wasted) + (self.verifies_tail and tail > 0)
-        verified = accepted + sum(drafting.rejected)
+        endings = rejected - sum(drafting.wasted) + (self.verifies_tail and tail > 0)
+        verified = accepted + rejected
         shared = Cost(read_numel=-float((verified - endings) * model.vocab_size * model.d_model))
         return in_vain + shared + self.judging_cost(model) * verified
 
@@ -189,9 +210,16 @@ ROLLBACKS: dict[str, type[Rollback]] = {policy.name: policy for policy in (Rollb
 
 
 class Speculation(Verified):
-    """Self-speculative decoding: a draft is kept if it is the full model's greedy choice (LayerSkip section 4.3)."""
+    """Self-speculative decoding: a draft is kept if it is the full model's greedy choice (LayerSkip section 4.3).
+
+    Args:
+        max_drafts: Tokens drafted before all of them are verified.
+    """
 
     name: ClassVar[str] = "self-speculation"
+
+    def __init__(self, max_drafts: int = 6) -> None:
+        self.max_drafts = max_drafts
 
     def rejects(self, logits_NV: Tensor, token_N: Tensor) -> Tensor:
         """Return the mask of drafts for which the full model chooses another token."""
@@ -235,6 +263,9 @@ def _completions(exit_layers: Sequence[int]) -> list[tuple[int, int, int]]:
 
 KV_POLICIES: dict[str, KVPolicy] = {
     policy.name: policy
-    for policy in (StateCopy(), StateCopyLazy(), SyncParallel(), RecomputeBacklog(), Exact(), Noisy())
+    for policy in (StateCopy(), StateCopyLazy(), SyncParallel(), RecomputeBacklog(), Evict(), Exact(), Noisy())
 }
 """KV policies by name; each can be combined with any method whose tokens exit one by one."""
+
+GATE_POLICIES: dict[str, KVPolicy] = {**KV_POLICIES, Speculation.name: Speculation()}
+"""KV policies of methods with a gate: under the last one, confident tokens are drafts that the full model verifies."""

@@ -10,20 +10,17 @@ from torch import Tensor
 from exitbench.methods.base import NOTHING_FITTED, BlockView, Gate, Method, Parts, check_block, param
 from exitbench.methods.heads import LMHead
 from exitbench.methods.kv_policies import Speculation
+from exitbench.methods.max_prob import LargestProbability
 from exitbench.methods.registry import register
 from exitbench.methods.thresholds import Constant
 
 
-class Drafts(Gate):
-    """Score 1 while fewer than `drafts` drafts of the row wait for verification."""
-
-    def __init__(self, drafts: int) -> None:
-        self.drafts = drafts
+class EveryDraft(Gate):
+    """Score 1: every token is a draft, as long as more of them may wait for verification."""
 
     def score(self, view: BlockView) -> Tensor:
-        """Return 1.0 or 0.0 per row, [A]."""
-        waiting_A = view.waiting_A or (0,) * len(view.hidden_AD)
-        return torch.tensor([float(waiting < self.drafts) for waiting in waiting_A], device=view.hidden_AD.device)
+        """Return ones, [A]."""
+        return torch.ones(len(view.hidden_AD), device=view.hidden_AD.device)
 
 
 @register
@@ -43,15 +40,25 @@ class SelfSpeculation(Method):
 
     exit_layer: int = param(2, "E: blocks run to draft a token", low=1)
     drafts: int = param(6, "k: tokens drafted before they are verified", low=1)
+    stop_below: float = param(
+        0.0,
+        "drafting stops before a token whose probability is at most this; the full model chooses it, and verifies the "
+        "drafts before it (Kangaroo's rule). 0: k tokens are drafted every time",
+        low=0.0,
+        high=1.0,
+    )
 
     def check(self, n_blocks: int) -> None:
         """Raise UserError if the drafting exit is deeper than the decoder."""
         check_block(self, "exit_layer", n_blocks)
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
-        """Return parts whose gate counts drafts, evaluated at one block."""
-        return Parts(Drafts(self.drafts), Constant(0.5), LMHead(), Speculation(), frozenset({self.exit_layer}))
+        """Return parts whose gate is evaluated at one block: the draft's probability, if there is a stop rule."""
+        policy, blocks = Speculation(self.drafts), frozenset({self.exit_layer})
+        if self.stop_below == 0:
+            return Parts(EveryDraft(), Constant(0.5), LMHead(), policy, blocks)
+        return Parts(LargestProbability(), Constant(self.stop_below), LMHead(), policy, blocks)
 
     def score_params(self) -> dict[str, Any]:
-        """Return the draft layer only; the number of waiting drafts is not a property of a single token."""
-        return {"exit_layer": self.exit_layer}
+        """Return the draft layer, and the stop rule, which decides what the score is."""
+        return {"exit_layer": self.exit_layer, "stop_below": self.stop_below}

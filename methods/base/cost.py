@@ -41,12 +41,10 @@ class Drafting:
     """Work that verification discarded in one answer; each list has one entry per token of the answer.
 
     Attributes:
-        rejected: Drafted tokens discarded just before the token was decided.
-        wasted: Positions that ran for these drafts and were discarded. One fewer than `rejected` if the last draft
-            would have ended the answer, since that draft was never fed to the model.
-        exit_layer: Number of blocks that a draft runs.
+        rejected_layers: Exit layers of the drafts discarded just before the token was decided.
+        wasted: Positions that ran for these drafts and were discarded. One fewer than the drafts if the last one would
+            have ended the answer, since that draft was never fed to the model.
     """
 
-    rejected: Sequence[int]
+    rejected_layers: Sequence[Sequence[int]]
     wasted: Sequence[int]
-    exit_layer: int

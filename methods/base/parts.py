@@ -6,6 +6,7 @@ Shape suffixes: A active rows at a block, D model width, V vocabulary, N drafts,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -223,6 +224,10 @@ class KVPolicy(ABC):
     """True if the skipped blocks still run before the next token."""
     verifies: ClassVar[bool] = False
     """True if early-exited tokens are drafts, which `rejects` judges after a later token ran all blocks with them."""
+    evicts: ClassVar[bool] = False
+    """True if later tokens do not attend to a position in the blocks that its token skipped."""
+    max_drafts: int | None = None
+    """Drafts of a row that may wait for verification: the next token runs all blocks. None: no limit."""
     verifies_tail: ClassVar[bool] = True
     """True if drafts that still wait when an answer ends are run and verified too; for policies that verify."""
 
@@ -322,8 +327,7 @@ class Parts:
         exit_layers: Sequence[int],
         head_rows: Sequence[float],
         block_costs: Sequence[Cost],
-        rejected: Sequence[int] = (),
-        wasted: Sequence[int] = (),
+        drafting: Drafting | None = None,
     ) -> Cost:
         """Return the work of one answer: blocks, gates, read-outs, keys and values of skipped blocks, and verification.
 
@@ -333,19 +337,25 @@ class Parts:
             head_rows: Rows of the LM head multiplied for every token, as recorded in the trace. It includes a first
                 token that came from the prompt's own pass.
             block_costs: Work of one block for each token.
-            rejected: Drafts discarded before each token; empty if none were.
-            wasted: Positions that ran for these drafts (`Drafting`); empty if none did.
+            drafting: Work that verification discarded, for policies that verify.
         """
         blocks = sum((cost * layer for cost, layer in zip(block_costs, exit_layers, strict=True)), Cost())
-        gates = {layer: self.evaluation_cost(model, layer) for layer in set(exit_layers)}
-        gating = sum((gates[layer] for layer in exit_layers), Cost())
         reading = self.head.cost(model, sum(head_rows))
-        total = blocks + gating + reading + self.kv_cost(model, exit_layers, block_costs)
-        if not self.kv_policy.verifies:
+        total = blocks + reading + self.kv_cost(model, exit_layers, block_costs)
+        total += self.gating_cost(model, exit_layers, drafting)
+        if drafting is None:
             return total
-        in_vain = self.evaluation_cost(model, model.n_blocks) * sum(wasted)
-        drafting = Drafting(rejected, wasted, min(self.gate_blocks(model.n_blocks), default=model.n_blocks))
-        return total + in_vain + self.kv_policy.verification_cost(model, exit_layers, block_costs, drafting)
+        return total + self.kv_policy.verification_cost(model, exit_layers, block_costs, drafting)
+
+    def gating_cost(self, model: ModelInterface, exit_layers: Sequence[int], drafting: Drafting | None) -> Cost:
+        """Return the work of the gate in one answer, without rows of the LM head; the arguments are those of `cost`."""
+        evaluated = Counter(exit_layers)
+        if drafting is not None:
+            for layer, rejected, wasted in zip(exit_layers, drafting.rejected_layers, drafting.wasted, strict=True):
+                evaluated.update(rejected)
+                # If one position fewer was wasted, the last draft would have ended the answer: no token ran beside it.
+                evaluated[layer] -= len(rejected) - wasted
+        return sum((self.evaluation_cost(model, layer) * times for layer, times in evaluated.items()), Cost())
 
     def kv_cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
         """Return the work of the KV policy; zero if no token reads the keys and values that it writes."""

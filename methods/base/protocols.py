@@ -89,5 +89,8 @@ class DecoderCache(Protocol):
     def run_rest(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> Tensor:
         """Run blocks block+1..L, which writes their exact keys and values, and return the state after block L."""
 
+    def evict(self, block: int, rows_A: Tensor | None) -> None:
+        """Mask the token's position for later tokens in blocks block+1..L (`KVPolicy.evicts`)."""
+
     def defer(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
         """Write nothing now: a later token that runs deeper blocks first completes this one (`KVPolicy.deferred`)."""

@@ -207,6 +207,7 @@ class SlowDecoder:
     inputs: list[list[Array]] = field(init=False)  # [L][positions]: input of block l at each position
     source: Array | None = None
     committed: tuple[tuple[int, int], ...] = ()  # tokens and their exit layers
+    depths: tuple[int, ...] = ()  # last block at which later tokens attend to each position
 
     def __post_init__(self) -> None:
         self.inputs = [[] for _ in range(N_BLOCKS)]
@@ -232,9 +233,10 @@ class SlowDecoder:
             hidden.append(run(block, np.stack([*self.inputs[block], hidden[-1]]))[-1])
         return hidden
 
-    def commit(self, token: int, states: list[Array], exit_layer: int) -> None:
-        """Add a token that exits after ``exit_layer`` blocks; deeper blocks get a copy of that state."""
+    def commit(self, token: int, states: list[Array], exit_layer: int, *, is_evicted: bool = False) -> None:
+        """Add a token that exits after ``exit_layer`` blocks; deeper blocks get a copy of that state, or nothing."""
         self.committed = (*self.committed, (token, exit_layer))
+        self.depths = (*self.depths, exit_layer if is_evicted else N_BLOCKS)
         for block in range(N_BLOCKS):
             self.inputs[block].append(states[min(block, exit_layer)])
 
@@ -268,6 +270,12 @@ class SlowDecoder:
             x = np.array([value * (1 + math.erf(value / math.sqrt(2))) / 2 for value in x])
         return np.asarray(heads["out.weight"] @ x + heads.get("out.bias", 0.0))
 
+    def _evicted(self, block: int) -> Array:
+        """Return the mask that hides, from the newest position, those that skipped a block (from 0), [T, T]."""
+        mask = np.zeros((len(self.depths) + 1,) * 2)
+        mask[-1, :-1] = [-np.inf if depth <= block else 0.0 for depth in self.depths]
+        return mask
+
     def _t5_block(self, block: int, x: Array) -> Array:
         config, w = self.model.reference.config, self.model.weights
         assert self.source is not None
@@ -275,7 +283,7 @@ class SlowDecoder:
         heads, n, epsilon = config.num_heads, len(x), config.layer_norm_epsilon
         normed = _rms(x, w[f"{layer}.0.layer_norm.weight"], epsilon)
         q, k, v = (normed @ w[f"{layer}.0.SelfAttention.{part}.weight"].T for part in "qkv")
-        bias = _t5_bias(self.model.reference.decoder.block[0].layer[0].SelfAttention, n)
+        bias = _t5_bias(self.model.reference.decoder.block[0].layer[0].SelfAttention, n) + self._evicted(block)
         x = x + _attention(q, k, v, heads, heads, 1.0, bias) @ w[f"{layer}.0.SelfAttention.o.weight"].T
         q = _rms(x, w[f"{layer}.1.layer_norm.weight"], epsilon) @ w[f"{layer}.1.EncDecAttention.q.weight"].T
         k, v = (self.source @ w[f"{layer}.1.EncDecAttention.{part}.weight"].T for part in "kv")
@@ -299,7 +307,7 @@ class SlowDecoder:
 
         normed = _rms(x, w[f"{layer}.input_layernorm.weight"], epsilon)
         q, k, v = (normed @ w[f"{layer}.self_attn.{part}_proj.weight"].T for part in "qkv")
-        bias = np.broadcast_to(_causal_mask(n), (config.num_attention_heads, n, n))
+        bias = np.broadcast_to(_causal_mask(n), (config.num_attention_heads, n, n)) + self._evicted(block)
         mixed = _attention(rotate(q), rotate(k), v, config.num_attention_heads, groups, 1 / math.sqrt(size), bias)
         x = x + mixed @ w[f"{layer}.self_attn.o_proj.weight"].T
         normed = _rms(x, w[f"{layer}.post_attention_layernorm.weight"], epsilon)
@@ -314,6 +322,7 @@ SEMANTICS = {  # meaning of each KV policy, independent of its implementation
     "sync-parallel": "exact",
     "recompute-backlog": "exact",
     "noisy": "noisy",
+    "evict": "evict",
 }
 Choose = Callable[[Any], Any]
 """Exit rule with bound parameters, from a SlowView to a SlowChoice (`slow_rules.py`)."""
@@ -337,7 +346,7 @@ def slow_decode(slow_rules: ModuleType) -> Callable[..., list[Any]]:
 
     def look(decoder: SlowDecoder, fed: int) -> tuple[list[Array], tuple[Any, ...]]:
         """Return the next token's states and the contents of its SlowView, cached by the answer so far."""
-        key = (id(decoder.model), tuple(decoder.prompt), *decoder.committed, fed)
+        key = (id(decoder.model), tuple(decoder.prompt), *decoder.committed, decoder.depths, fed)
         if key not in seen:
             each = decoder.states(fed)
             states = np.stack(each)
@@ -370,7 +379,8 @@ def slow_decode(slow_rules: ModuleType) -> Callable[..., list[Any]]:
             # The prompt runs at full depth; its pass gives the first token, unless that one is gated.
             in_prompt = position == 1 and not is_seq2seq and not gates_first_token
             choice = last if in_prompt else choose(view)
-            decoder.commit(fed, states, N_BLOCKS if semantics == "exact" else choice.exit_layer)
+            kept = N_BLOCKS if semantics == "exact" else choice.exit_layer
+            decoder.commit(fed, states, kept, is_evicted=semantics == "evict")
             if semantics == "noisy":  # the cache is damaged as by copying, but the token is full depth's
                 choice = replace(choice, token=last.token, gap=min(choice.gap, last.gap))
             results.append(choice)

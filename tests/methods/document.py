@@ -17,11 +17,11 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from exitbench.methods.base import Method
 from exitbench.methods.exit_networks import TrainedGate
-from exitbench.methods.gated import Gated, PeriodicGating, Skipping, SoftmaxGating, Thresholded
+from exitbench.methods.gated import Gated, Gating, PeriodicGating, SoftmaxGating, Thresholded
 from exitbench.methods.registry import get_method
 
 FOLDER = Path(__file__).parents[2] / "docs" / "methods"
-BASES: tuple[type[Method], ...] = (Skipping, PeriodicGating, Thresholded, Gated, SoftmaxGating, TrainedGate)
+BASES: tuple[type[Method], ...] = (Gating, PeriodicGating, Thresholded, Gated, SoftmaxGating, TrainedGate)
 """Base classes whose parameters are shared, in the order of the table."""
 SHARED = "shared"
 TABLE = re.compile(r"(<!-- parameters: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -164,7 +164,7 @@ def test_a_rolled_back_draft_costs_what_it_ran_and_the_weights_of_its_draft() ->
     # Block 3 to 5 of the two drafts beside the fourth token, and of the last draft on its own: weights read.
     kept = policy.cost(READER, layers, work)
     assert kept == Cost(matmul_flops=2 * 3 * 1e3 + 3 * 1e4, read_numel=3 * 1e5)
-    drafting = Drafting(rejected=[0, 0, 0, 3, 0], wasted=[0, 0, 0, 3, 0], exit_layer=2)
+    drafting = Drafting(rejected_layers=[(), (), (), (2, 2, 2), ()], wasted=[0, 0, 0, 3, 0])
     lost = policy.verification_cost(READER, layers, work, drafting)
     # Six drafts are read out by two passes: beside the fourth token, and the last draft alone.
     assert lost == Cost(matmul_flops=3 * 5 * 1e3, read_numel=3 * 2 * 1e4 - 5 * HEAD)
@@ -172,9 +172,16 @@ def test_a_rolled_back_draft_costs_what_it_ran_and_the_weights_of_its_draft() ->
 
 def test_a_rejected_end_has_run_one_position_fewer_in_vain() -> None:
     """Two drafts, the second of which ends the answer; both are rejected at the first's place."""
-    drafting = Drafting(rejected=[2], wasted=[1], exit_layer=2)
+    drafting = Drafting(rejected_layers=[(2, 2)], wasted=[1])
     lost = Rollback(0.5).verification_cost(READER, [5], [Cost(1.0, 0.0, 10.0)], drafting)
     assert lost == Cost(matmul_flops=5.0, elementwise_flops=2 * 5 * 7, read_numel=1 * 2 * 10.0 - 1 * HEAD)
+
+
+def test_drafts_of_different_depths_cost_the_weights_of_each() -> None:
+    """Drafts after 1 and 3 of 5 blocks are rejected by the pass beside them."""
+    drafting = Drafting(rejected_layers=[(1, 3)], wasted=[2])
+    lost = Speculation().verification_cost(READER, [5], [Cost(1.0, 0.0, 10.0)], drafting)
+    assert lost == Cost(matmul_flops=2 * 5.0, read_numel=(1 + 3) * 10.0 - 2 * HEAD)
 
 
 def test_drafts_that_nobody_verifies_cost_what_they_ran() -> None:
@@ -182,11 +189,11 @@ def test_drafts_that_nobody_verifies_cost_what_they_ran() -> None:
     policy, layers = RollbackCode(0.5), [5, 2, 2, 5, 2]
     work = [Cost(matmul_flops=float(10**n), read_numel=10.0 * 10**n) for n in range(5)]
     assert policy.cost(READER, layers, work) == Cost(matmul_flops=2 * 3 * 1e3)
-    drafting = Drafting(rejected=[0, 0, 0, 3, 0], wasted=[0, 0, 0, 3, 0], exit_layer=2)
+    drafting = Drafting(rejected_layers=[(), (), (), (2, 2, 2), ()], wasted=[0, 0, 0, 3, 0])
     lost = policy.verification_cost(READER, layers, work, drafting)
     # Five drafts are read out beside the fourth token; the sixth never is.
     assert lost == Cost(matmul_flops=3 * 5 * 1e3, elementwise_flops=5 * 5 * 7, read_numel=3 * 2 * 1e4 - 5 * HEAD)
-    everything = policy.verification_cost(READER, [2, 2], work[:2], Drafting([0, 0], [0, 0], 2))
+    everything = policy.verification_cost(READER, [2, 2], work[:2], Drafting([(), ()], [0, 0]))
     assert (policy.cost(READER, [2, 2], work[:2]), everything) == (Cost(), Cost()), "an answer of drafts alone"
 
 

@@ -182,7 +182,11 @@ def static_exit_is_a_model_cut_there(twin: Twin) -> None:
 def deferred_policies_are_exact(twin: Twin) -> None:
     """Check that deferred tokens are completed as in a full run, and that lazily copied states are copied."""
     rows, n_blocks = prompts(twin, FEW), twin.model.n_blocks
-    made = {policy: tokens(answers(twin, rows, scheduled(policy, len(rows), n_blocks))) for policy in KV_POLICIES}
+    made = {
+        name: tokens(answers(twin, rows, scheduled(name, len(rows), n_blocks)))
+        for name, policy in KV_POLICIES.items()
+        if not policy.evicts  # which this engine refuses
+    }
     pairs = (("sync-parallel", "exact"), ("recompute-backlog", "exact"), ("state-copy-lazy", "state-copy"))
     for one, other in pairs:
         differ = sum(a != b for a, b in zip(made[one], made[other], strict=True))

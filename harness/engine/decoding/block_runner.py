@@ -197,6 +197,11 @@ class BlockRunner:
             hidden_AD = self.model.block(deeper, hidden_AD, self._context, rows_A)
         return hidden_AD
 
+    def evict(self, block: int, rows_A: Tensor | None) -> None:
+        """Mask the current position in blocks block+1..L, unless no token of an answer runs those blocks."""
+        if self.parts.reads_skipped:
+            self.cache.evict(block, rows_A)
+
     def defer(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
         """Defer the skipped blocks of rows that leave after ``block``, until a later token runs them.
 

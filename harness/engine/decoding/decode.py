@@ -183,7 +183,7 @@ class Decoding:
         self.rows = [Row(request, Generation()) for request in batch.requests]
         self._checkpoint, self._parts, self._is_stopped = checkpoint, parts, is_stopped
         self._max_new_tokens, self._cache, self._thresholds = batch.max_new_tokens, batch.cache, batch.thresholds
-        self._cache.captures = parts.kv_policy.deferred is None
+        self._cache.captures = parts.kv_policy.deferred is None and not parts.kv_policy.evicts
         self._runner = BlockRunner(checkpoint.model, batch.cache, parts)
         self._observer = Trace(checkpoint.model) if traced else observer or Observer()
         self._prompt_state_BD = batch.prompt_state_BD if batch.fed_B is None else None
@@ -315,6 +315,7 @@ def decode_step(
     memory: dict[str, Tensor] = {}
     normed: dict[int, Tensor] = {}
     previous_score_A: Tensor | None = None
+    limit = parts.kv_policy.max_drafts
     for block in range(1, model.n_blocks + 1):
         hidden_AD = runner.run(block, hidden_AD, active.rows_A) if ahead_LAD is None else ahead_LAD[block - 1]
         if block == model.n_blocks or block in parts.blocks:
@@ -335,6 +336,8 @@ def decode_step(
                 _emit(step, parts, view)
                 break
             score_A, leaves = _decided(runner, view)
+            if limit is not None:
+                leaves = [leaving and waiting < limit for leaving, waiting in zip(leaves, view.waiting_A, strict=True)]
             step.observer.scored(view, score_A)
             if all(leaves):
                 _leave(step, runner, view)

@@ -162,6 +162,7 @@ class Trace(Observer, TokenColumns):
                 head_rows_int8=sum(record.head_rows_int8 for record in discarded),
                 head_fallbacks=sum(record.head_fallbacks for record in discarded),
                 rejected=rejected,
+                rejected_layers=tuple(record.exit_layer for record in discarded[:rejected]),
                 wasted=wasted,
             )
         )

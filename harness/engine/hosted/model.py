@@ -166,6 +166,8 @@ class HostedTransformer(Headed):
                 "the method reads single rows of the LM head, and this model's logits are not those of its head alone "
                 "(a scale, a soft cap or a bias comes after it)"
             )
+        if parts.kv_policy.evicts:
+            return "KV policy 'evict' masks positions block by block, and this model makes one mask for all blocks"
         if n_rows > 1 and not self.pads_left and (self.stack.encoder is None or parts.kv_policy.verifies):
             return f"{_COUNTS_PADDING}; batch_size = 1 and batch_rows = 1 run it"
         return None

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from exitbench.harness.engine.model.positions import additive, relative_bias
+from exitbench.harness.engine.model.positions import additive, relative_bias, rows_of
 
 if TYPE_CHECKING:
     from exitbench.harness.engine.model.graphs import BlockGraphs
@@ -178,6 +178,10 @@ class DecodingCache(ABC):
             shifts_B = torch.tensor([dropped - least for dropped in dropped_B], device=self.device)
             self.padding_B = shifts_B if self.padding_B is None else self.padding_B + shifts_B
 
+    def evict(self, block: int, rows_A: Tensor | None) -> None:
+        """Mask the newest position of rows (None: all) in blocks block+1..L, whose keys and values are not written."""
+        raise NotImplementedError("this cache cannot mask a position in some blocks")
+
     def make_room(self) -> None:
         """Drop padding that all rows share if no position is left: rows were cut, and longer ones have ended."""
         if self.length < self.room:
@@ -199,6 +203,7 @@ class Cache(DecodingCache):
         by_distance: Bias of keys at distances room-1..0, and of future keys, which it masks: [1, 1 or H, 1, 2 room -
             1].
         graphs: CUDA graphs of blocks that run with this cache; None before the first.
+        depth_BS: Last block at which each position is attended to; None if all are at every block.
     """
 
     joins: ClassVar[bool] = True
@@ -217,6 +222,7 @@ class Cache(DecodingCache):
         self._by_block: dict[str, tuple[Tensor, list[KV]]] = {}  # views of self_kv and cross_kv, cached
         self.source_mask: Tensor | None = None  # [B, 1, 1, S], additive; None without padding
         self.padding_B = None
+        self.depth_BS: Tensor | None = None
         self.waiting = [[] for _ in range(n_rows)]
         self.by_distance = self._by_distance(room)
 
@@ -241,6 +247,25 @@ class Cache(DecodingCache):
             return bias.clone()
         keys = torch.arange(self.room, device=self.device)
         return bias + additive(keys[None, :] >= self.padding_B[:, None], bias.dtype)[:, None, None, :]
+
+    def evict(self, block: int, rows_A: Tensor | None) -> None:
+        """Mask the newest position of rows (None: all) in blocks block+1..L."""
+        rows = slice(None) if rows_A is None else rows_A
+        if self.depth_BS is None:
+            self.depth_BS = self._full_depths(self.n_rows, self.room)
+        self.depth_BS[rows, self.length] = block
+        self.self_kv[block:, rows, :, self.length] = 0  # attention weights are 0, but 0 times NaN would be NaN
+
+    def _full_depths(self, n_rows: int, room: int) -> Tensor:
+        return torch.full((n_rows, room), self.self_kv.shape[0], device=self.device)
+
+    def masked(self, bias: Tensor | None, block: int, end: int, rows_A: Tensor | None) -> Tensor | None:
+        """Add the mask of positions evicted from a block to a bias of keys 0..end-1 (None: no bias)."""
+        if self.depth_BS is None:
+            return bias
+        is_there_AS = rows_of(self.depth_BS, rows_A)[:, :end] >= block
+        mask = additive(is_there_AS, self.self_kv.dtype)[:, None, None, :]
+        return mask if bias is None else bias + mask
 
     @property
     def n_rows(self) -> int:
@@ -292,6 +317,9 @@ class Cache(DecodingCache):
         wide.length = self.length
         if self.padding_B is not None:
             wide.padding_B = self.padding_B.index_select(0, rows)
+        if self.depth_BS is not None:
+            wide.depth_BS = self._full_depths(len(rows), room)
+            wide.depth_BS[:, : self.length] = self.depth_BS[rows, : self.length]
         if self.cross_kv is not None:
             wide.cross_kv = self.cross_kv.index_select(1, rows)
         if self.source_mask is not None:
@@ -301,6 +329,8 @@ class Cache(DecodingCache):
     def _select(self, rows: Tensor) -> None:
         self._forget_views()
         self.self_kv = self.self_kv.index_select(1, rows)
+        if self.depth_BS is not None:
+            self.depth_BS = self.depth_BS.index_select(0, rows)
         if self.shared is not None:
             self._keep_sources([self.shared.sources_B[row] for row in rows.tolist()])
             return
@@ -340,16 +370,20 @@ class Cache(DecodingCache):
         n_blocks, _, heads, _, size = self.self_kv.shape
         # Zeros: attention weights of padded positions are 0, but 0 times NaN would be NaN.
         self_kv = self.self_kv.new_zeros((n_blocks, sum(n_rows), heads, room, size))
+        depth_BS = self._full_depths(sum(n_rows), room)
         first, padding = 0, []
         for cache, n_kept, n in zip(caches, lengths, n_rows, strict=True):
             spare = cache.length - n_kept
             self_kv[:, first : first + n, :, length - n_kept : length] = cache.self_kv[..., spare : cache.length, :]
+            if cache.depth_BS is not None:
+                depth_BS[first : first + n, length - n_kept : length] = cache.depth_BS[:, spare : cache.length]
             own_padding = torch.zeros(n, dtype=torch.long, device=self.device)
             padding.append((own_padding if cache.padding_B is None else cache.padding_B - spare) + length - n_kept)
             for token in (token for tokens in cache.waiting for token in tokens):
                 token.place += length - n_kept - spare
             first += n
         self._join_sources(other, n_rows)
+        self.depth_BS = None if self.depth_BS is None and other.depth_BS is None else depth_BS
         self.self_kv, self.length, self.padding_B = self_kv, length, torch.cat(padding)
         self.waiting = self.waiting + other.waiting
         self.by_distance = self._by_distance(room)
@@ -389,3 +423,5 @@ class Cache(DecodingCache):
 
     def _move(self, rows: int | slice, source: slice, target: slice) -> None:
         self.self_kv[:, rows, ..., target, :] = self.self_kv[:, rows, ..., source, :].clone()
+        if self.depth_BS is not None:
+            self.depth_BS[rows, target] = self.depth_BS[rows, source].clone()

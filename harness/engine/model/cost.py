@@ -7,14 +7,13 @@ and caches dominates a step, by FLOPs at large batches.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from exitbench.harness.engine.model.engine import Engine
 from exitbench.harness.engine.model.token_record import TokenRecord
 from exitbench.harness.engine.model.weights import Architecture
-from exitbench.methods.base import Cost, Parts
+from exitbench.methods.base import Cost, Drafting, Parts
 
 
 @dataclass(frozen=True)
@@ -54,10 +53,15 @@ def answer_cost(model: Engine, parts: Parts, records: Sequence[TokenRecord], pla
         [record.exit_layer for record in decoded],
         [record.head_rows for record in records],
         [model.block_cost(place) for place in places],
-        [record.rejected for record in decoded],
-        [record.wasted for record in decoded],
+        _drafting(parts, decoded),
     )
     return exact + _int8_cost(model, records)
+
+
+def _drafting(parts: Parts, decoded: Sequence[TokenRecord]) -> Drafting | None:
+    if not parts.kv_policy.verifies:
+        return None
+    return Drafting([record.rejected_layers for record in decoded], [record.wasted for record in decoded])
 
 
 def _int8_cost(model: Engine, records: Sequence[TokenRecord]) -> Cost:
@@ -73,16 +77,14 @@ def answer_parts(
 
     Verification is the cost of discarded drafts minus the saving from reading drafts out together; it may be negative.
     """
-    exit_layers = [record.exit_layer for record in records[len(records) - len(places) :]]
+    decoded = records[len(records) - len(places) :]
+    exit_layers = [record.exit_layer for record in decoded]
     block_costs = [model.block_cost(place) for place in places]
     head_rows = sum(record.head_rows for record in records)
     by_part = dict(
         blocks=sum((cost * layer for cost, layer in zip(block_costs, exit_layers, strict=True)), Cost()),
         heads=parts.head.cost(model, head_rows) + _int8_cost(model, records),
-        gates=sum(
-            (parts.evaluation_cost(model, layer) * tokens for layer, tokens in Counter(exit_layers).items()),
-            Cost(),
-        ),
+        gates=parts.gating_cost(model, exit_layers, _drafting(parts, decoded)),
         kv=parts.kv_cost(model, exit_layers, block_costs),
     )
     if not parts.kv_policy.verifies:

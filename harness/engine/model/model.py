@@ -504,6 +504,7 @@ class Transformer(Headed):
         running = None if rows_A is None else context.subset(rows_A)
         bias = context.bias if running is None else running.bias
         bias = None if bias is None else of_block(block, n_heads, bias)
+        bias = cache.masked(bias, block, end, rows_A)
         of_batch = cache.self_kv[block - 1].narrow(2, 0, end)
         if written_A is not None:
             of_batch[written_A, :, start:] = new_kv.transpose(1, 2)

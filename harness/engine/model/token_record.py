@@ -28,6 +28,7 @@ class TokenRecord(NamedTuple):
         head_rows_int8: Rows of an int8 copy of the LM head multiplied for it, if bounds decide.
         head_fallbacks: Number of times the bounds left a decision open, so that the whole LM head was read.
         rejected: Drafts discarded right before this token, which is the full model's choice in their place.
+        rejected_layers: Exit layers of those drafts; not stored.
         wasted: Positions run in vain for those drafts; not stored.
         logprob: Natural logarithm of its probability at the exit; None for a generated token.
         is_greedy: Whether it is the most probable token there (lowest id among ties); None for a generated token.
@@ -42,6 +43,7 @@ class TokenRecord(NamedTuple):
     head_rows_int8: int = 0
     head_fallbacks: int = 0
     rejected: int = 0
+    rejected_layers: tuple[int, ...] = ()
     wasted: int = 0
     logprob: float | None = None
     is_greedy: bool | None = None
@@ -53,7 +55,7 @@ class TokenRecord(NamedTuple):
             parts: The method that ran; None for a replay, which reads no head.
         """
         row = self._asdict()
-        del row["wasted"]
+        del row["rejected_layers"], row["wasted"]
         if parts is None:
             row["head_rows"] = None
         if parts is None or not parts.head.is_bounded:

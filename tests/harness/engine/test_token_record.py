@@ -26,11 +26,13 @@ RECORD = TokenRecord(
     head_rows_int8=40,
     head_fallbacks=1,
     rejected=2,
+    rejected_layers=(1, 2),
     wasted=1,
     logprob=-1.5,
     is_greedy=True,
 )
-STORED = {**{name: value for name, value in RECORD._asdict().items() if name != "wasted"}, "reason": "threshold"}
+NOT_STORED = ("wasted", "rejected_layers")
+STORED = {name: value for name, value in RECORD._asdict().items() if name not in NOT_STORED} | {"reason": "threshold"}
 EXACT, VERIFYING = parts_of("calm-softmax"), parts_of("self-speculation")
 BOUNDS, DRAFTS = {"head_rows_int8": 40, "head_fallbacks": 1}, {"rejected": 2}
 

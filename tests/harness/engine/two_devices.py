@@ -113,6 +113,8 @@ def answers(checkpoint: Any) -> dict[str, Any]:
     requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts)]
     results: dict[str, Any] = {}
     for name, parts in methods(len(prompts), checkpoint.model.n_blocks).items():
+        if checkpoint.model.why_not(parts, len(prompts)):
+            continue
         decoded = decode(checkpoint, prefill(checkpoint.model, requests, 4), parts)
         results[name] = [(result.token_ids, result.exit_layers) for result in decoded]
     contexts = [Context(prompts[0], [[5, 6, 7], [8, 9]])]
