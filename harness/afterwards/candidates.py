@@ -161,7 +161,7 @@ def _counts_of_blocks(kind: type[Method]) -> list[str]:
     return [
         entry.name
         for entry in dataclasses.fields(kind)
-        if entry.name in vars(kind)["__annotations__"] and type(entry.default) is int
+        if entry.name in vars(kind)["__annotations__"] and type(entry.default) is int and entry.metadata["low"] == 1
     ]
 
 

@@ -145,8 +145,9 @@ class GenerationSettings:
             excluded.
         first_token: Decoder-only models: ``gated`` lets the first token exit early like every other; None reads it
             from the prompt's own pass, at full depth.
-        scope: Log-likelihoods: ``context`` keeps the depth of the first scored token for all tokens of all choices of
-            its context; None decides per token.
+        scope: ``answer`` keeps the depth of an answer's first token for its other tokens. Log-likelihoods: ``context``
+            keeps the depth of the first scored token for all tokens of all choices of its context. None decides per
+            token.
         prompt_style: Style of the prompts (`tasks.styles`); None for the task's own format, ``t5``.
         num_fewshot: Number of examples in each prompt; None for styles without examples.
         fewshot_seed: Seed that chose the examples; None if there are none.
@@ -163,7 +164,7 @@ class GenerationSettings:
     max_prompt_tokens: int | None = None
     truncate: Truncate | None = None
     first_token: Literal["gated"] | None = None
-    scope: Literal["context"] | None = None
+    scope: Literal["context", "answer"] | None = None
     prompt_style: Literal["chat", "completion"] | None = None
     num_fewshot: int | None = None
     fewshot_seed: int | None = None

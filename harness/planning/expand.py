@@ -8,6 +8,7 @@ from typing import Any
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import CalibrationSettings, Kind, RecordSettings
 from exitbench.harness.cells.job import DataRequest
+from exitbench.harness.engine.decoding.kept_depth import why_no_scope
 from exitbench.harness.engine.decoding.logit_rules import why_not
 from exitbench.harness.planning.entries.task import TaskEntry
 from exitbench.harness.planning.suite import CalibrationEntry, ModelEntry, Suite, point_label
@@ -181,6 +182,16 @@ class _Pair:
         if why := why_not(method.parts(n_blocks=2)):
             raise UserError(f"{location}: {method.name!r} {why}, which {rules} changes.")
 
+    def check_scope(self, location: str, kind: Kind, method: Method) -> None:
+        """Reject replays, and methods that decide for each token, if answers keep the depth of their first token."""
+        if self.task.generation.scope != "answer":
+            return
+        scope = f'scope = "answer" of [tasks.{self.task.label}]'
+        if kind in ("scores", "replay"):
+            raise UserError(f"{location}: a {kind} is of single tokens, and {scope} keeps one depth for an answer.")
+        if why := why_no_scope(method.parts(n_blocks=2)):
+            raise UserError(f"{location}: {method.name!r} {why}; it does not go with {scope}.")
+
     def check_precision(self, location: str, kind: Kind, method: Method) -> None:
         """Reject a cell that needs the exact LM head, if the suite requests certified heads."""
         if not is_certified(self.suite, kind, method):
@@ -226,6 +237,7 @@ class _Pair:
         if kind == "probe" or (kind == "quality" and method == full.method):
             return  # `_cells_of_pair` yields full depth's cells
         self.check_rules(location, kind, method)
+        self.check_scope(location, kind, method)
         self.check_precision(location, kind, method)
         inputs: dict[str, str] = {}
         if method.fit_params():

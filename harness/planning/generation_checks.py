@@ -35,6 +35,9 @@ def resolve(entry: TaskEntry, folder: Path, description: Description) -> Generat
         _checked(entry, "max_prompt_tokens", _check_bound, folder, description, settings)
     if settings.forced_bos_token_id is not None:
         _checked(entry, "forced_bos_token_id", _check_forced, description, settings.forced_bos_token_id)
+    if settings.scope == "answer" and description.model.kind == "causal" and not settings.gates_first_token:
+        message = 'keeps the depth of the first token; it goes with first_token = "gated".'
+        raise UserError(f"{entry.location} scope: {message}")
     if settings.gates_first_token:
         _checked(entry, "first_token", _check_first_token, description.model)
     return settings

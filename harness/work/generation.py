@@ -20,6 +20,7 @@ from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.engine.decoding.branches import Context
 from exitbench.harness.engine.decoding.decode import Batch, decode, prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
+from exitbench.harness.engine.decoding.kept_depth import keeping
 from exitbench.harness.engine.decoding.likelihood import score as score_given
 from exitbench.harness.engine.decoding.probe import probe_table, states_of
 from exitbench.harness.engine.model.batches import in_batches
@@ -198,8 +199,9 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
         ]
         lengths = [answer.n_prompt for answer in answers.values()]
         checkpoint, first_token = self.model.checkpoint, self.cell.first_token
-        costs = answer_costs(checkpoint, parts, generations, lengths, first_token)
-        by_part = answer_costs_by_part(checkpoint, parts, generations, lengths, first_token)
+        keeps_depth = self.settings.scope == "answer"
+        costs = answer_costs(checkpoint, parts, generations, lengths, first_token, keeps_depth=keeps_depth)
+        by_part = answer_costs_by_part(checkpoint, parts, generations, lengths, first_token, keeps_depth=keeps_depth)
         full_made = [_at_full_depth(output, checkpoint.model) for output in outputs]
         full_lengths = [output.n_prompt for output in outputs]
         full_costs = answer_costs(checkpoint, self.full_parts, full_made, full_lengths, first_token)
@@ -397,8 +399,9 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
     ) -> float:
         """Return full depth's decode cost over the method's: bytes read for single rows, FLOPs for batches."""
         checkpoint, lengths = self.model.checkpoint, [len(self.prompt(document).ids) for document in documents]
+        keeps = self.settings.scope == "answer"
         full_cost, own_cost = (
-            sum(answer_costs(checkpoint, arm, generations, lengths, self.cell.first_token), Cost())
+            sum(answer_costs(checkpoint, arm, generations, lengths, self.cell.first_token, keeps_depth=keeps), Cost())
             for arm, generations in ((self.full_parts, full), (parts, method))
         )
         ideal = ideal_speedup(full_cost, own_cost)
@@ -531,6 +534,8 @@ def answer_costs(
     generations: Sequence[Generation],
     prompt_lengths: Sequence[int],
     first_token: FirstToken,
+    *,
+    keeps_depth: bool = False,
 ) -> list[Cost]:
     """Return the decode cost of each document's answer.
 
@@ -540,10 +545,11 @@ def answer_costs(
         generations: Answers, one per document.
         prompt_lengths: Number of prompt tokens, by document.
         first_token: ``gated`` if the first token may exit early, ``full`` if it is read from the prompt's own pass.
+        keeps_depth: Whether an answer keeps the depth of its first token, so that its other tokens have no gate.
     """
     return [
-        answer_cost(checkpoint.model, parts, *_work(checkpoint, generation, n_prompt, first_token))
-        for generation, n_prompt in zip(generations, prompt_lengths, strict=True)
+        sum((answer_cost(checkpoint.model, *work) for work in works), Cost())
+        for works in _works(checkpoint, parts, generations, prompt_lengths, first_token, keeps_depth)
     ]
 
 
@@ -553,12 +559,39 @@ def answer_costs_by_part(
     generations: Sequence[Generation],
     prompt_lengths: Sequence[int],
     first_token: FirstToken,
+    *,
+    keeps_depth: bool = False,
 ) -> list[dict[str, Cost]]:
     """Return the decode cost of each document's answer by part of the model; arguments as in `answer_costs`."""
     return [
-        answer_parts(checkpoint.model, parts, *_work(checkpoint, generation, n_prompt, first_token))
-        for generation, n_prompt in zip(generations, prompt_lengths, strict=True)
+        _summed([answer_parts(checkpoint.model, *work) for work in works])
+        for works in _works(checkpoint, parts, generations, prompt_lengths, first_token, keeps_depth)
     ]
+
+
+def _summed(by_part: Sequence[dict[str, Cost]]) -> dict[str, Cost]:
+    return {name: sum((costs[name] for costs in by_part), Cost()) for name in by_part[0]}
+
+
+_Work = tuple[Parts, Sequence[TokenRecord], Sequence[TokenPlace]]
+
+
+def _works(
+    checkpoint: Checkpoint,
+    parts: Parts,
+    generations: Sequence[Generation],
+    prompt_lengths: Sequence[int],
+    first_token: FirstToken,
+    keeps_depth: bool,
+) -> Iterator[list[_Work]]:
+    """Yield the arguments of `answer_cost` for each answer; two if later tokens keep the depth of the first."""
+    for generation, n_prompt in zip(generations, prompt_lengths, strict=True):
+        records, places = _work(checkpoint, generation, n_prompt, first_token)
+        if keeps_depth and len(places) > 1:
+            later = keeping(parts, records[0].exit_layer)
+            yield [(parts, records[:1], places[:1]), (later, records[1:], places[1:])]
+        else:
+            yield [(parts, records, places)]
 
 
 def _work(

@@ -281,7 +281,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
                     method,
                     context,
                     texts,
-                    scope=settings.scope or "token",
+                    scope="context" if settings.scope == "context" else "token",
                     gates_first_token=settings.gates_first_token,
                 )
                 if cost is None:
@@ -524,7 +524,7 @@ class TimedScoring:
             self.checkpoint,
             unit.requests,
             parts,
-            scope=self.settings.scope or "token",
+            scope="context" if self.settings.scope == "context" else "token",
             gates_first_token=self.checkpoint.kind == "seq2seq" or self.settings.gates_first_token,
             rows=self.rows,
             max_new_tokens=self.longest,

@@ -190,7 +190,7 @@ def score_texts(
             checkpoint,
             [_context(group, requests, seed_of) for group in batch],
             parts,
-            scope=generation.scope or "token",
+            scope="context" if generation.scope == "context" else "token",
             gates_first_token=checkpoint.kind == "seq2seq" or generation.gates_first_token,
             rows=min(rows, len(batch)),  # fewer after memory ran out
             max_new_tokens=longest,

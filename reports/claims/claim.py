@@ -30,7 +30,7 @@ class Claim:
 
     Attributes:
         claim_id: Name, which begins with the ledger's.
-        ledger: Stem of its TOML file: mee, prune, natcap, heads, calm_free or encoders.
+        ledger: Stem of its TOML file: mee, prune, natcap, heads, calm_free, encoders or suitability.
         kind: `claim`: stated by the authors and tested on local runs; `consistency`: printed numbers compared with
             each other; `question`: raised by this project from what a paper shows, not claimed by its authors.
         paper: Source of the words or numbers, or of the question: MEE, MEEBLOG, PRUNE, NATCAP, HEADS, or another
@@ -169,7 +169,7 @@ def _counted(n: int) -> str:
     return str(n)
 
 
-LEDGERS: Final = ("mee", "prune", "natcap", "heads", "calm_free", "encoders")
+LEDGERS: Final = ("mee", "prune", "natcap", "heads", "calm_free", "encoders", "suitability")
 """Stems of the ledger files, in the order of the page."""
 
 Keys = dict[str, type]

@@ -290,6 +290,11 @@ def _why_full_depth(card: Card, recommendation: Recommendation, name: Name) -> s
         return " ".join(_not_confirmed(row, percent, name) for row in chosen)
     if not card.timed:
         return _why_untimed(card)
+    if card.confirming_n is None:
+        return (
+            f"{visible(card.full['metric'])} is computed from all documents together, so a part of them cannot confirm "
+            "what was chosen on the others; `exitbench compare` tests differences."
+        )
     return f"No timed setting is shown to lose so little.{_too_few(card, recommendation)}"
 
 

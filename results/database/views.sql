@@ -883,10 +883,11 @@ COMMENT ON MACRO corpus_bleu IS 'BLEU of bleu_sums: lengths of answers and refer
 if one of them is 0, where BLEU needs smoothing. (Papineni et al., 2002.)';
 
 CREATE OR REPLACE MACRO loss_percent(delta_low, delta_high, lower_is_better, full_value, has_no_scale) AS
-    CASE WHEN full_value > 0 AND NOT has_no_scale
+    -- `greatest` ignores NULL: without an interval it would call the loss 0.
+    CASE WHEN full_value > 0 AND NOT has_no_scale AND delta_low IS NOT NULL AND delta_high IS NOT NULL
         THEN greatest(0, 100 * CASE WHEN lower_is_better THEN delta_high ELSE -delta_low END / full_value) END;
 COMMENT ON MACRO loss_percent IS 'Upper bound on the loss, from the interval of a difference, as a percentage of full depth''s value; 0 if
-there is no loss, NULL without a scale.';
+there is no loss, NULL without a scale or an interval.';
 
 CREATE OR REPLACE MACRO is_choosing(doc_key) AS
     md5(doc_key)[:2] < '55';
@@ -961,7 +962,7 @@ better AS (
 SELECT
     * EXCLUDE (params, aa_high),
     lead(choosing_loss_high_percent) OVER (PARTITION BY setting_id, is_static ORDER BY choosing_loss_high_percent) AS next_percent,
-    CASE WHEN confirming_speedup_low > greatest(1, coalesce(aa_high, 1))
+    CASE WHEN confirming_speedup_low > greatest(1, coalesce(aa_high, 1)) AND confirming_loss_high_percent IS NOT NULL
         THEN greatest(choosing_loss_high_percent, confirming_loss_high_percent) END AS confirmed_percent,
     params
 FROM better;
@@ -1017,6 +1018,38 @@ running AS (
 )
 SELECT n.* EXCLUDE (params), g.block, g.tokens / g.n AS share, g.n, n.params FROM running AS g JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW no_change IS 'One row per probe run and block.';
+
+CREATE VIEW suitability AS
+WITH token AS (
+    SELECT
+        p.attempt_id, p.doc_key, r.blocks, p.first_match, p.stable_from,
+        list_transform(p.top1_id, lambda id: (id = p.full_token_id)::INTEGER) AS matches
+    FROM probe_token AS p JOIN runs AS r USING (attempt_id)
+    WHERE p.choice IS NULL
+),
+document AS (
+    SELECT
+        attempt_id, doc_key, count(*) AS n, sum(first_match / blocks) AS first_match,
+        sum(stable_from / blocks) AS stable_from, sum(matches[greatest(blocks // 2, 1)]) AS agreement_mid,
+        sum(list_avg(matches)) AS agreement_area, count_if(first_match < stable_from) AS lost,
+        sum(stable_from - first_match) AS blocks_between, count_if(stable_from = blocks) AS only_last
+    FROM token GROUP BY ALL
+)
+SELECT
+    n.* EXCLUDE (params), d.* EXCLUDE (attempt_id), n.params
+FROM (
+    SELECT
+        attempt_id, sum(first_match) / sum(n) AS first_match, half_width(first_match, n) AS first_match_half,
+        sum(stable_from) / sum(n) AS stable_from, half_width(stable_from, n) AS stable_from_half,
+        sum(agreement_mid) / sum(n) AS agreement_mid, half_width(agreement_mid, n) AS agreement_mid_half,
+        sum(agreement_area) / sum(n) AS agreement_area, half_width(agreement_area, n) AS agreement_area_half,
+        sum(lost) / sum(n) AS share_lost, half_width(lost, n) AS share_lost_half,
+        sum(blocks_between) / sum(lost) AS blocks_between, sum(only_last) / sum(n) AS share_only_last,
+        count(*) AS documents, sum(n)::BIGINT AS n
+    FROM document GROUP BY attempt_id
+) AS d
+JOIN run_names AS n USING (attempt_id);
+COMMENT ON VIEW suitability IS 'One row per probe run: how early full depth''s tokens are settled. Intervals are over documents.';
 
 CREATE VIEW token_kinds AS
 FROM (VALUES

@@ -28,7 +28,7 @@ Rows = Callable[[Path, ModuleType, str], Frame]
 # parts of names of figures with no axis of blocks
 WITHOUT_DEPTH = (
     *("training", "mee_blog_quality_speed", "by_epsilon", "realised_speedup", "calibration", "cost_breakdown"),
-    *("faithfulness", "between_random_and_oracle", "error_by_kv_policy"),
+    *("faithfulness", "between_random_and_oracle", "error_by_kv_policy", "suitability"),
 )
 
 POINT: dict[str, Any] = {

@@ -104,7 +104,7 @@ def _add_claims(commands: Commands) -> None:
     parser = command(commands, "claims", "report:claims", about, examples)
     parser.add_argument("claim", nargs="?", metavar="CLAIM", help="show this one in full, with its query")
     add_results(parser)
-    papers = "only claims of mee, prune, natcap, heads, calm_free or encoders"
+    papers = "only claims of mee, prune, natcap, heads, calm_free, encoders or suitability"
     parser.add_argument("--paper", metavar="NAME", help=papers)
     about = (
         "only claim (the authors' words), consistency (printed numbers against each other) or question (of ExitBench)"

@@ -29,6 +29,7 @@ from exitbench.harness.engine.model.exit_heads import KINDS, WITH_LM_HEAD, ExitH
 from exitbench.harness.reading.regular_files import is_file
 
 EXIT_HEADS = "exit_heads"
+OFF_RAMPS = "off_ramps"
 
 
 def save_exit_heads(path: Path, kind: HeadKind, tensors: Mapping[str, Tensor]) -> None:
@@ -37,13 +38,15 @@ def save_exit_heads(path: Path, kind: HeadKind, tensors: Mapping[str, Tensor]) -
 
 
 def read_exit_blocks(folder: Path) -> tuple[int, ...]:
-    """Return the blocks for which a checkpoint folder has a trained head, reading only the file's header; () if none.
+    """Return the blocks for which a checkpoint folder has a trained head or an off-ramp, from the file's header alone.
 
     Raises:
-        UserError: The header is not that of an exit-head file.
+        UserError: The header is not that of a file of exit heads or off-ramps.
     """
-    path = folder / EXIT_HEADS_FILE
-    return _header(path)[1] if is_file(path) else ()
+    for name, part, kinds in ((EXIT_HEADS_FILE, EXIT_HEADS, KINDS), (OFF_RAMPS_FILE, OFF_RAMPS, RAMP_KINDS)):
+        if is_file(folder / name):
+            return heads_header(folder / name, part, kinds)[1]
+    return ()
 
 
 def load_exit_heads(
@@ -228,8 +231,6 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 # ------------------------------------------------------------------------------------------- off-ramps
-
-OFF_RAMPS = "off_ramps"
 
 
 def save_off_ramps(path: Path, kind: RampKind, tensors: Mapping[str, Tensor]) -> None:

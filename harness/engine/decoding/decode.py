@@ -20,6 +20,7 @@ from exitbench.harness.cells.cell import GenerationSettings
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.engine.decoding.block_runner import BlockRunner
 from exitbench.harness.engine.decoding.generation import Generation, Request
+from exitbench.harness.engine.decoding.kept_depth import keeping_each
 from exitbench.harness.engine.decoding.logit_rules import LogitRules
 from exitbench.harness.engine.decoding.speculation import verify_drafts
 from exitbench.harness.engine.decoding.trace import Observer, Trace
@@ -41,12 +42,14 @@ class Step:
         token_B: The tokens.
         choose: Token chooser.
         observer: Receives scores, exits and read-outs.
+        exit_layers: Block after which each row has left; rows that run all blocks have L.
         unread: Views of rows that have left and will be read out together.
     """
 
     def __init__(self, model: Engine, n_rows: int, choose: Choose, observer: Observer) -> None:
         self.choose, self.observer = choose, observer
         self.token_B = torch.empty(n_rows, dtype=torch.long, device=model.device)
+        self.exit_layers = [model.n_blocks] * n_rows
         self.unread: list[BlockView] = []
         observer.step_began(n_rows)
 
@@ -190,6 +193,8 @@ class Decoding:
         self._token_B = batch.fed_B
         if batch.fed_B is None and batch.prompt_state_BD is None:
             self._token_B = torch.full((len(self.rows),), checkpoint.start_id or 0, device=checkpoint.model.device)
+        self._keeps_depth = settings is not None and settings.scope == "answer"
+        self._depths: list[int] | None = None  # of each row's first token, if an answer keeps it
         self._rules: LogitRules | None = None
         if settings is not None and settings.logit_rules:
             self._rules = LogitRules(settings, checkpoint, [request.prompt_ids for request in batch.requests])
@@ -202,6 +207,8 @@ class Decoding:
         seeds_B = tuple(row.request.seed for row in rows)
         choose = parts.gate.choose if rules is None else _choose_with_rules(rules, parts.gate)
         if self._token_B is not None:
+            if self._depths is not None:
+                self._runner.parts = keeping_each(parts, self._depths)
             step = decode_step(
                 self._runner,
                 self._token_B,
@@ -210,8 +217,10 @@ class Decoding:
                 seeds_B,
                 choose,
                 self._observer,
-                self._thresholds,
+                () if self._depths is not None else self._thresholds,
             )
+            if self._keeps_depth and self._depths is None:
+                self._depths = step.exit_layers
         else:  # the prompt's own pass at full depth already holds the first token
             model, state_BD = self._checkpoint.model, self._prompt_state_BD
             assert state_BD is not None, "what is fed first is known, or the state that it is read from"
@@ -258,6 +267,8 @@ class Decoding:
         self._token_B = self._token_B[going_B]
         if self._thresholds:
             self._thresholds = tuple(self._thresholds[row] for row in going)
+        if self._depths is not None:
+            self._depths = [self._depths[row] for row in going]
         if self._rules is not None:
             self._rules.keep(going)
 
@@ -268,8 +279,8 @@ class Decoding:
 
     @property
     def can_be_joined(self) -> bool:
-        """True if rows of another batch can join."""
-        return self._cache.joins
+        """True if rows of another batch can join; not if answers keep the depth of their first tokens."""
+        return self._cache.joins and not self._keeps_depth
 
     @torch.inference_mode()
     def join(self, other: Decoding) -> None:
@@ -413,6 +424,8 @@ def _level(threshold: Threshold, view: BlockView, score_A: Tensor) -> float | Te
 def _leave(step: Step, runner: BlockRunner, view: BlockView) -> None:
     """Exit rows early: the KV policy fills the skipped blocks and may return the state that the token is read from."""
     parts = runner.parts
+    for row in view.active.rows:
+        step.exit_layers[row] = view.block
     deep_AD = parts.kv_policy.on_exit(runner, view.block, view.hidden_AD, view.active.rows_A)
     _emit(step, parts, view if deep_AD is None else view.at_full_depth(deep_AD))
     step.observer.exited(view, runs_all_blocks=parts.runs_all_blocks)

@@ -12,7 +12,7 @@ that leave, D model width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -25,13 +25,13 @@ from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.engine.decoding.block_runner import BlockRunner
 from exitbench.harness.engine.decoding.branches import Branch, Context, batches, branches_of, packs
 from exitbench.harness.engine.decoding.decode import decode_step, prompt_step
+from exitbench.harness.engine.decoding.kept_depth import keeping
 from exitbench.harness.engine.decoding.trace import Observer, Trace
 from exitbench.harness.engine.model.cache import Cache, DecodingCache
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.engine.model.positions import padded
 from exitbench.harness.engine.model.token_record import TokenColumns, TokenRecord
 from exitbench.methods.base import ActiveRows, BlockView, Gate, Parts, argmax_token
-from exitbench.methods.thresholds import Constant
 
 READ_OUT_BYTES = 64 * 2**20
 """Memory limit for the logits of a pass; tokens are read out in chunks that fit."""
@@ -139,11 +139,6 @@ def fixed_depth(parts: Parts, n_blocks: int) -> int | None:
     return None if parts.gate.decides or parts.runs_all_blocks else gate_blocks[0]
 
 
-def keeping(parts: Parts, depth: int) -> Parts:
-    """Return the method with its depth fixed: every token leaves after this number of blocks."""
-    return replace(parts, gate=_FixedDepth(parts.gate), threshold=Constant(0.5), blocks=frozenset({depth}))
-
-
 def _check(contexts: Sequence[Context], parts: Parts, rows: int) -> None:
     if (reason := why_not(parts)) is not None:
         raise UserError(f"this method does not provide log-likelihoods: it {reason}.")
@@ -180,22 +175,6 @@ class _TokenReader:
         self.logprob_BK[rows] = log_p_AV.gather(1, token_AK)
         self.greedy_BK[rows] = argmax_token(log_p_AV)[:, None] == token_AK
         return token_AK[:, 0]
-
-
-class _FixedDepth(Gate):
-    """Gate of a depth decided before: score 1 at its only block, and tokens read as the method reads them."""
-
-    decides = False
-
-    def __init__(self, gate: Gate) -> None:
-        self._gate = gate
-        self.needs_history = gate.needs_history  # type: ignore[misc]  # a class attribute elsewhere
-
-    def score(self, view: BlockView) -> Tensor:
-        return torch.ones(len(view.hidden_AD), device=view.hidden_AD.device)
-
-    def log_p(self, view: BlockView) -> Tensor:
-        return self._gate.log_p(view)
 
 
 class _Exits(Observer):

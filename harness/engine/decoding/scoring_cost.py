@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from exitbench.harness.cells.cell import Scope
 from exitbench.harness.engine.decoding.branches import Branch, Context, branches_of, packs
-from exitbench.harness.engine.decoding.likelihood import PACKED_TOKENS, Scored, fixed_depth, keeping
+from exitbench.harness.engine.decoding.kept_depth import keeping
+from exitbench.harness.engine.decoding.likelihood import PACKED_TOKENS, Scored, fixed_depth
 from exitbench.harness.engine.model.cost import TokenPlace
 from exitbench.harness.engine.model.engine import Engine
 from exitbench.harness.engine.model.model import Transformer

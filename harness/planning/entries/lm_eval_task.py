@@ -18,7 +18,7 @@ from exitbench.harness.work.kinds import work_class
 from exitbench.tasks.declared import Declaration
 from exitbench.tasks.lm_eval.settings import PREFIX, LmEvalSettings, why_not_greedy
 
-LM_EVAL_KEYS: Final = ("include", *FEWSHOT_KEYS, "fewshot_as_multiturn", "gen_kwargs", "scope")
+LM_EVAL_KEYS: Final = ("include", *FEWSHOT_KEYS, "fewshot_as_multiturn", "gen_kwargs")
 """Keys of lm-eval tasks; only those of examples are valid for other tasks too."""
 
 _OUR_KEYS: Final = ("seed", "level", "part")
@@ -43,7 +43,7 @@ class LmEvalAsked:
     work: type[Work[Any]]
     max_new_tokens: int
     stop: tuple[str, ...]
-    scope: str
+    scope: str = "token"
 
 
 def refuse_lm_eval_keys(table: TomlTable) -> None:
@@ -94,10 +94,8 @@ def read_lm_eval(table: TomlTable, name: str, declaration: Declaration | None = 
     for key in (*_LOGIT_KEYS, "gen_kwargs"):
         if not work.generates and key in table.values:
             raise table.error(key, f"goes with tasks that generate text; {name} requires log-likelihoods.")
-    if work.generates and "scope" in table.values:
-        raise table.error("scope", f"goes with tasks that require log-likelihoods; {name} generates text.")
-    scope = table.choose("scope", table.get("scope", str, "token"), SCOPES, "scope")
     if not work.generates:
+        scope = table.choose("scope", table.get("scope", str, "token"), SCOPES, "scope")
         return LmEvalAsked(settings, work, 1, (), scope)
     task = get_task(name, settings)
     generation: dict[str, Any] = getattr(task, "generation_kwargs", {})
@@ -107,7 +105,7 @@ def read_lm_eval(table: TomlTable, name: str, declaration: Declaration | None = 
         raise table.error(key, f"requires {other.what}, but decoding is greedy; allowed: {allowed}.")
     until = generation.get("until", ())
     stop = (until,) if isinstance(until, str) else tuple(until)
-    return LmEvalAsked(settings, work, task.default_max_new_tokens, stop, scope)
+    return LmEvalAsked(settings, work, task.default_max_new_tokens, stop)
 
 
 def _settings(table: TomlTable) -> LmEvalSettings:

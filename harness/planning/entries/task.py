@@ -30,12 +30,12 @@ KEYS: Final = (
     *("task", "source", "split", "limit", "seed", "level", "files", "part"),
     *(*_OTHER_FILES, *_OTHER_SPLITS, "drop_shared"),
     *("max_new_tokens", "stop", "repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id"),
-    *("chat_template", "system", "max_prompt_tokens", "truncate", "first_token", "batch_rows"),
+    *("chat_template", "system", "max_prompt_tokens", "truncate", "first_token", "scope", "batch_rows"),
     *STYLE_KEYS,
 )
 _OF_ANSWERS: Final = (
     *("max_new_tokens", "stop", "repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id"),
-    *("chat_template", "system", "first_token"),
+    *("chat_template", "system", "first_token", "scope"),
 )
 """Keys that are valid only for tasks whose answers are generated."""
 
@@ -201,7 +201,9 @@ def read_task(label: str, table: TomlTable) -> TaskEntry:
         level=_level(table, source),
         declaration=declaration,
     )
-    generation, prompts = _generation(table, task.default_max_new_tokens), read_prompt_keys(table, task)
+    generates = work_class(task).generates
+    generation = _generation(table, task.default_max_new_tokens, generates=generates)
+    prompts = read_prompt_keys(table, task)
     if task.style_texts is None or prompts.style in ("t5", "completion"):
         chat_template: bool | None = _chat_template(table, generation)
     else:
@@ -228,7 +230,8 @@ def _lm_eval_entry(label: str, table: TomlTable, name: str, declaration: Declara
         limit=table.positive("limit") if "limit" in table.values else None,
         settings=lm_eval.settings,
     )
-    generation = replace(_generation(table, lm_eval.max_new_tokens), stop=lm_eval.stop)
+    settings = _generation(table, lm_eval.max_new_tokens, generates=lm_eval.work.generates)
+    generation = replace(settings, stop=lm_eval.stop)
     if not lm_eval.work.generates:
         is_gated = table.get("first_token", str, "gated") == "gated"
         by_context = lm_eval.scope == "context"
@@ -290,7 +293,7 @@ def _files(table: TomlTable) -> Files:
     return tuple((role, table.get(role, str)) for role in table.values)
 
 
-def _generation(table: TomlTable, default_max_new_tokens: int) -> GenerationSettings:
+def _generation(table: TomlTable, default_max_new_tokens: int, *, generates: bool) -> GenerationSettings:
     for key, other in (("max_prompt_tokens", "truncate"), ("truncate", "max_prompt_tokens")):
         if key in table.values and other not in table.values:
             words = "a whole number" if other == "max_prompt_tokens" else ", ".join(f'"{way}"' for way in TRUNCATIONS)
@@ -301,6 +304,8 @@ def _generation(table: TomlTable, default_max_new_tokens: int) -> GenerationSett
     first_token = table.choose(
         "first_token", table.get("first_token", str, "full"), FIRST_TOKENS, "way to the first token"
     )
+    scopes = ("token", "answer")
+    scope = table.choose("scope", table.get("scope", str, "token"), scopes, "scope") if generates else "token"
     return GenerationSettings(
         max_new_tokens=table.positive("max_new_tokens", default_max_new_tokens, MAX_NEW_TOKENS),
         stop=table.strings("stop", ()),
@@ -311,7 +316,9 @@ def _generation(table: TomlTable, default_max_new_tokens: int) -> GenerationSett
         system=table.optional("system", str),
         max_prompt_tokens=_from(table, "max_prompt_tokens", 1),
         truncate=cast(Truncate | None, truncate),
-        first_token="gated" if first_token == "gated" else None,  # None for the default, so that cell ids stay valid
+        # None for defaults, so that cell ids stay valid
+        first_token="gated" if first_token == "gated" else None,
+        scope="answer" if scope == "answer" else None,
     )
 
 

@@ -104,6 +104,10 @@ class _Watch:
         self._progress.end(self._items[cell_id].label, status)
 
 
+_LEAK_REPORT: Final = ("nanobind: ", " - leaked ", " - ... skipped", "See https://nanobind")
+"""Beginnings of lines that DuckDB's Python bindings write as a process ends, after the error that ended it."""
+
+
 @dataclass(frozen=True)
 class _Death:
     """End of a worker process that did not finish its cells.
@@ -140,7 +144,8 @@ class _Death:
             return self.interrupted
         if self.signal:
             return f"the worker was killed by {_signal_name(self.signal)}"
-        return ": ".join([f"the worker exited with code {self.returncode}", *self.log_tail.splitlines()[-1:]])
+        lines = [line for line in self.log_tail.splitlines() if not line.startswith(_LEAK_REPORT)]
+        return ": ".join([f"the worker exited with code {self.returncode}", *lines[-1:]])
 
 
 class GroupRun:

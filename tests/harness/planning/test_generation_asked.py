@@ -94,6 +94,7 @@ def test_a_penalty_of_1_asks_for_nothing(suite: Callable[..., Path], model: Path
         (["min_length = 0"], "min_length: is 0; it must be 1 or more."),
         (["forced_bos_token_id = -1"], "forced_bos_token_id: is -1; it must be 0 or more."),
         (['first_token = "fulll"'], "first_token: unknown way to the first token 'fulll'. Did you mean 'full'"),
+        (['scope = "context"'], "scope: unknown scope 'context'."),
         (["chat_template = 1"], "chat_template: is 1; it must be true or false."),
         (
             ['prompt_style = "completion"', 'system = "be brief"'],
@@ -133,6 +134,7 @@ def test_a_mistake_is_named_with_its_line(suite: Callable[..., Path], model: Pat
             "allowed: up to 49.",
         ),
         (["max_prompt_tokens = 1", 'truncate = "right"'], "max_prompt_tokens: max_prompt_tokens = 1 leaves no room"),
+        (['scope = "answer"'], 'scope: keeps the depth of the first token; it goes with first_token = "gated".'),
         (["forced_bos_token_id = 5"], "forced_bos_token_id: model 'small' is decoder-only: its answers go on from"),
     ],
 )
@@ -210,6 +212,14 @@ def test_what_would_not_be_right_with_changed_choices_is_refused(
     assert "repetition_penalty, min_length of [tasks.squad]" in message
 
 
+@pytest.mark.parametrize("what", ["replay", "scores", "oracle", "speculation"])
+def test_what_decides_for_every_token_does_not_go_with_one_depth_for_an_answer(
+    suite: Callable[..., Path], model: Path, what: str
+) -> None:
+    message = complaint(suite(model, 'first_token = "gated"', 'scope = "answer"', sweep=SWEEPS[what][0]))
+    assert 'scope = "answer" of [tasks.squad]' in message
+
+
 def test_only_what_is_asked_is_part_of_the_identity(suite: Callable[..., Path], model: Path) -> None:
     (model / "chat_template.jinja").write_text(TEMPLATE)
 
@@ -227,6 +237,7 @@ def test_only_what_is_asked_is_part_of_the_identity(suite: Callable[..., Path], 
         ("max_prompt_tokens = 20", 'truncate = "left"'),
         ("max_prompt_tokens = 20", 'truncate = "right"'),
         ('first_token = "gated"',),
+        ('first_token = "gated"', 'scope = "answer"'),
         ("chat_template = true",),
         ("chat_template = true", 'system = "be brief"'),
     ]

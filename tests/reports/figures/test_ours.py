@@ -25,6 +25,7 @@ from exitbench.reports.figures.ours import (
     faithfulness,
     frontier,
     realised_speedup,
+    suitability,
 )
 from exitbench.reports.frame import Frame
 from exitbench.reports.plotting.setting_grid import thinned
@@ -124,6 +125,22 @@ def test_random_is_interpolated_at_the_depth_of_the_setting(small_database: Path
         assert row["share"] == (None if share is None else pytest.approx(share))
     panels = between_random_and_oracle.plot(frame).axes
     assert sorted(drawn_x(panels[0]) + drawn_x(panels[2])) == sorted(frame.values("token_match"))
+
+
+def test_suitability_is_that_of_the_probed_tokens(small_database: Path, rows_of: Rows) -> None:
+    frame = rows_of(small_database, figures, "suitability")
+    probes = query_rows(small_database, "SELECT * FROM probe_trace WHERE choice IS NULL")
+    assert frame.rows
+    for row in frame.rows:
+        tokens = [probe for probe in probes if (probe["model"], probe["task_label"]) == (row["model"], row["task"])]
+        matches = [[token_id == token["full_token_id"] for token_id in token["top1_id"]] for token in tokens]
+        assert row["first_match"] == pytest.approx(np.mean([each.index(True) + 1 for each in matches]) / row["blocks"])
+        assert row["agreement_mid"] == pytest.approx(np.mean([each[row["blocks"] // 2 - 1] for each in matches]))
+        assert row["agreement_area"] == pytest.approx(np.mean(matches))
+        lost = [False in each[each.index(True) :] for each in matches]
+        assert row["share_lost"] == pytest.approx(np.mean(lost))
+    panels = suitability.plot(frame).axes
+    assert drawn_x(panels[0]) == frame.values("first_match")
 
 
 def test_a_realised_speedup_that_is_not_measurable_is_no_row(

@@ -180,11 +180,15 @@ def test_a_metric_of_the_whole_text_has_the_intervals_of_both_runs_joined(
             "JOIN metric_values AS m ON m.attempt_id = r.full_depth_attempt_id AND m.metric = p.metric "
             "WHERE p.metric = 'rougeL' AND abs(f.delta) > 1"
         ).to_pylist()
+        recommended = {row["attempt_id"] for row in database.query("SELECT attempt_id FROM pareto").to_pylist()}
     assert rows
     for row in rows:
         assert not row["is_paired"]
         reach = np.hypot(row["value"] - row["ci_low"], row["full_high"] - row["full_depth"])
         assert row["delta_low"] == pytest.approx(row["delta"] - reach)
+        # No part of the documents bounds the loss: it is unknown, not 0, and nothing is recommended for it.
+        assert row["choosing_loss_high_percent"] is row["confirming_loss_high_percent"] is None
+    assert not recommended & {row["attempt_id"] for row in rows}
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints import encoder_loading
 from exitbench.harness.engine.checkpoints.encoder_loading import is_encoder, load_encoder
-from exitbench.harness.engine.checkpoints.exit_head_files import new_off_ramps, save_off_ramps
+from exitbench.harness.engine.checkpoints.exit_head_files import new_off_ramps, read_exit_blocks, save_off_ramps
 from exitbench.harness.engine.checkpoints.files import OFF_RAMPS_FILE
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 from exitbench.harness.engine.encoders.stack import EncoderStack
@@ -70,7 +70,7 @@ def test_off_ramps_beside_the_weights_are_read(saved: Callable[..., Path]) -> No
     save_off_ramps(folder / OFF_RAMPS_FILE, "linear", tensors)
     model = load_encoder(folder).model
     state = torch.randn(2, 16)
-    assert model.exit_blocks == (1, 3)
+    assert model.exit_blocks == read_exit_blocks(folder) == (1, 3)
     assert torch.equal(model.exit_logits(3, state), state @ tensors["3.out.weight"].T + tensors["3.out.bias"])
     assert (model.exit_head_numel(1), model.exit_head_numel(2)) == (48, 16 * 16 + 48)
 

@@ -52,6 +52,7 @@ def test_every_cell_is_run_and_shown_once(spec: WorkerSpec, worker: Worker, tmp_
         ("os.kill(os.getpid(), signal.SIGKILL)", "failed", "the worker was killed by SIGKILL", None, 9),
         ("os.abort()", "failed", "the worker was killed by SIGABRT", None, 6),
         ("die(3, 'the last words')", "failed", "the worker exited with code 3: the last words", 3, None),
+        ("die(3, 'x\\nnanobind: leaked 2 types!')", "failed", "the worker exited with code 3: x", 3, None),
         ("die(1, 'MemoryError')", "oom", "the worker exited with code 1: MemoryError", 1, None),
     ],
 )

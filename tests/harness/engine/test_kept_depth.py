@@ -1,0 +1,80 @@
+"""`scope = "answer"`: all tokens of an answer leave at the depth of its first token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from exitbench.harness.cells.cell import GenerationSettings
+from exitbench.harness.engine.decoding.decode import Decoding, decode, prefill
+from exitbench.harness.engine.decoding.generation import Generation, Request
+from exitbench.harness.engine.decoding.kept_depth import why_no_scope
+from exitbench.harness.work.generation import answer_costs, answer_costs_by_part
+from exitbench.methods.base import Parts
+from exitbench.methods.kv_policies import KV_POLICIES
+from exitbench.methods.registry import get_method
+
+L = 5
+N_NEW = 10
+N_ROWS = 14
+ANSWER = GenerationSettings(N_NEW, scope="answer")
+
+
+def gated(policy: str = "state-copy", method: str = "calm-softmax", **params: Any) -> Parts:
+    """Return a method whose first tokens leave at several depths."""
+    return get_method(method).from_params({"threshold": 0.03, "kv_policy": policy, **params}).parts(L)
+
+
+def answers(
+    family: Any, prompts: list[list[int]], parts: Parts, settings: GenerationSettings, new_tokens: int = N_NEW
+) -> list[Generation]:
+    requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts)]
+    batch = prefill(family.checkpoint.model, requests, new_tokens, gates_first_token=not family.is_seq2seq)
+    return decode(family.checkpoint, batch, parts, settings=settings)
+
+
+@pytest.mark.parametrize("policy", KV_POLICIES)
+def test_an_answer_is_that_of_the_static_depth_of_its_first_token(placed: Any, prompts: Any, policy: str) -> None:
+    """Each row of a batch has its own depth; the trace says 1 where nothing was asked."""
+    rows = prompts[:N_ROWS]
+    together = answers(placed, rows, gated(policy), ANSWER)
+    for prompt, answer in zip(rows, together, strict=True):
+        (first,) = answers(placed, [prompt], gated(policy), GenerationSettings(1), new_tokens=1)
+        depth = first.exit_layers[0]
+        static = get_method("static")(exit_layer=depth).parts(L)
+        (expected,) = answers(placed, [prompt], static, GenerationSettings(N_NEW))
+        if policy != "noisy" or depth == L:  # which emits full depth's first token
+            assert answer.token_ids == expected.token_ids
+        assert answer.exit_layers == [depth] * len(answer.token_ids)
+        assert answer.scores[1:] == [None if depth == L else 1.0] * (len(answer.token_ids) - 1)
+        assert set(answer.head_rows[1:]) <= {placed.checkpoint.model.vocab_size}, "one read-out, and no gate"
+    if placed.reference.config.model_type != "gpt2":  # margins are wide at block 1 already
+        assert len({answer.exit_layers[0] for answer in together}) > 1
+
+
+@pytest.mark.parametrize("policy", ["state-copy", "evict"])
+def test_the_declared_work_is_what_a_flop_counter_sees(placed: Any, prompts: Any, policy: str) -> None:
+    parts = gated(policy)
+    for prompt in prompts[:6]:
+        batch = prefill(placed.checkpoint.model, [Request(prompt)], N_NEW, gates_first_token=not placed.is_seq2seq)
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            (answer,) = decode(placed.checkpoint, batch, parts, settings=ANSWER)
+        work = placed.checkpoint, parts, [answer], [len(prompt)], "gated"
+        (declared,) = answer_costs(*work, keeps_depth=True)
+        (by_part,) = answer_costs_by_part(*work, keeps_depth=True)
+        assert declared.matmul_flops == pytest.approx(counter.get_total_flops(), rel=1e-6)
+        assert sum(cost.matmul_flops for cost in by_part.values()) == pytest.approx(declared.matmul_flops)
+
+
+def test_rows_do_not_join_a_batch_whose_first_tokens_are_decided(placed: Any, prompts: Any) -> None:
+    batch = prefill(placed.checkpoint.model, [Request(prompts[0])], N_NEW)
+    assert not Decoding(placed.checkpoint, batch, gated(), settings=ANSWER).can_be_joined
+
+
+def test_methods_that_decide_for_every_token_are_refused() -> None:
+    assert "verifies its drafts" in (why_no_scope(gated("self-speculation")) or "")
+    assert "reads all blocks" in (why_no_scope(get_method("oracle")().parts(L)) or "")
+    assert why_no_scope(gated()) is None
