@@ -45,6 +45,7 @@ class Tensors:
         self.folder, self.dtype, self.device = folder, dtype, device
         self.files = _places(folder)
         self.read: set[str] = set()
+        self._opened: dict[Path, Any] = {}
 
     @property
     def config(self) -> Path:
@@ -66,20 +67,27 @@ class Tensors:
                 f"{self.folder}: tensor {name!r} is missing from the checkpoint ({len(self.files)} tensors found)."
                 + prefix_note(self.files, [name])
             )
-        with opened(self.files[name]) as file:
-            stored = file.get_slice(name)
-            check_format(self.files[name], name, stored.get_dtype())
-            actual = tuple(stored.get_shape())
-            if shape and actual != shape:
-                raise UserError(
-                    f"{self.folder}: tensor {name!r} has shape {list(actual)}, config.json requires {list(shape)}."
-                )
-            self.read.add(name)
-            dtype = dtype or self.dtype
-            if self.device == "meta":
-                return torch.empty(actual, dtype=dtype or FORMATS[stored.get_dtype()], device="meta")
-            tensor: Tensor = file.get_tensor(name)
-            return tensor.to(device=self.device, dtype=dtype, copy=True)  # a copy has torch's own alignment
+        file = self._file(name)
+        stored = file.get_slice(name)
+        check_format(self.files[name], name, stored.get_dtype())
+        actual = tuple(stored.get_shape())
+        if shape and actual != shape:
+            raise UserError(
+                f"{self.folder}: tensor {name!r} has shape {list(actual)}, config.json requires {list(shape)}."
+            )
+        self.read.add(name)
+        dtype = dtype or self.dtype
+        if self.device == "meta":
+            return torch.empty(actual, dtype=dtype or FORMATS[stored.get_dtype()], device="meta")
+        tensor: Tensor = file.get_tensor(name)
+        return tensor.to(device=self.device, dtype=dtype, copy=True)  # a copy has torch's own alignment
+
+    def _file(self, name: str) -> Any:
+        """Return the file of a tensor, opened once: its header names all tensors, and there may be thousands."""
+        path = self.files[name]
+        if path not in self._opened:
+            self._opened[path] = opened(path)
+        return self._opened[path]
 
     def unread(self, name: str) -> Unread:
         """Return a tensor that is read later.
@@ -87,14 +95,12 @@ class Tensors:
         Raises:
             UserError: It is quantised.
         """
-        with opened(self.files[name]) as file:
-            check_format(self.files[name], name, file.get_slice(name).get_dtype())
+        check_format(self.files[name], name, self._file(name).get_slice(name).get_dtype())
         return Unread(self, name)
 
     def holds_weights(self, name: str) -> bool:
         """Return whether a tensor has a number format in which weights are read."""
-        with opened(self.files[name]) as file:
-            return file.get_slice(name).get_dtype() in FORMATS
+        return self._file(name).get_slice(name).get_dtype() in FORMATS
 
     def linear(self, name: str, shape: tuple[int, int], *, bias: bool = False, transposed: bool = False) -> Linear:
         """Read a projection [out, in], with its bias if the family has one; ``transposed``: stored as [width, out]."""
@@ -109,8 +115,7 @@ class Tensors:
         """Return whether a stored tensor equals another one, and so need not be read."""
         if name not in self.files or original not in self.files:
             return False
-        with opened(self.files[name]) as tensor_file, opened(self.files[original]) as other_file:
-            same = torch.equal(tensor_file.get_tensor(name), other_file.get_tensor(original))
+        same = torch.equal(self._file(name).get_tensor(name), self._file(original).get_tensor(original))
         if same:
             self.read.add(name)
         return same
