@@ -20,10 +20,11 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_recipe_is_trained_once_and_its_log_is_in_the_database(
-    write_recipe: WriteRecipe, data_dir: Path, capfd: pytest.CaptureFixture[str]
+def test_a_recipe_is_trained_once_and_heads_on_it_are_compared_with_its_own_read_out(
+    write_recipe: WriteRecipe, data_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["train", str(write_recipe(("steps = 40", "steps = 6"))), "--data-dir", str(data_dir), "--threads", "1"]
+    options = ["--data-dir", str(data_dir), "--threads", "1"]
+    arguments = ["train", str(write_recipe(("steps = 40", "steps = 6"))), *options]
     assert main(arguments) == 0
     first = capfd.readouterr()
     assert first.out.startswith("tiny: loss ") and "after block 3" in first.out
@@ -38,13 +39,6 @@ def test_a_recipe_is_trained_once_and_its_log_is_in_the_database(
     assert capfd.readouterr().out == first.out
     assert (folder / "card.json").stat().st_mtime_ns == stamp
 
-
-def test_heads_on_a_given_checkpoint_are_compared_with_its_own_read_out(
-    write_recipe: WriteRecipe, data_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["--data-dir", str(data_dir), "--threads", "1"]
-    assert main(["train", str(write_recipe(("steps = 40", "steps = 6"))), *arguments]) == 0
-    (frozen,) = Path("runs/models").glob("[!.]*")
     text = write_recipe().read_text()
     heads = tmp_path / "heads.toml"
     heads.write_text(
@@ -53,8 +47,7 @@ def test_heads_on_a_given_checkpoint_are_compared_with_its_own_read_out(
         + '[exit_heads]\nkind = "lens"\nafter_blocks = [2]\ntext = "documents"\ncached_tokens = 100\n'
         + "[optimisation]\nsteps = 3\nbatch_tokens = 50\nlearning_rate = 1e-2\n"
     )
-    capfd.readouterr()
-    assert main(["train", str(heads), "--start", str(frozen), *arguments]) == 0
+    assert main(["train", str(heads), "--start", str(folder), *options]) == 0
     out, err = capfd.readouterr()
     assert err.startswith("[1/1] heads (5 steps): ok, "), "two batches of states, three steps"
     assert re.search(r"last block, [0-9]+ tokens:\n    block 2: own read-out [01]\.\d{3}, exit head [01]\.\d{3}\n", out)
