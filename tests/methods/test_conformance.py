@@ -200,7 +200,8 @@ def test_threshold_never_is_full_depth_token_for_token(tiny: Any, prompts: Any, 
 def test_threshold_always_exits_at_the_first_allowed_block(tiny: Any, prompts: Any, method: Method, bind: Any) -> None:
     always = dataclasses.replace(bind(method), threshold=ALWAYS)
     result = run(tiny, always, prompts)
-    assert set(decoded_layers(tiny, result)) <= {min(allowed(always))}
+    after_drafts = set() if always.kv_policy.max_drafts is None else {L}
+    assert set(decoded_layers(tiny, result)) <= {min(allowed(always))} | after_drafts
     assert decoded_layers(tiny, result) or always.kv_policy.verifies
 
 

@@ -8,12 +8,11 @@ import pytest
 import torch
 
 from exitbench.errors import UserError
-from exitbench.methods.base import ActiveRows, BlockView, FitData, Method, argmax_token
+from exitbench.methods.base import FitData, Method, argmax_token
 from exitbench.methods.beta_mixture import adaptive_threshold
 from exitbench.methods.free import Free
-from exitbench.methods.heads import LMHead
 from exitbench.methods.kv_policies import KV_POLICIES, Rollback
-from exitbench.methods.self_speculation import Drafts, SelfSpeculation
+from exitbench.methods.self_speculation import SelfSpeculation
 from exitbench.methods.thresholds import Constant
 
 L = 6
@@ -115,18 +114,3 @@ def test_bad_parameters_are_refused(cls: type[Method], params: dict[str, Any], s
     with pytest.raises(UserError) as caught:
         cls.from_params(params).check(L)
     assert says in str(caught.value)
-
-
-def test_drafting_goes_on_while_fewer_than_so_many_wait() -> None:
-    model: Any = None
-    view = BlockView(
-        block=2,
-        active=ActiveRows((3, 4, 9), (0, 1, 2), (0, 2, 3), range(3)),
-        max_new_tokens=10,
-        hidden_AD=torch.zeros(3, 4),
-        memory={},
-        model=model,
-        head=LMHead(),
-    )
-    assert Drafts(3).score(view).tolist() == [1, 1, 0]
-    assert Drafts(3).score(view.take([1, 2], torch.tensor([1, 2]))).tolist() == [1, 0]

@@ -129,6 +129,7 @@ def test_costs_by_hand() -> None:
         "state-copy-lazy": 8 * 2 * PROJECTION,
         "sync-parallel": 5 * 100 + 3 * 1000,
         "recompute-backlog": 1 * 1 * 10 + 2 * 4 * 100 + 3 * 5 * 1000,
+        "evict": 0,
         "exact": 3 + 40 + 100,
         "noisy": 3 + 40 + 100 + 8 * 2 * PROJECTION,
     }
