@@ -45,8 +45,9 @@ _SENTENCE: Final = re.compile(r"(?<=[.?!])\s+(?=\S)")
 _SHORT: Final = {"ours": "Costs and gains", "explain": "Explanations"}
 _POINTS_AN_INCH: Final = 72
 _MOST_ROWS: Final = 200
-"""Maximum number of rows of a table on the page; its CSV file has all rows. The results table has no limit, since
-the chart draws its rows."""
+"""Maximum number of rows of a table on the page; its CSV file has all rows."""
+_MOST_RESULTS: Final = 700
+"""The same for results, whose rows the chart draws: a browser opens a page with 5,000 of them in 16 s."""
 _POINT: Final = (
     *("value", "ci_low", "ci_high", "full_value", "lower_is_better", "delta", "delta_low", "delta_high"),
     *("mean_exit_layer", "mean_blocks_run", "blocks", "speedup"),
@@ -120,6 +121,7 @@ def page(
     style = Markup("".join((_HERE / name).read_text("utf-8") for name in _STYLES))
     scripts = [Markup((_HERE / name).read_text("utf-8")) for name in _SCRIPTS]
     every_section = _sections(drawn, filled)
+    shown = _shown_results(material.rows("summary"))
     sections = [section for section in every_section if section.visible_items]
     # Costs and gains come first, if there are any.
     before_claims = [section.key for section in sections if section.key in ("results", OURS)]
@@ -145,8 +147,20 @@ def page(
         most_claims=max(Counter(it.claim.paper for it in material.claims).values(), default=0),
         claims_of=_claims_of(material.claims),
         documents=base64.b64encode(material.documents or b"").decode("ascii"),
-        points=_points(material.rows("summary")),
+        shown_results=shown,
+        points=_points(material.rows("summary"), shown),
     )
+
+
+def _shown_results(rows: Sequence[Row]) -> list[int]:
+    """Return the places of the results on the page: the first of each model and task, up to as many as fit."""
+    groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for place, row in enumerate(rows):
+        groups[tuple(row[name] for name in ("model", "task", "setting", "metric", "execution"))].append(place)
+    each = max(map(len, groups.values()), default=0)
+    while each > 1 and sum(min(each, len(group)) for group in groups.values()) > _MOST_RESULTS:
+        each -= 1
+    return sorted(place for group in groups.values() for place in group[:each])[:_MOST_RESULTS]
 
 
 @dataclass(frozen=True)
@@ -234,8 +248,8 @@ def _front(material: Material) -> dict[str, Any]:
     }
 
 
-def _points(rows: Sequence[Row]) -> dict[str, Any]:
-    """Return the data of the interactive frontier: one point per row of the results, in their order."""
+def _points(rows: Sequence[Row], shown: Sequence[int]) -> dict[str, Any]:
+    """Return the data of the interactive frontier: one point per row of the results on the page, in their order."""
     names, short = labels(rows), labels(rows, brief=True)
     return {
         "styles": {
@@ -254,7 +268,7 @@ def _points(rows: Sequence[Row]) -> dict[str, Any]:
                 "sweep": _sweep(row),
                 "threshold": json.loads(row["params"]).get("threshold"),
             }
-            for number, row in enumerate(rows)
+            for number, row in enumerate(rows[place] for place in shown)
             if not row["random_weights"]
         ],
     }

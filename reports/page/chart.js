@@ -5,6 +5,7 @@
   const table = document.getElementById("summary")?.closest("article");
   if (!chart || !table?.rowsInOrder) return;
   const { styles, points } = JSON.parse(document.getElementById("points").textContent);
+  const MOST_PANELS = 24; // more would keep a browser busy for seconds
   const [canvas, tip, legend] = [".canvas", ".tip", ".methods"].map((name) => chart.querySelector(name));
   const axes = { x: chart.querySelector("[data-x]"), y: chart.querySelector("[data-y]") };
   const alone = new Set((address.get("only") ?? "").split(" ").filter((method) => Object.hasOwn(styles, method)));
@@ -20,7 +21,12 @@
     canvas.replaceChildren();
     tip.hidden = true;
     if (!shown.length) canvas.textContent = visible.length ? "None of these rows has both of these values." : "No row is left.";
-    const frames = (told.length ? told : groups).map((group) => [frame(group[0]), group]);
+    const drawn = told.length ? told : groups;
+    const frames = drawn.slice(0, MOST_PANELS).map((group) => [frame(group[0]), group]);
+    if (drawn.length > MOST_PANELS) {
+      const more = canvas.appendChild(document.createElement("p"));
+      more.textContent = `${drawn.length - MOST_PANELS} more models and tasks: filter by one to see it.`;
+    }
     listen(frames.map(([parent, group]) => new ChartPanel(parent, group, { x, y, styles, faint })));
     explain(shown);
   };

@@ -11,13 +11,14 @@ from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import Setting, labels, natural_key, setting, shorten
 from exitbench.reports.plotting.panels import draw_intervals, figure_of
 from exitbench.reports.plotting.style import SeriesStyle
-from exitbench.terminal import abbreviate_uniquely
+from exitbench.terminal import abbreviate_uniquely, number_of
 
 _LINE_INCHES = 0.14
 _MARGINS_INCHES = 0.8  # room for headings and for the axis below
 _LABEL_LENGTH = 48
 _SPREAD = 0.75  # distance between the first and the last marker of one setting, in lines
 _FEWEST = 3  # tasks for which that room is divided, so that markers of two tasks are not far apart
+_MOST_MODELS = 10  # those with the most settings
 _MOST_LINES = 50  # lines that fit a page: settings of all models, and a line between models
 
 
@@ -49,7 +50,9 @@ class Measure:
 def setting_grid(frame: Frame, headings: Sequence[str], *, share_x: bool = True) -> tuple[Figure, list[ModelLines]]:
     """Return a figure with each model's settings labelled on the left, and the panels to draw in."""
     names = labels(frame.rows, brief=True)
-    models = list(frame.groups("model"))
+    every_model = list(frame.groups("model"))
+    kept = {model for (model,), _ in sorted(every_model, key=lambda group: -len(group[1].rows))[:_MOST_MODELS]}
+    models = [group for group in every_model if group[0][0] in kept]
     settings = [sorted(set(map(setting, rows.rows)), key=lambda group: natural_key(names[group])) for _, rows in models]
     most = _fair_share([len(group) for group in settings], _MOST_LINES - len(settings))
     lines = [thinned(group, most) for group in settings]
@@ -70,6 +73,9 @@ def setting_grid(frame: Frame, headings: Sequence[str], *, share_x: bool = True)
         # above the lines: rotated next to only a few lines, it would not fit
         place: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right"}
         panels[0].annotate(shorten(model, _LABEL_LENGTH) + note, (0, 1), (-3, 2), fontweight="bold", **place)
+    if (more := len(every_model) - len(models)) > 0:
+        place = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right", "va": "top"}
+        grid[-1][0].annotate(f"{number_of(more, 'more model')} in the data", (0, 0), (-3, -12), **place)
     return figure, [
         ModelLines(
             Frame(rows.columns, tuple(row for row in rows.rows if setting(row) in kept_lines)), kept_lines, panels

@@ -57,7 +57,7 @@ def test_a_text_stands_with_its_label_and_what_each_block_said(open_page: Open, 
     ]
     assert page.locator('[data-part="pane-a"] .sums').inner_text() == "exited after block 2 of 4 · ✓ the true label"
     assert rows(page) == [
-        ["1", "negative", "0.625", "0.625", "asked"],
+        ["1", "negative", "0.625", "0.625", "evaluated"],
         ["2 ▲", "neutral", "0.750", "0.75", "exited here"],
         ["3", "–", "–", "–", "not evaluated"],
         ["4", "neutral", "1.000", "–", "not evaluated"],

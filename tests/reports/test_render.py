@@ -465,3 +465,15 @@ def test_who_reads_a_page_while_another_is_written_finds_its_own_pictures(
     other.write_text("mine")
     render_again()
     assert other.exists()
+
+
+def test_of_very_many_results_the_page_has_the_first_of_every_model_and_task() -> None:
+    from exitbench.reports.page import _shown_results
+
+    names = {"task": "squad", "setting": "cpu", "metric": "f1", "execution": "real"}
+    rows = [{"model": f"m{number // 20}", **names} for number in range(300 * 20)]
+    shown = _shown_results(rows)
+    assert shown == sorted(shown) and len(shown) <= 700
+    assert {rows[place]["model"] for place in shown} == {row["model"] for row in rows}
+    assert {place % 20 for place in shown} == {0, 1}, "the first two of each"
+    assert _shown_results(rows[:700]) == list(range(700)), "all, if there are no more"

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from exitbench.reports.figures.natcap import written_token
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import shorten
-from exitbench.reports.plotting.panels import figure_of, title_panel
+from exitbench.reports.plotting.panels import MOST_PANELS, figure_of, title_panel
 from exitbench.reports.plotting.style import LETTERS, SMALL_POINTS
 
 TITLE = "Candidates for one token at each block"
@@ -35,7 +35,7 @@ def finding(frame: Frame) -> str:
 
 def plot(frame: Frame) -> Figure:
     """Draw one panel per model with one row per block, one column per rank; frame: text, probability by block, rank."""
-    models = list(frame.groups("model"))
+    models = list(frame.groups("model"))[:MOST_PANELS]
     columns = min(_COLUMNS, len(models))
     lines = [models[i : i + columns] for i in range(0, len(models), columns)]
     most = [max(max(rows.values("block")) for _, rows in line) for line in lines]

@@ -32,6 +32,7 @@ CAPTION = (
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `probe` cells of trained models on the built-in data."
 
 _ACROSS = 5  # models side by side
+_MOST_BANDS = 3
 _LINE_INCHES = 0.2
 _AXIS_INCHES = 0.3  # margin of a panel, and of a group of panels
 _MARGIN_INCHES = 0.4
@@ -64,7 +65,7 @@ def finding(frame: Frame) -> str:
 def plot(frame: Frame) -> Figure:
     """Draw one row per task, one column per model; frame: share (0..1) by block, means and half widths in blocks."""
     blocks = {row["model"]: row["blocks"] for row in frame.rows}
-    models = sorted(blocks)
+    models = sorted(blocks)[: _MOST_BANDS * _ACROSS]
     bands = [models[first : first + _ACROSS] for first in range(0, len(models), _ACROSS)]
     tasks = [(task, rows, kinds_in_order(rows.rows)) for (task,), rows in frame.groups("task")]
     lines = [len(kinds) for _, _, kinds in tasks] * len(bands)

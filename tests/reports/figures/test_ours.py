@@ -28,7 +28,7 @@ from exitbench.reports.figures.ours import (
     suitability,
 )
 from exitbench.reports.frame import Frame
-from exitbench.reports.plotting.setting_grid import thinned
+from exitbench.reports.plotting.setting_grid import setting_grid, thinned
 from exitbench.reports.plotting.style import COLOURS
 from exitbench.reports.registry import discover
 from exitbench.results.database.connection import open_database
@@ -404,6 +404,18 @@ def test_of_too_many_settings_every_method_keeps_some_evenly_spread() -> None:
     assert thinned(lines, 31) == lines
     few = thinned(lines, 5)
     assert few == [("calm", "00", ""), ("calm", "10", ""), ("calm", "19", ""), ("calm", "29", ""), ("static", "4", "")]
+
+
+def test_of_too_many_models_those_with_the_most_settings_are_drawn_and_the_others_counted(
+    small_database: Path, rows_of: Rows
+) -> None:
+    frame = rows_of(small_database, figures, "exit_histogram")
+    many = [{**row, "model": f"copy {number:02}"} for number in range(40) for row in frame.rows[: 2 + number % 2]]
+    figure, models = setting_grid(replace(frame, rows=(*frame.rows, *many)), ["squad"])
+    assert len(models) == 10
+    notes = [text.get_text() for axes in figure.axes for text in axes.texts]
+    others = 40 + len(frame.distinct("model")) - 10
+    assert f"{others} more models in the data" in notes
 
 
 def test_of_an_error_the_frontier_goes_up_where_it_falls(
