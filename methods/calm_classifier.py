@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from exitbench.methods.base import BlockView, Cost, Gate, ModelInterface, param
-from exitbench.methods.exit_networks import Perceptron, TrainedGate, exit_probability
+from exitbench.methods.base import BlockView, Cost, FitData, Gate, ModelInterface, param
+from exitbench.methods.exit_networks import Perceptron, TrainedGate, exit_probability, normed_states
 from exitbench.methods.registry import register
 
 NETWORKS = ("linear", "mlp")
@@ -58,9 +58,9 @@ class CalmClassifier(TrainedGate):
         """Return the untrained network, with one linear layer or two."""
         return build(self.network, d_model)
 
-    def features(self, normed_LND: Tensor) -> Tensor:
+    def features(self, data: FitData) -> Tensor:
         """Return the state after each block 1..L-1."""
-        return normed_LND[1:-1]
+        return normed_states(data)[1:-1]
 
     def gate(self, fitted: Mapping[str, Tensor]) -> ClassifierGate:
         """Return the gate with the fitted network."""

@@ -56,8 +56,8 @@ class TrainedGate(Gated):
         """Return the untrained network, which maps features [M, N, F] to logits [M, N, C]."""
 
     @abstractmethod
-    def features(self, normed_LND: Tensor) -> Tensor:
-        """Return the network's input at every block from `first_block` to L-1, given normed states of blocks 0..L."""
+    def features(self, data: FitData) -> Tensor:
+        """Return the network's input at every block from `first_block` to L-1, [M, N, F]."""
 
     def check(self, n_blocks: int) -> None:
         """Raise UserError if the decoder has no block to train on."""
@@ -99,7 +99,7 @@ class TrainedGate(Gated):
         return Fitted({name: value.detach().clone() for name, value in network.state_dict().items()}, curve)
 
     def _examples(self, data: FitData) -> Examples:
-        features_MNF = self.features(data.model.final_normed(data.states_LND).float())
+        features_MNF = self.features(data)
         choice_LN = choices(data)
         goal_N = data.final_token_N if self.target == "final-argmax" else data.gold_token_N
         right_LN = choice_LN == goal_N
@@ -119,6 +119,11 @@ class Examples:
         """Yield batches of tokens in random order; each token comes with all its blocks."""
         for index_N in torch.split(torch.randperm(self.right_MN.shape[1], generator=generator), BATCH_TOKENS):
             yield Examples(self.features_MNF[:, index_N], self.right_MN[:, index_N])
+
+
+def normed_states(data: FitData) -> Tensor:
+    """Return the states after blocks 0 (the embedding) to L, after the model's final norm, [L+1, N, D]."""
+    return data.model.final_normed(data.states_LND).float()
 
 
 def choices(data: FitData) -> Tensor:

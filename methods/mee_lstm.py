@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from exitbench.methods.base import BlockView, Cost, Gate, ModelInterface, param
-from exitbench.methods.exit_networks import TrainedGate, exit_probability
+from exitbench.methods.base import BlockView, Cost, FitData, Gate, ModelInterface, param
+from exitbench.methods.exit_networks import TrainedGate, exit_probability, normed_states
 from exitbench.methods.registry import register
 
 
@@ -110,9 +110,9 @@ class MeeLstm(TrainedGate):
         """Return the untrained LSTM with its output layer."""
         return OverBlocks(d_model, self.hidden, self.layers)
 
-    def features(self, normed_LND: Tensor) -> Tensor:
+    def features(self, data: FitData) -> Tensor:
         """Return the state after each block 1..L-1."""
-        return normed_LND[1:-1]
+        return normed_states(data)[1:-1]
 
     def gate(self, fitted: Mapping[str, Tensor]) -> Recurrent:
         """Return the gate with the fitted network."""

@@ -8,8 +8,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from exitbench.methods.base import BlockView, Cost, Gate, ModelInterface, param
-from exitbench.methods.exit_networks import Perceptron, TrainedGate, exit_probability
+from exitbench.methods.base import BlockView, Cost, FitData, Gate, ModelInterface, param
+from exitbench.methods.exit_networks import Perceptron, TrainedGate, exit_probability, normed_states
 from exitbench.methods.registry import register
 
 
@@ -63,8 +63,9 @@ class MeeMlp3(TrainedGate):
         """Return the untrained network."""
         return build(d_model)
 
-    def features(self, normed_LND: Tensor) -> Tensor:
+    def features(self, data: FitData) -> Tensor:
         """Return the last three states at each block 2..L-1."""
+        normed_LND = normed_states(data)
         return torch.cat([normed_LND[0:-3], normed_LND[1:-2], normed_LND[2:-1]], dim=-1)
 
     def gate(self, fitted: Mapping[str, Tensor]) -> LastThree:

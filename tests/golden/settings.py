@@ -15,6 +15,7 @@ _SHARES = (0.25, 0.5, 0.75)
 """Tested positions between the bounds of a number."""
 _BASES: Mapping[str, Params] = {
     "heads": {"threshold": 0.01},
+    "adainfer": {"threshold": 0.6},
     "mee-lstm": {"threshold": 0.6},
     "random": {"mean_exit": 4.0},
     "static": {"exit_layer": 3},

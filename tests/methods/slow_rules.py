@@ -376,6 +376,13 @@ def classifier(walk: Walk, block: int) -> float:
     return float(softmax(x)[1])
 
 
+def logit_features(walk: Walk, block: int) -> float:
+    """Two largest probabilities and the block, of six."""
+    second, first = np.sort(softmax(walk.view.logits[block]))[-2:]
+    x = np.array([first, first - second, block / (len(walk.view.states) - 1)])
+    return float(softmax(walk.fitted["weight"] @ x + walk.fitted["bias"])[1])
+
+
 def last_three_mlp(walk: Walk, block: int) -> float:
     if block < 2:
         return 0.0
@@ -617,6 +624,7 @@ RULES: dict[str, Rule] = {
     "calm-classifier": gated(classifier),
     "mee-lstm": gated(recurrent),
     "mee-mlp3": gated(last_three_mlp),
+    "adainfer": gated(logit_features),
     "mee-top3": gated(top3),
     "contrastive": CONTRASTIVE,
     "contrastive-reweighted": CONTRASTIVE,

@@ -73,6 +73,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
         {"threshold": 0.5, "min_exit": 1, "layers": 1, "hidden": 8, "epochs": 1, "variant": "code"},
     ],
     "mee-mlp3": [{"threshold": 0.5, "min_exit": 1, "epochs": 1}],
+    "adainfer": [{"threshold": 0.5, "epochs": 1}, {"rule": "epsilon", "epsilon": 0.5, "decay": "none", "epochs": 1}],
     "mee-top3": [{"threshold": 0.3}, {"threshold": 0.3, "variant": "code"}, {"signal": "logits", "min_exit": 1}],
     "contrastive": [*_CONTRASTIVE, {"threshold": 0.4, "kv_policy": "recompute-backlog"}],
     "contrastive-reweighted": _CONTRASTIVE[:4],

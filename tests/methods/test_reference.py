@@ -154,6 +154,7 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     *fitted_cases("mee-lstm", {"layers": 1, "hidden": 7}, {"layers": 2, "hidden": 5}),
     *fitted_cases("mee-lstm", {"layers": 2, "hidden": 5, "variant": "code"}),
     *fitted_cases("mee-mlp3"),
+    *fitted_cases("adainfer"),
     *(
         ("mee-top3", {"variant": variant, "signal": signal, **rule})
         for variant, signal, rule in [
@@ -227,6 +228,8 @@ def random_weights(name: str, params: dict[str, Any]) -> dict[str, Tensor]:
         weights |= {"0.weight": normal(D, D), "0.bias": normal(D), "2.weight": normal(2, D), "2.bias": normal(2)}
     elif name == "berxit":
         weights |= {"weight": normal(D), "bias": normal(1)[0]}
+    elif name == "adainfer":
+        weights |= {"weight": normal(2, 3, scale=12.0), "bias": normal(2)}
     elif name == "mee-mlp3":
         weights |= {"0.weight": normal(D, 3 * D), "2.weight": normal(2, D)}
     elif name == "mee-lstm":

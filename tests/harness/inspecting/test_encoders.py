@@ -31,7 +31,7 @@ def test_a_shipped_classifier_takes_one_screen(capsys: pytest.CaptureFixture[str
     said = " ".join(" ".join(lines).split())
     assert "Methods that run on it: berxit (after a fit)," in said
     assert "free: an encoder keeps no keys and values" in said
-    assert "calm-classifier, mee-lstm, mee-mlp3: it is fitted on the model's own head" in said
+    assert "adainfer, calm-classifier, mee-lstm, mee-mlp3: it is fitted on the model's own head" in said
 
 
 def test_off_ramps_are_told_and_all_comes_as_json(three: Path, capsys: pytest.CaptureFixture[str]) -> None:

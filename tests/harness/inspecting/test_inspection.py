@@ -232,11 +232,13 @@ def test_a_hosted_model_is_loaded_and_proved(counted: Inspection, gemma2: Path) 
 
 
 def test_choices_that_the_engine_refuses_are_told(counted: Inspection) -> None:
-    """Logits after a soft cap cannot be computed from single rows of the head."""
+    """Logits after a soft cap cannot be computed from single rows of the head, and masks are the model's own."""
     assert counted.work is not None
-    ((reason, choices),) = counted.work.refused_choices.items()
-    assert "single rows of the LM head" in reason
-    assert {choice.split("-")[0] for choice in choices} == {"head = pruned"}
+    by_reason = counted.work.refused_choices
+    (rows,) = (choices for reason, choices in by_reason.items() if "single rows of the LM head" in reason)
+    (masks,) = (choices for reason, choices in by_reason.items() if "masks positions block by block" in reason)
+    assert {choice.split("-")[0] for choice in rows} == {"head = pruned"}
+    assert masks == ("kv_policy = evict",) and len(by_reason) == 2
 
 
 def test_what_does_not_fit_into_memory_is_told_by_its_configuration(
