@@ -65,7 +65,7 @@ def run(
         >>> import exitbench as eb
         >>> report = eb.run("builtin", only="weighted/squad/static*", kinds=["quality"], limit=2, report=False)
         ... # doctest: +ELLIPSIS
-        squad (weighted): static exit_layer=2 runs 2.00 of 8 blocks. ...: nothing to recommend.
+        squad (weighted): full depth, at an allowed loss of 1 %. ...: nothing to recommend.
         ...
         >>> report.ok
         True

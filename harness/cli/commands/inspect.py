@@ -220,10 +220,13 @@ def _policies(work: TokenCost) -> Iterator[str]:
     about = "KV policies: bytes/FLOPs per skipped block, up to the next token at full depth, relative to one block: "
     yield fill(f"{about}{costs}", WIDTH, subsequent_indent="  ", break_on_hyphens=False).replace(_NO_BREAK, " ")
     yield from reasons([(policy.policy, policy.why_not) for policy in work.kv_policies])
-    alone = [(p.policy, None if p.why_not else p.why_alone) for p in work.kv_policies]
+    alone = [(policy.policy, policy.why_alone) for policy in work.kv_policies if policy.why_not is None]
     if not all(reason for _, reason in alone):  # if all have a reason, the methods' list contains it
         yield from reasons(alone, "; row by row: ")
+    told = {policy.why_not for policy in work.kv_policies}
     for reason, choices in work.refused_choices.items():
+        if reason in told:
+            continue
         values: dict[str, list[str]] = {}
         for name, _, value in (choice.partition(" = ") for choice in choices):
             values.setdefault(name, []).append(value)

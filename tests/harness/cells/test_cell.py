@@ -153,7 +153,7 @@ LEAVES: dict[str, st.SearchStrategy[Any]] = {
     "int | None": st.none() | st.integers(),
     "float | None": st.none() | NUMBERS,
     "Literal['gated'] | None": st.none() | st.just("gated"),
-    "Literal['context'] | None": st.none() | st.just("context"),
+    "Literal['context', 'answer'] | None": st.none() | st.sampled_from(["context", "answer"]),
     "Literal['chat', 'completion'] | None": st.none() | st.sampled_from(["chat", "completion"]),
     "Truncate | None": st.none() | st.sampled_from(TRUNCATIONS),
     "tuple[str, ...]": st.lists(st.text()).map(tuple),

@@ -13,7 +13,7 @@ from exitbench.harness.cli.main import main
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.service.trying import FEWEST_DOCUMENTS, Pace
 
-WORDS = ("try", "builtin-weighted", "--minutes", "0.5", "--max-loss", "20%")
+WORDS = ("try", "builtin-weighted", "--minutes", "1", "--max-loss", "20%")
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_bad_input_is_reported_before_anything_runs(
 
 
 def test_a_classifier_is_tried_on_the_task_with_its_labels(snippets: ModuleType, tmp_path: Path) -> None:
-    words = ["exitbench", "try", "builtin-encoder-joint", "--minutes", "0.5", "--max-loss", "20%"]
+    words = ["exitbench", "try", "builtin-encoder-joint", "--minutes", "1", "--max-loss", "20%"]
     printed = snippets.output_of(tmp_path, [*words, "--runs", str(tmp_path)], "try")
     assert "a classifier that answers one of negative, positive." in printed
     assert "\nsst2 (builtin-encoder-joint): " in printed

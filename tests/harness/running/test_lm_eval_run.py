@@ -695,7 +695,7 @@ def test_a_task_of_such_documents_alone_fails(models: dict[str, Path], unscorabl
     ("text", "words"),
     [
         (entry("letter", 'scope = "both"'), "unknown scope 'both'"),
-        (entry("text", 'scope = "context"'), "goes with tasks that require log-likelihoods"),
+        (entry("text", 'scope = "context"'), "unknown scope 'context'. Allowed: answer, token."),
         (entry("letter", 'scope = "context"\nfirst_token = "full"'), "keeps the depth of the first token"),
         (entry("letter", "gen_kwargs = { max_gen_toks = 3 }"), "goes with tasks that generate text"),
         (entry("text", "gen_kwargs = { do_sample = true }"), "requires sampling"),
