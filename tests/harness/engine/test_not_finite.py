@@ -28,6 +28,7 @@ BAD = [math.nan, math.inf]
 STATE_GATES = ("calm-saturation", "calm-classifier", "mee-mlp3", "mee-lstm", "berxit")
 LOGIT_GATES = (
     "calm-softmax",
+    "adainfer",
     "free",
     "heads",
     "max-prob",
