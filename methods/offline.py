@@ -91,11 +91,12 @@ def _views(
         tokens = slice(start, min(start + chunk, n_tokens))
         some_LND, seeds = states_LND[:, tokens], all_seeds[tokens]
         memory: dict[str, Tensor] = {}
+        remembered = parts.gate.start_answers(len(seeds), states_LND.device)
         score_A: Tensor | None = None
         for block in [*parts.gate_blocks(n_blocks), n_blocks]:
             view = BlockView(
                 block=block,
-                active=ActiveRows((position,) * len(seeds), seeds),
+                active=ActiveRows((position,) * len(seeds), seeds, (0,) * len(seeds)),
                 max_new_tokens=1,
                 hidden_AD=some_LND[block],
                 memory=memory,
@@ -104,6 +105,7 @@ def _views(
                 earlier=some_LND[:block].unbind(),
                 previous_score_A=score_A,
                 ahead_LAD=some_LND[1:],
+                answer_memory=remembered,
             )
             if block < n_blocks:
                 score_A = parts.gate.score(view)

@@ -76,13 +76,14 @@ def uncounted(checkpoint: Checkpoint, parts: Parts, prompt: Sequence[int], exit_
         at = dataclasses.replace(parts, threshold=_From(tuple(layers)))
         cache, state = model.start([prompt], room=_FED + 2)
         before, records, trace = cache.length, list[TokenRecord](), Trace(model)
+        memory = at.gate.start_answers(1, model.device)
         for position in range(1, _FED + 2):
             # torch has no FLOP formula for fused attention on CPUs; plain attention consists of products that have one.
             counter = _Products()  # type: ignore[no-untyped-call]
             with counter if position > _FED else nullcontext(), sdpa_kernel(SDPBackend.MATH):
-                decode_step(
-                    BlockRunner(model, cache, at), torch.tensor([5]), (position,), MAX_NEW_TOKENS, (0,), observer=trace
-                )
+                runner = BlockRunner(model, cache, at)
+                fed = (torch.tensor([5]), (position,), MAX_NEW_TOKENS, (0,))
+                decode_step(runner, *fed, observer=trace, answer_memory=memory)
             records += trace.records
         source = len(prompt) if state is None else 0
         places = [TokenPlace(before + position, source) for position in range(1, _FED + 2)]
@@ -159,6 +160,9 @@ class _Counted(Gate):
 
     def __init__(self, gate: Gate) -> None:
         self._gate, self.most = gate, 0
+
+    def start_answers(self, n_rows: int, device: torch.device) -> dict[str, torch.Tensor]:
+        return self._gate.start_answers(n_rows, device)
 
     def score(self, view: BlockView) -> torch.Tensor:
         head_has_read = view.logits_AK  # computed before recording, since the head declares its own cost

@@ -56,6 +56,7 @@ def _watched_gate(gate: Gate, read: TensorSnapshots) -> Gate:
     class MonitoredGate(Gate):
         needs_history = gate.needs_history
         looks_ahead = gate.looks_ahead
+        remembers = gate.remembers
 
         @property
         def chooses_from_logits(self) -> bool:
@@ -76,11 +77,23 @@ def _watched_gate(gate: Gate, read: TensorSnapshots) -> Gate:
             _check_unchanged("choose()", view, snapshots)
             return token_A
 
+        def start_answers(self, n_rows: int, device: torch.device) -> dict[str, Tensor]:
+            return gate.start_answers(n_rows, device)
+
+        def remember(self, view: BlockView, token_A: Tensor) -> None:
+            snapshots = [entry for entry in _snapshot(view) if not entry[0].startswith("view.answer_memory")]
+            gate.remember(view, token_A)
+            _check_unchanged("remember()", view, snapshots)
+            _check_memory("view.answer_memory", view.answer_memory, len(token_A))
+
         def score_sql(self, gate_blocks: Sequence[int]) -> str | None:
             return gate.score_sql(gate_blocks)
 
         def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
             return gate.cost(model, gate_blocks)
+
+        def remember_cost(self, model: ModelInterface, exit_layer: int) -> Cost:
+            return gate.remember_cost(model, exit_layer)
 
     return MonitoredGate()
 
@@ -114,11 +127,14 @@ def _check_score(score_A: object, view: BlockView) -> None:
         raise Breach(f"score() must return floating-point numbers, got {score_A.dtype}; `.float()` makes them so")
     if not bool(score_A.isfinite().all()):
         raise Breach(f"score() must return finite numbers, got {score_A.tolist()} at block {view.block}")
-    for name, value in view.memory.items():
-        if value.ndim == 0 or len(value) != len(score_A):
+    _check_memory("view.memory", view.memory, len(score_A))
+
+
+def _check_memory(what: str, memory: dict[str, Tensor], n_rows: int) -> None:
+    for name, value in memory.items():
+        if value.ndim == 0 or len(value) != n_rows:
             raise Breach(
-                f"view.memory[{name!r}] must have one row a running row: [A, ...] = [{len(score_A)}, ...], "
-                f"got {list(value.shape)}"
+                f"{what}[{name!r}] must have one row a running row: [A, ...] = [{n_rows}, ...], got {list(value.shape)}"
             )
 
 
@@ -140,6 +156,7 @@ def _snapshot(view: BlockView) -> TensorSnapshots:
     """Return (name, tensor, copy) of the view's tensors, which later code reads too and no gate may modify."""
     tensors = {"view.hidden_AD": view.hidden_AD, "view.previous_score_A": view.previous_score_A}
     tensors |= {"view.ahead_LAD": view.ahead_LAD}
+    tensors |= {f"view.answer_memory[{name!r}]": value for name, value in view.answer_memory.items()}
     tensors |= {f"view.state({block})": state_AD for block, state_AD in enumerate(view.earlier)}
     return [(name, tensor, tensor.clone()) for name, tensor in tensors.items() if tensor is not None]
 

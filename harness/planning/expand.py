@@ -252,6 +252,11 @@ class _Pair:
                     f"{location}: {method.name!r} verifies what it drafts, which a {kind} of single tokens cannot "
                     "tell; allowed kinds: quality, timing."
                 )
+            if method.parts(n_blocks=2).gate.remembers:
+                raise UserError(
+                    f"{location}: {method.name!r} decides by the earlier tokens of an answer, which a {kind} of single "
+                    "tokens cannot tell; allowed kinds: quality, timing."
+                )
             yield self.probe(location)
             inputs["probe_cell_id"] = self.probe(location).label
         if kind == "scores" or (

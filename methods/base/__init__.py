@@ -8,6 +8,8 @@ higher exits: the head gives its token, and the KV policy handles the blocks it 
 
 * A gate stores the state that it carries from block to block in `view.memory`, from which the loop drops the rows that
   exit. Gates with `needs_history` read the states of earlier blocks, those with `looks_ahead` (oracles) later ones.
+* What a gate carries from token to token of an answer is in `view.answer_memory` (`start_answers`, `remember`). It
+  stays with the row, so that a batch decodes what its rows decode alone.
 * `score_sql` computes from a probe's columns the same number as `score`, so that a replay can sweep thresholds.
 * Log-likelihoods of given tokens come from `log_p`, not `choose`: the distribution over the whole vocabulary from which
   the method emits (docs/likelihood.md). A gate that overrides `choose` also overrides `log_p`, or explains in

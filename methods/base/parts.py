@@ -49,6 +49,8 @@ class Gate(ABC):
 
     It matters to the cost of blocks that have exit heads.
     """
+    remembers: ClassVar[bool] = False
+    """True if exits depend on earlier tokens of the same answer (`BlockView.answer_memory`)."""
     scores_numbers: ClassVar[bool] = False
     """True if the gate can also score a regression, whose head returns one number and no probabilities."""
 
@@ -72,6 +74,25 @@ class Gate(ABC):
     def choose(self, view: BlockView) -> Tensor:
         """Return the token that each row emits, [A]; by default the most probable token."""
         return view.most_probable()
+
+    def start_answers(self, n_rows: int, device: torch.device) -> dict[str, Tensor]:
+        """Return what `BlockView.answer_memory` holds as answers begin: tensors with leading dimension B.
+
+        A row keeps its entries from token to token, also beyond tokens that verification discards.
+        """
+        return {}
+
+    def remember(self, view: BlockView, token_A: Tensor) -> None:
+        """Update the answer memory after tokens were chosen, if `remembers`.
+
+        Args:
+            view: Rows that left after ``view.block``. Entries of `answer_memory` are replaced, not changed in place.
+            token_A: The tokens that they emit.
+        """
+
+    def remember_cost(self, model: ModelInterface, exit_layer: int) -> Cost:
+        """Return the work of `remember` for one token, with its rows of the LM head."""
+        return Cost()
 
     def bounds(self, lower_AV: Tensor, upper_AV: Tensor) -> tuple[Tensor, Tensor]:
         """Return lower and upper bounds of `score`, [A] each, over all logits within the given intervals.
@@ -364,10 +385,11 @@ class Parts:
         return self.kv_policy.cost(model, exit_layers, block_costs)
 
     def evaluation_cost(self, model: ModelInterface, exit_layer: int) -> Cost:
-        """Return the work of the gate at all gate blocks up to an exit layer, without rows of the LM head."""
+        """Return the work of the gate at all gate blocks up to an exit layer, without the rows read by `Gate.score`."""
         gate_blocks = [block for block in self.gate_blocks(model.n_blocks) if block <= exit_layer]
         read = gate_blocks if self.gate.reads_logits else [exit_layer]
-        return self.gate.cost(model, gate_blocks) + self.head.cost_beyond_rows(model, read)
+        remembering = self.gate.remember_cost(model, exit_layer)
+        return self.gate.cost(model, gate_blocks) + remembering + self.head.cost_beyond_rows(model, read)
 
     def score_sql(self, n_blocks: int) -> str | None:
         """Return the score at block ``l`` as SQL over one row of a probe, or None if the probe lacks the columns."""

@@ -75,6 +75,8 @@ class BlockView:
         hidden_AD: Output of the block (residual stream, not normalized).
         memory: Tensors that the method carries from block to block of this token, with leading dimension A. The decode
             loop drops the rows that exit. Empty at block 1 of every token.
+        answer_memory: Tensors that the gate carries from token to token of an answer, with leading dimension A
+            (`Gate.start_answers`). Empty for a first token that the prompt's own pass holds.
         earlier: States [A, D] after blocks 0 (the embedding) to block-1, only if the gate needs the history.
         previous_score_A: Score at the previous gate block; None at the first.
         ahead_LAD: States after every block, only if the gate looks ahead.
@@ -99,12 +101,14 @@ class BlockView:
         previous_score_A: Tensor | None = None,
         ahead_LAD: Tensor | None = None,
         normed: dict[int, Tensor] | None = None,
+        answer_memory: dict[str, Tensor] | None = None,
     ) -> None:
         self.block = block
         self.active = active
         self.max_new_tokens = max_new_tokens
         self.hidden_AD = hidden_AD
         self.memory = memory
+        self.answer_memory = {} if answer_memory is None else answer_memory
         self.model = model
         self.earlier = earlier
         self.previous_score_A = previous_score_A
@@ -228,6 +232,7 @@ class BlockView:
             earlier=[state.index_select(0, index_A) for state in self.earlier],
             previous_score_A=None if before_A is None else before_A.index_select(0, index_A),
             ahead_LAD=None if ahead_LAD is None else ahead_LAD.index_select(1, index_A),
+            answer_memory={name: value.index_select(0, index_A) for name, value in self.answer_memory.items()},
         )
         if (read := self._read) is not None:
             ids_AK = None if read.ids_AK is None else read.ids_AK.index_select(0, index_A)
@@ -246,6 +251,7 @@ class BlockView:
             memory=self.memory,
             model=self.model,
             head=self._head,
+            answer_memory=self.answer_memory,
         )
 
     @classmethod

@@ -44,13 +44,24 @@ class Step:
         observer: Receives scores, exits and read-outs.
         exit_layers: Block after which each row has left; rows that run all blocks have L.
         unread: Views of rows that have left and will be read out together.
+        answer_memory: Answer memory of all rows, by name; updated as the step ends.
+        left: Views of rows that have left, if the gate has an answer memory.
     """
 
-    def __init__(self, model: Engine, n_rows: int, choose: Choose, observer: Observer) -> None:
+    def __init__(
+        self,
+        model: Engine,
+        n_rows: int,
+        choose: Choose,
+        observer: Observer,
+        answer_memory: dict[str, Tensor],
+    ) -> None:
         self.choose, self.observer = choose, observer
         self.token_B = torch.empty(n_rows, dtype=torch.long, device=model.device)
         self.exit_layers = [model.n_blocks] * n_rows
         self.unread: list[BlockView] = []
+        self.answer_memory = answer_memory
+        self.left: list[BlockView] = []
         observer.step_began(n_rows)
 
 
@@ -188,6 +199,7 @@ class Decoding:
         self._max_new_tokens, self._cache, self._thresholds = batch.max_new_tokens, batch.cache, batch.thresholds
         self._cache.captures = parts.kv_policy.deferred is None and not parts.kv_policy.evicts
         self._runner = BlockRunner(checkpoint.model, batch.cache, parts)
+        self._answer_memory = parts.gate.start_answers(len(self.rows), checkpoint.model.device)
         self._observer = Trace(checkpoint.model) if traced else observer or Observer()
         self._prompt_state_BD = batch.prompt_state_BD if batch.fed_B is None else None
         self._token_B = batch.fed_B
@@ -218,6 +230,7 @@ class Decoding:
                 choose,
                 self._observer,
                 () if self._depths is not None else self._thresholds,
+                self._answer_memory,
             )
             if self._keeps_depth and self._depths is None:
                 self._depths = step.exit_layers
@@ -267,6 +280,8 @@ class Decoding:
         self._token_B = self._token_B[going_B]
         if self._thresholds:
             self._thresholds = tuple(self._thresholds[row] for row in going)
+        for name, value_B in self._answer_memory.items():
+            self._answer_memory[name] = value_B.index_select(0, going_B)
         if self._depths is not None:
             self._depths = [self._depths[row] for row in going]
         if self._rules is not None:
@@ -290,6 +305,8 @@ class Decoding:
         self.rows = self.rows + other.rows
         self._token_B = torch.cat((self._token_B, other._token_B))
         self._thresholds += other._thresholds
+        for name, value_B in self._answer_memory.items():
+            self._answer_memory[name] = torch.cat((value_B, other._answer_memory[name]))
         if self._rules is not None and other._rules is not None:
             self._rules.join(other._rules)
 
@@ -303,6 +320,7 @@ def decode_step(
     choose: Choose | None = None,
     observer: Observer | None = None,
     thresholds_B: tuple[Threshold, ...] = (),
+    answer_memory: dict[str, Tensor] | None = None,
 ) -> Step:
     """Feed one token per row through as many blocks as the method wants, and choose the next tokens.
 
@@ -315,15 +333,19 @@ def decode_step(
         choose: Token chooser of the rows that leave; None: the method's gate.
         observer: Receives scores, exits and read-outs; None: not observed.
         thresholds_B: Threshold rule of each row; () means the method's own.
+        answer_memory: Answer memory of all rows (`Gate.start_answers`), updated in place; None: as an answer begins.
     """
     model, parts = runner.model, runner.parts
-    step = Step(model, len(token_B), choose or parts.gate.choose, observer or Observer())
+    if answer_memory is None:
+        answer_memory = parts.gate.start_answers(len(token_B), model.device)
+    step = Step(model, len(token_B), choose or parts.gate.choose, observer or Observer(), answer_memory)
     hidden_AD = runner.begin(token_B)
     earlier = [hidden_AD] if parts.gate.needs_history else []  # states after blocks 0..block-1
     ahead_LAD = _all_states(runner, hidden_AD) if parts.gate.looks_ahead else None
     waiting_B = tuple(map(len, runner.cache.waiting))
     active = ActiveRows(positions_B, seeds_B, waiting_B, range(len(token_B)), thresholds_A=thresholds_B)
     memory: dict[str, Tensor] = {}
+    remembered = dict(step.answer_memory)  # of the active rows
     normed: dict[int, Tensor] = {}
     previous_score_A: Tensor | None = None
     limit = parts.kv_policy.max_drafts
@@ -342,6 +364,7 @@ def decode_step(
                 previous_score_A=previous_score_A,
                 ahead_LAD=ahead_LAD,
                 normed=normed,
+                answer_memory=remembered,
             )
             if block == model.n_blocks:
                 _emit(step, parts, view)
@@ -365,12 +388,14 @@ def decode_step(
                 active = active.take(going_rows, going_A)
                 hidden_AD, score_A = hidden_AD.index_select(0, going_A), score_A.index_select(0, going_A)
                 memory = {name: value.index_select(0, going_A) for name, value in memory.items()}
+                remembered = {name: value.index_select(0, going_A) for name, value in remembered.items()}
                 earlier, normed = [state_AD.index_select(0, going_A) for state_AD in earlier], {}
                 ahead_LAD = None if ahead_LAD is None else ahead_LAD.index_select(1, going_A)
             previous_score_A = score_A
         if parts.gate.needs_history:
             earlier.append(hidden_AD)
     _emit_together(step, runner)
+    _remember(step, parts.gate)
     runner.end()
     return step
 
@@ -433,6 +458,8 @@ def _leave(step: Step, runner: BlockRunner, view: BlockView) -> None:
 
 def _emit(step: Step, parts: Parts, view: BlockView) -> None:
     """Choose the tokens of rows that leave, or postpone it until all rows have left: the LM head is then read once."""
+    if parts.gate.remembers:
+        step.left.append(view)
     if parts.head.reads_vocabulary and parts.gate.chooses_from_logits and not view.is_read:
         step.unread.append(view)
     else:
@@ -449,6 +476,18 @@ def _emit_together(step: Step, runner: BlockRunner) -> None:
     _choose(step, view)
     if len(views) > 1:
         step.observer.read_together(views)
+
+
+def _remember(step: Step, gate: Gate) -> None:
+    """Let the gate update the answer memory of every row, in the views that the rows left with."""
+    for view in step.left:
+        rows_A = view.active.rows_A
+        gate.remember(view, step.token_B if rows_A is None else step.token_B[rows_A])
+        for name, value_A in view.answer_memory.items():
+            if rows_A is None:
+                step.answer_memory[name] = value_A
+            else:
+                step.answer_memory[name] = step.answer_memory[name].index_copy(0, rows_A, value_A)
 
 
 def _choose(step: Step, view: BlockView) -> None:
@@ -491,7 +530,7 @@ def prompt_step(
         observer: Receives the read-out.
     """
     n_rows = len(state_BD)
-    step = Step(model, n_rows, choose, observer)
+    step = Step(model, n_rows, choose, observer, answer_memory={})
     view = BlockView(
         block=model.n_blocks,
         active=ActiveRows((1,) * n_rows, seeds_B, (0,) * n_rows, range(n_rows)),

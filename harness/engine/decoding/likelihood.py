@@ -126,6 +126,8 @@ def why_not(parts: Parts) -> str | None:
             "verifies its drafts: where the full model rejects one, its own choice takes the draft's place, and a "
             "given token is not to be replaced"
         )
+    if parts.gate.remembers:
+        return "decides by earlier tokens of its own answer, and a given continuation is no answer"
     if parts.head.reads_part:
         return "reads only a part of the vocabulary, and other tokens have no probability then"
     return parts.gate.why_no_log_p

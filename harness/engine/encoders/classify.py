@@ -136,6 +136,7 @@ class _Batch:
         seeds = tuple(text.seed for text in texts)
         self._active = ActiveRows((1,) * len(texts), seeds, (0,) * len(texts), self.rows)
         self._memory: dict[str, Tensor] = {}
+        self._answer_memory = parts.gate.start_answers(len(texts), self._hidden_ATD.device)
         self._previous_score_A: Tensor | None = None
         self._earlier = [self._pooled()] if parts.gate.needs_history else []
         self._ahead_LAD = self._run_ahead() if parts.gate.looks_ahead else None
@@ -172,6 +173,7 @@ class _Batch:
             earlier=self._earlier,
             previous_score_A=self._previous_score_A,
             ahead_LAD=self._ahead_LAD,
+            answer_memory=self._answer_memory,
         )
 
     def _state(self, block: int) -> Tensor:

@@ -42,6 +42,7 @@ GRIDS = {
     "calm-classifier": "threshold = [0.5, 0.9]",
     "calm-saturation": "threshold = [0.8, 0.95]",
     "calm-softmax": f"threshold = [0.3, 0.7], decay = ['none'], kv_policy = {list(POLICIES)}",
+    "del": "max_drafts = [2]",
     "entropy": "threshold = [0.3, 0.6]",
     "free": "threshold = [0.5, 0.9]",
     "heads": "threshold = [0.01, 0.3]",

@@ -118,12 +118,16 @@ def test_thresholds_in_one_pass_answer_as_each_alone(name: str, policy: str) -> 
                 assert one.scores == pytest.approx(other.scores, abs=1e-4)
 
 
-@pytest.mark.parametrize("method", ["self-speculation", "free"])
+@pytest.mark.parametrize("method", ["self-speculation", "free", "del"])
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_whose_drafts_are_cut_join_and_are_joined(name: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """These rows are at different positions."""
-    params = {"exit_layer": 2, "drafts": 3} if method == "self-speculation" else {"kv_policy": "sync-parallel-rollback"}
-    parts, batches = parts_of(name, method, **params), Batches(monkeypatch)
+    params: dict[str, dict[str, Any]] = {
+        "self-speculation": {"exit_layer": 2, "drafts": 3},
+        "free": {"kv_policy": "sync-parallel-rollback"},
+        "del": {},
+    }
+    parts, batches = parts_of(name, method, **params[method]), Batches(monkeypatch)
     stream = streamed(name, [parts], 3)
     assert batches.joined
     assert told([stream.answers_to(prompt)[0] for prompt in range(len(requests(name)))]) == told(alone(name, parts))

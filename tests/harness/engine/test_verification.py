@@ -28,6 +28,7 @@ from exitbench.harness.engine.model.cache import Cache
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.work.generation import answer_costs
 from exitbench.methods.base import Method, Parts
+from exitbench.methods.dynamic_exit_layer import DynamicExitLayer
 from exitbench.methods.free import Free
 from exitbench.methods.full import Full
 from exitbench.methods.registry import get_method, method_names
@@ -62,6 +63,11 @@ CONFIDENT: list[Method] = [
     SelfSpeculation(exit_layer=2, drafts=4, stop_below=0.12),
 ]
 """Methods whose drafts are tokens that a gate is sure of; the first two draft at different blocks."""
+DYNAMIC: list[Method] = [
+    DynamicExitLayer(),
+    DynamicExitLayer(min_exit=2, every=2, max_drafts=3, memory_decay=0.5, head_blocks=1.5),
+    DynamicExitLayer(memory_decay=0.0, max_drafts=20),
+]
 OTHER_GATES: list[Method] = [
     get_method("patience")(patience=1, counting="sentence", kv_policy=DRAFTED),
     get_method("entropy")(threshold=3.0, decay="none", kv_policy=DRAFTED),
@@ -140,6 +146,30 @@ class Slow:
         self.rejected.append(rejected)
 
 
+class Acceptance:
+    """DEL by definition: how often each block predicted what full depth chose, and the draft that promises most."""
+
+    def __init__(self, method: DynamicExitLayer) -> None:
+        self.method = method
+        self.agreed: dict[int, list[bool]] = {block: [] for block in range(method.min_exit, L, method.every)}
+        self.exit_layer, self.drafts = 0, 0
+
+    def compare(self, predicted: dict[int, int], token: int) -> None:
+        for block, agreed in self.agreed.items():
+            agreed.append(predicted[block] == token)
+        # Without a draft, a token costs full depth. Of equal promises, the first block's shortest draft is taken.
+        self.exit_layer, self.drafts, most = 0, 0, 1 / (L + self.method.head_blocks)
+        for block, agreed in self.agreed.items():
+            weights = [self.method.memory_decay**age for age in reversed(range(len(agreed)))]
+            matches = sum(weight for weight, right in zip(weights, agreed, strict=True) if right)
+            alpha = (matches + 0.5) / (sum(weights) + 1)
+            for n in range(1, self.method.max_drafts + 1):
+                tokens = (1 - alpha ** (n + 1)) / (1 - alpha)
+                promise = tokens / (n * (block + self.method.head_blocks) + L + self.method.head_blocks)
+                if promise > most + 1e-12:
+                    self.exit_layer, self.drafts, most = block, n, promise
+
+
 Known = dict[tuple[int, ...], tuple[tuple[Tensor, ...], Tensor]]
 """States and logits of transformers by text. Methods share most texts, so each text is computed once."""
 
@@ -165,6 +195,7 @@ def simulate(family: Any, prompt: list[int], method: Any, stops: Stops, known: K
     slow, waiting = Slow(), list[int]()
     is_free = isinstance(method, Free)
     limit = math.inf if is_free else getattr(method, "drafts", 6)
+    acceptance = Acceptance(method) if isinstance(method, DynamicExitLayer) else None
 
     def is_confident(early_V: Tensor) -> bool:
         first, second = torch.softmax(early_V, -1).topk(2).values.tolist()
@@ -174,6 +205,11 @@ def simulate(family: Any, prompt: list[int], method: Any, stops: Stops, known: K
 
     def draft(states: Sequence[Tensor], n_tokens: int, at: int) -> tuple[int, int] | None:
         """Return token and block of a draft, or None if the token runs all blocks."""
+        if acceptance is not None:
+            if len(waiting) >= acceptance.drafts:
+                return None
+            block = acceptance.exit_layer
+            return slow.argmax(family.checkpoint.model.logits(states[block][0, -n_tokens:])[at]), block
         if len(waiting) >= limit:
             return None
         for block in parts(method).gate_blocks(L):
@@ -203,6 +239,10 @@ def simulate(family: Any, prompt: list[int], method: Any, stops: Stops, known: K
                 continue
         else:
             slow.put(slow.argmax(full[at]), L)
+            if acceptance is not None and not in_prompt:
+                early = {block: states[block][0, -len(full) :][at] for block in acceptance.agreed}
+                logits = {block: family.checkpoint.model.logits(state_D[None])[0] for block, state_D in early.items()}
+                acceptance.compare({block: slow.argmax(at_V) for block, at_V in logits.items()}, slow.tokens[-1])
         for number, place in enumerate(waiting):
             if rejects(full[place], slow.tokens[place]):
                 del slow.tokens[place:], slow.layers[place:], slow.rejected[place:]
@@ -217,7 +257,10 @@ def simulate(family: Any, prompt: list[int], method: Any, stops: Stops, known: K
 def test_answers_and_traces_are_those_of_the_definition(placed: Any, prompts: Any) -> None:
     compared = accepted = rejected = unverified = 0
     drafted: set[tuple[Method, int]] = set()
-    rows, methods = prompts[:N_ROWS], [*SPECULATIONS[1::5], SPECULATIONS[4], *CONFIDENT, *ROLLBACKS, *KEEP_TAIL]
+    rows, methods = (
+        prompts[:N_ROWS],
+        [*SPECULATIONS[1::5], SPECULATIONS[4], *CONFIDENT, *DYNAMIC, *ROLLBACKS, *KEEP_TAIL],
+    )
     texts: list[Known] = [{} for _ in rows]
     for method in methods:
         for prompt, known, ours in zip(rows, texts, run(placed, rows, method, stops_somewhere), strict=True):
@@ -231,6 +274,7 @@ def test_answers_and_traces_are_those_of_the_definition(placed: Any, prompts: An
             assert ours.blocks_run == [L] * (len(theirs.tokens) - theirs.unverified) + kept_as_they_are
             unverified += theirs.unverified
             drafted |= {(method, layer) for record in ours.records for layer in record.rejected_layers}
+            drafted |= {(method, layer) for layer in ours.exit_layers if layer < L}
             compared, accepted = compared + 1, accepted + theirs.accepted
             rejected += sum(theirs.rejected)
     assert compared > 0.8 * len(rows) * len(methods)
@@ -238,7 +282,9 @@ def test_answers_and_traces_are_those_of_the_definition(placed: Any, prompts: An
     assert rejected > 30
     assert unverified > 1
     if placed.reference.config.model_type != "gpt2":  # margins are wide at block 1 already
-        assert all(len({layer for method, layer in drafted if method == mixed}) > 1 for mixed in CONFIDENT[:2])
+        layers = {method: {layer for drafting, layer in drafted if drafting == method} for method in methods}
+        assert all(len(layers[method]) > 1 for method in CONFIDENT[:2])
+        assert any(len(layers[method]) > 1 for method in DYNAMIC)
 
 
 # ------------------------------------------------------------------------------------------ identities
@@ -252,7 +298,13 @@ def test_self_speculation_is_full_depth_whatever_drafts_and_however_many(
     rows = prompts[:N_ROWS]
     full = run(placed, rows, Full(), stops)
     assert {g.stop_reason for g in full} >= {"eos", "stop_string" if stops else "length"}
-    for method in [*SPECULATIONS[stops is None :: 2], SelfSpeculation(exit_layer=L), *CONFIDENT, *OTHER_GATES]:
+    for method in [
+        *SPECULATIONS[stops is None :: 2],
+        SelfSpeculation(exit_layer=L),
+        *CONFIDENT,
+        *DYNAMIC,
+        *OTHER_GATES,
+    ]:
         result = run(placed, rows, method, stops)
         assert [(g.token_ids, g.stop_reason) for g in result] == [(g.token_ids, g.stop_reason) for g in full], method
 
@@ -298,7 +350,7 @@ def test_a_threshold_that_no_margin_exceeds_is_full_depth(placed: Any, prompts: 
 
 def test_a_batch_equals_its_rows_alone_with_rows_that_roll_back_at_different_places(placed: Any, prompts: Any) -> None:
     rows, checkpoint, cut_at = prompts[:N_ROWS], endless(placed), set()
-    for method in [SPECULATIONS[2], SPECULATIONS[8], *CONFIDENT, *ROLLBACKS]:
+    for method in [SPECULATIONS[2], SPECULATIONS[8], *CONFIDENT, *DYNAMIC, *ROLLBACKS]:
         together = decode(checkpoint, start(placed, rows), parts(method), stops_somewhere)
         cut_at |= {tuple(at for at, n in enumerate(g.rejected) if n) for g in together}
         for prompt, expected in zip(rows[::2], together[::2], strict=True):
@@ -357,7 +409,9 @@ def test_rows_shift_to_a_common_end_and_room_is_made_when_longer_rows_have_ended
 # ------------------------------------------------------------------------------------------ cost
 
 
-@pytest.mark.parametrize("method", [SPECULATIONS[1], SPECULATIONS[8], *CONFIDENT, *ROLLBACKS, KEEP_TAIL[1]], ids=named)
+@pytest.mark.parametrize(
+    "method", [SPECULATIONS[1], SPECULATIONS[8], *CONFIDENT, *DYNAMIC, *ROLLBACKS, KEEP_TAIL[1]], ids=named
+)
 def test_the_declared_work_is_what_a_flop_counter_sees(placed: Any, prompts: Any, method: Method) -> None:
     """Whole answers with drafts that were accepted, rejected, or that end the answer."""
     for prompt in prompts[:1]:
@@ -464,7 +518,7 @@ def test_bfloat16_verifies_too(placed: Any, prompts: Any) -> None:
 
 def test_every_method_that_verifies_is_tried_here() -> None:
     verifying = {name for name in method_names() if get_method(name)().parts(L).kv_policy.verifies}
-    assert verifying <= {method.name for method in [*SPECULATIONS, *ROLLBACKS]}
+    assert verifying <= {method.name for method in [*SPECULATIONS, *ROLLBACKS, *DYNAMIC]}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,69 @@
+"""Gates that remember earlier tokens of an answer: the memory stays with its row."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from exitbench.harness.engine.decoding.generation import Generation
+from exitbench.harness.engine.decoding.likelihood import why_not
+from exitbench.methods.base import BlockView, Gate, Parts, blocks_from
+from exitbench.methods.heads import LMHead
+from exitbench.methods.kv_policies import StateCopy
+from exitbench.methods.thresholds import Constant
+from tests.harness.engine.test_stream import MODELS, Batches, alone, loaded, requests, streamed, told
+
+
+class ExitBySum(Gate):
+    """Lets a token exit after 1 + s % L blocks, where s is the sum of the tokens that the row has decoded before."""
+
+    remembers: ClassVar[bool] = True
+
+    def start_answers(self, n_rows: int, device: torch.device) -> dict[str, Tensor]:
+        return {"sum_A": torch.zeros(n_rows, dtype=torch.long, device=device)}
+
+    def score(self, view: BlockView) -> Tensor:
+        return (view.block > view.answer_memory["sum_A"] % view.model.n_blocks).float()
+
+    def remember(self, view: BlockView, token_A: Tensor) -> None:
+        view.answer_memory["sum_A"] = view.answer_memory["sum_A"] + token_A
+
+
+def summing(name: str) -> Parts:
+    n_blocks = loaded(name).model.n_blocks
+    return Parts(ExitBySum(), Constant(0.5), LMHead(), StateCopy(), blocks_from(1, n_blocks))
+
+
+def by_definition(name: str, answer: Generation) -> list[int]:
+    """Exit layers that follow from the tokens of the answer. A decoder takes its first token from the prompt's pass."""
+    n_blocks = loaded(name).model.n_blocks
+    first = [] if MODELS[name] == "seq2seq" else [n_blocks]
+    sums = accumulate(answer.token_ids[len(first) : -1], initial=0)
+    return first + [1 + total % n_blocks for total in sums][: len(answer.token_ids) - len(first)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_token_exits_by_the_tokens_before_it(name: str) -> None:
+    answers = alone(name, summing(name))
+    assert len({layer for answer in answers for layer in answer.exit_layers}) >= 4
+    for answer in answers:
+        assert answer.exit_layers == by_definition(name, answer)
+
+
+@pytest.mark.parametrize("rows", [64, 3, 2])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_batch_decodes_what_its_rows_decode_alone(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = Batches(monkeypatch)
+    stream = streamed(name, [summing(name)], rows)
+    assert batches.joined or rows == 64
+    assert told([stream.answers_to(prompt)[0] for prompt in range(len(requests(name)))]) == told(
+        alone(name, summing(name))
+    )
+
+
+def test_given_tokens_have_no_memory() -> None:
+    assert "decides by earlier tokens of its own answer" in str(why_not(summing("builtin-weighted")))
