@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from exitbench import __version__
 from exitbench.errors import UserError, no_room, suggestion
+from exitbench.harness.processes.fork_server import prepare
 from exitbench.harness.processes.interrupts import Interruptible
 from exitbench.lm_eval_registration import quiet_lm_eval
 from exitbench.terminal import one_screen, tell, without_middle
@@ -26,6 +27,8 @@ HANDED_OVER = "lm-eval"
 """Name of the command whose arguments are passed on to lm-eval."""
 _OF_MATPLOTLIB = ("MPLBACKEND", "MATPLOTLIBRC")
 """Environment variables removed at the start: a notebook's matplotlib backend may not be installed here."""
+_WITH_WORKERS = ("run:run", "run:tune", "trying:try_model")
+"""Commands that run cells in worker processes."""
 _MAX_SHOWN_CHARS = 200
 """Maximum number of characters shown of an overlong path."""
 
@@ -71,6 +74,8 @@ def _command(argv: Sequence[str]) -> int:
     arguments = parsed(argv)
     if getattr(arguments, "plugins", None) is not None:
         _trust(arguments.plugins)
+    if arguments.command in _WITH_WORKERS:
+        prepare()  # its imports go on while this process imports its own modules
     module, function = arguments.command.split(":")
     command: Callable[[argparse.Namespace], int] = getattr(
         import_module(f"exitbench.harness.cli.commands.{module}"), function

@@ -14,9 +14,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from tempfile import TemporaryFile
 from typing import IO, Any
 
 from exitbench.harness.conformance import ConformanceResult, checks_version
+from exitbench.harness.processes.fork_server import start
 from exitbench.harness.processes.lifeline import end_with, end_with_starting_thread
 
 TIMEOUT_S = 120.0
@@ -58,23 +60,13 @@ class _Child:
         self.why, self._timeout_s = "", timeout_s
         self._read_end, write_end = os.pipe()
         lifeline, self._lifeline = os.pipe()
-        command = [sys.executable, "-P", "-m", __name__, str(write_end), str(lifeline)]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(write_end, lifeline),
-            start_new_session=True,  # Ctrl-C in the terminal reaches only the parent, which ends the child
-        )
+        with TemporaryFile() as asked:
+            asked.write(json.dumps([dict(setting) for setting in settings]).encode())
+            asked.seek(0)
+            # Its own process group: Ctrl-C in the terminal reaches only the parent, which ends the child.
+            self._process = start(__name__, (), (write_end, lifeline), stdin=asked.fileno(), output=subprocess.DEVNULL)
         os.close(write_end)
         os.close(lifeline)
-        assert self._process.stdin is not None
-        try:
-            with self._process.stdin as stdin:
-                stdin.write(json.dumps([dict(setting) for setting in settings]).encode())
-        except BrokenPipeError:  # the process has died; the exit code gives the reason
-            pass
 
     def verdicts(self) -> Iterator[ConformanceResult]:
         """Yield verdicts as they arrive. If the process dies early, `why` contains the reason."""

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from exitbench.harness.engine.products.kept import cpu_model
+from exitbench.harness.processes.fork_server import SPINNING
 
 PROJECT = "exitbench"
 
 _LOOK_S: Final = 0.5
-
-_SPINNING: Final = {"GOMP_SPINCOUNT": "10000"}
 
 # Variables that change numbers or speed. A list rather than a copy of the environment, which may hold secrets.
 ENV_VARS = (
@@ -56,18 +55,9 @@ def environment() -> dict[str, Any]:
         "git_dirty": dirty,
         # Values set by `spinning` are left out: they follow from the project's version, which is recorded.
         "env_vars": {
-            name: os.environ[name] for name in ENV_VARS if os.environ.get(name) not in (None, _SPINNING.get(name))
+            name: os.environ[name] for name in ENV_VARS if os.environ.get(name) not in (None, SPINNING.get(name))
         },
     }
-
-
-def spinning() -> dict[str, str]:
-    """Return environment variables that limit how long a thread of torch spins while it waits for the others.
-
-    The OpenMP library in torch's wheels lets threads spin 300,000 times, for some milliseconds. If another process
-    occupies the core of one thread, all others spin (docs/measuring.md). Empty if the user has chosen a wait policy.
-    """
-    return {} if "OMP_WAIT_POLICY" in os.environ else _SPINNING
 
 
 def hardware(threads: int) -> dict[str, Any]:

@@ -55,8 +55,8 @@ _FINALISTS: Final = 3
 _CHOOSING, _REPORTING, _TIMING = 0.45, 0.25, 0.25
 """Shares of the time; the rest is for loading the model."""
 _ARMS: Final = 3
-_STAGES: Final = 6
-"""Stages of a trial, with up to three of the pilot."""
+_STAGES: Final = 4
+"""Stages after the pilot: probe, candidates, confirmation, timing."""
 _PREDICTS_EARLY: Final = 0.9
 """Agreement at three quarters of the depth from which training exit heads is not the first thing to suggest."""
 _FLOOR_PERCENT: Final = 5.0
@@ -109,13 +109,15 @@ class Pace:
     Attributes:
         together_s: Seconds per document in batches of `BATCH_ROWS` rows.
         alone_s: Seconds per document one row at a time, as timed.
-        stage_s: Seconds before the first document of a stage: starting a process and loading the model.
+        stage_s: Seconds of a stage beyond its documents: planning, starting a process, loading the model.
+        pilot_s: Seconds that the trial has taken so far.
         minutes: Time that the trial may take.
     """
 
     together_s: float
     alone_s: float
     stage_s: float
+    pilot_s: float
     minutes: float
 
     def searched(self, decodes: int) -> int:
@@ -142,7 +144,7 @@ class Pace:
 
     @property
     def _seconds(self) -> float:
-        return max(60 * self.minutes - _STAGES * self.stage_s, 1.0)
+        return max(60 * self.minutes - self.pilot_s - _STAGES * self.stage_s, 1.0)
 
     def require_enough(self, decodes: int) -> None:
         """Check that enough documents fit.
@@ -153,10 +155,11 @@ class Pace:
         fewest = min(self.searched(decodes), self.reported)
         if fewest < FEWEST_DOCUMENTS:
             per_choice = self.together_s * decodes / _CHOOSING
-            needed = math.ceil((FEWEST_DOCUMENTS * per_choice + _STAGES * self.stage_s) / 60)
+            needed = math.ceil((FEWEST_DOCUMENTS * per_choice + self.pilot_s + _STAGES * self.stage_s) / 60)
             raise UserError(
-                f"--minutes {self.minutes:g}: a document takes {self.together_s:.2g} s at full depth, and the start of "
-                f"each of {_STAGES} stages {self.stage_s:.0f} s, so there is time for {fewest} documents to choose or "
+                f"--minutes {self.minutes:g}: the pilot took {self.pilot_s:.0f} s. A document takes "
+                f"{self.together_s:.2g} s at full depth, and the start of each of {_STAGES} stages "
+                f"{self.stage_s:.0f} s, so there is time for {fewest} documents to choose or "
                 f"report on. Needed: {FEWEST_DOCUMENTS}, about --minutes {needed}."
             )
 
@@ -296,10 +299,11 @@ def _costs(work: TokenCost) -> tuple[DecoderCosts, tuple[str, ...], tuple[str, .
 
 
 def _try(options: TryOptions, subject: _Decoder | _Classifier) -> None:
+    began_s = time.monotonic()
     runs, methods = Runs(options.runs), subject.methods
     most = _available_documents(_tuning(options, methods, 1, 2 * MOST_DOCUMENTS), options.run.get("data_dir"))
     print_stage("1. Pilot: how long a document takes")
-    pace = _pace(options, _tuning(options, methods, *most), runs)
+    pace = _pace(options, _tuning(options, methods, *most), runs, began_s)
     pace.require_enough(subject.decodes)
     planned = pace.searched(subject.decodes), pace.reported
     searched, reported = (min(pair) for pair in zip(planned, most, strict=True))
@@ -386,7 +390,7 @@ def _available_documents(trial: Tuning, data_dir: Path | None) -> tuple[int, int
     return available
 
 
-def _pace(options: TryOptions, pilot: Tuning, runs: Runs) -> Pace:
+def _pace(options: TryOptions, pilot: Tuning, runs: Runs, began_s: float) -> Pace:
     """Return the speed measured by the pilot, or by the pilot of an earlier, interrupted trial of the same length.
 
     Numbers of documents follow from it, so a trial that goes on must not measure it again.
@@ -395,35 +399,27 @@ def _pace(options: TryOptions, pilot: Tuning, runs: Runs) -> Pace:
     if (earlier_pace := _kept_pace(path)) is not None and earlier_pace.minutes == options.minutes:
         return earlier_pace
     run = _run_options(options, pilot)
-    began_s = time.monotonic()
-    _document_seconds(pilot, runs, run, documents=2, batch_rows=1, remarks=True)
-    stage_s = time.monotonic() - began_s
-    alone_s, together_s = (
-        _steady_document_seconds(pilot, runs, run, documents, rows)
-        for documents, rows in ((2, 1), (2 * BATCH_ROWS, BATCH_ROWS))
-    )
-    pace = Pace(together_s, alone_s, max(0.0, stage_s - 2 * alone_s), options.minutes)
+    documents, alone_s = 2, 0.0
+    while True:  # until a cell is long enough not to consist mostly of its start
+        cell_s = _pilot_seconds(pilot, runs, run, documents, batch_rows=1)
+        alone_s = cell_s / documents
+        if cell_s >= _SHORT_PILOT_S or documents == pilot.documents:
+            break
+        documents = min(pilot.documents, math.ceil(documents * min(2 * _SHORT_PILOT_S / cell_s, 60)))
+    stage_began_s = time.monotonic()
+    cell_s = _pilot_seconds(pilot, runs, run, documents, BATCH_ROWS)
+    now_s = time.monotonic()
+    pace = Pace(cell_s / documents, alone_s, now_s - stage_began_s - cell_s, now_s - began_s, options.minutes)
     write_whole_file(path, json.dumps(asdict(pace)) + "\n")
     return pace
 
 
-def _steady_document_seconds(pilot: Tuning, runs: Runs, run: RunOptions, documents: int, batch_rows: int) -> float:
-    """Return the time per document of a cell that is long enough not to consist mostly of its start."""
-    while True:
-        documents = min(documents, pilot.documents)
-        seconds = _document_seconds(pilot, runs, run, documents, batch_rows)
-        if documents * seconds >= _SHORT_PILOT_S or documents == pilot.documents:
-            return seconds
-        documents *= 8
-
-
-def _document_seconds(
-    pilot: Tuning, runs: Runs, run: RunOptions, documents: int, batch_rows: int, remarks: bool = False
-) -> float:
-    cells = run_stage(pilot.pilot(documents, batch_rows), runs, run, remarks=remarks)
+def _pilot_seconds(pilot: Tuning, runs: Runs, run: RunOptions, documents: int, batch_rows: int) -> float:
+    """Return how long a cell of full depth takes."""
+    cells = run_stage(pilot.pilot(documents, batch_rows), runs, run, remarks=documents == 2)
     with open_database(runs.database) as database:
         (row,) = database.query(_CELL_SECONDS, [list(cells)]).to_pylist()
-    return max(float(row["seconds"]), 1e-3) / documents
+    return max(float(row["seconds"]), 1e-3)
 
 
 def _kept_pace(path: Path) -> Pace | None:

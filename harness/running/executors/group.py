@@ -11,21 +11,23 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import IO, Final
+from typing import IO, Any, Final
 
 from exitbench.errors import UserError, says_out_of_memory
 from exitbench.harness.cells.job import CellJob, WorkerSpec
+from exitbench.harness.processes import fork_server
+from exitbench.harness.processes.fork_server import Process
 from exitbench.harness.running.environment import environment_and_hardware
 from exitbench.harness.running.events import read_event
 from exitbench.harness.running.executors.process import Overdue, WorkerProcess
 from exitbench.progress import Progress
 from exitbench.results.spool.attempts import LOG_TAIL_LINES, AttemptWriter
 
-WORKER: Final = (sys.executable, "-m", "exitbench.harness.running.worker_process")
+_WORKER: Final = "exitbench.harness.running.worker_process"
 
 GRACE_S = 20.0
 """Seconds that an interrupted worker has for ending its attempt before it is killed."""
@@ -155,14 +157,14 @@ class GroupRun:
         interrupted: Reason why no further worker is started; None if not interrupted.
     """
 
-    def __init__(self, spec: WorkerSpec, logs: Path, progress: Progress, worker: Sequence[str] = WORKER) -> None:
+    def __init__(self, spec: WorkerSpec, logs: Path, progress: Progress, worker: Sequence[str] = ()) -> None:
         """Prepare the run without starting a process.
 
         Args:
             spec: The cells, in order, and all paths.
             logs: Folder for the workers' specifications and logs; created if missing.
             progress: Notified of every start, document and end.
-            worker: Command that receives the path of a SPEC.json and two descriptors (`worker_process`).
+            worker: Command that receives the path of a SPEC.json and two descriptors; () for `worker_process`.
         """
         self.interrupted: str | None = None
         self.spec, self._logs, self._worker = spec, logs, tuple(worker)
@@ -229,7 +231,7 @@ class GroupRun:
         spec_path.write_text(spec.to_json(), encoding="utf-8")
         oom_kills = _oom_kills()
         with log_path.open("w", encoding="utf-8") as log:
-            returncode, killed_for = self._follow([*self._worker, str(spec_path)], variables, log)
+            returncode, killed_for = self._follow(self._start(spec_path, variables, log), log)
         lines = _lines(log_path)[-LOG_TAIL_LINES:]
         killed_for_memory = returncode == -signal.SIGKILL and _oom_kills() > oom_kills
         out_of_memory = killed_for_memory or (returncode != 0 and says_out_of_memory("".join(lines[-1:])))
@@ -237,9 +239,15 @@ class GroupRun:
             self.interrupted = self.interrupted or "the worker was terminated on request"
         return _Death(returncode, self.interrupted, killed_for, out_of_memory, "\n".join(lines))
 
-    def _follow(
-        self, command: Sequence[str], variables: Mapping[str, str], log: IO[str]
-    ) -> tuple[int, tuple[str, str] | None]:
+    def _start(self, spec_path: Path, variables: Mapping[str, str], log: IO[str]) -> Callable[[Sequence[int]], Process]:
+        """Return what starts the worker. Only on the CPU it is a fork, since drivers of GPUs do not survive one."""
+        about: dict[str, Any] = {"output": log.fileno(), "variables": variables}
+        if not self._worker and self.spec.device == "cpu":
+            return lambda descriptors: fork_server.start(_WORKER, [str(spec_path)], descriptors, **about)
+        command = (*(self._worker or (sys.executable, "-P", "-m", _WORKER)), str(spec_path))
+        return lambda descriptors: fork_server.start_command(command, descriptors, **about)
+
+    def _follow(self, start: Callable[[Sequence[int]], Process], log: IO[str]) -> tuple[int, tuple[str, str] | None]:
         """Start a process and handle its events until it has ended.
 
         Returns:
@@ -247,7 +255,7 @@ class GroupRun:
         """
         self._watch.begin()
         with self._starting:
-            process = self._process = WorkerProcess(command, variables, log)
+            process = self._process = WorkerProcess(start)
         if self.interrupted:  # `interrupt` was called before this worker existed
             process.interrupt()
         killed_for = None

@@ -15,7 +15,7 @@ from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.engine.checkpoints.device_maps import gpu_index
 from exitbench.harness.running.environment import free_cores
 from exitbench.harness.running.executors.gpus import Gpu, free_gpu, lock_folder
-from exitbench.harness.running.executors.group import WORKER, GroupRun
+from exitbench.harness.running.executors.group import GroupRun
 from exitbench.harness.running.executors.stages import Stage, stages
 from exitbench.progress import Progress
 
@@ -30,7 +30,7 @@ class LocalExecutor:
         self,
         logs: Path,
         gpus: Sequence[Gpu] = (),
-        worker: Sequence[str] = WORKER,
+        worker: Sequence[str] = (),
         gpu_locks: Path | None = None,
         cores: int | None = None,
     ) -> None:
@@ -39,7 +39,7 @@ class LocalExecutor:
         Args:
             logs: Folder for the workers' specifications and logs.
             gpus: GPUs to use, one worker each; empty to use the CPU.
-            worker: Command that receives the path of a SPEC.json and two descriptors (`worker_process`).
+            worker: Command that receives the path of a SPEC.json and two descriptors; () for `worker_process`.
             gpu_locks: Folder of the GPUs' locks; None for the user's folder (`lock_folder`).
             cores: Number of cores for workers side by side on the CPU; None for all cores this process may use.
         """

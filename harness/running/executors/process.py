@@ -6,10 +6,10 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
-from typing import IO, Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from exitbench.harness.running.environment import spinning
+from exitbench.harness.processes.fork_server import Process
 
 LOOK_S: Final = 1.0
 """Seconds between checks whether a silent worker has ended: its child process may hold the pipe open afterwards."""
@@ -25,31 +25,21 @@ class Overdue(Exception):
 
 
 class WorkerProcess:
-    """A worker in its own session and process group, so that Ctrl-C reaches only the parent.
+    """A worker in its own process group, so that Ctrl-C reaches only the parent.
 
     The thread that starts the worker must also follow it to its end (`lifeline.end_with_starting_thread`).
     """
 
-    def __init__(self, command: Sequence[str], variables: Mapping[str, str], log: IO[Any]) -> None:
+    def __init__(self, start: Callable[[Sequence[int]], Process]) -> None:
         """Start the worker.
 
         Args:
-            command: The worker's command, to which the descriptors of the event pipe and of the lifeline are added.
-            variables: Environment variables, in addition to this process's.
-            log: File that receives the worker's output.
+            start: Starts the process, given the descriptors of the event pipe and of the lifeline.
         """
         self._events, events = os.pipe()
         lifeline, self._lifeline = os.pipe()
         try:
-            self._process = subprocess.Popen(
-                [*command, str(events), str(lifeline)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(events, lifeline),
-                start_new_session=True,
-                env={**spinning(), **os.environ, **variables},
-            )
+            self._process = start((events, lifeline))
         except BaseException:
             os.close(self._events)
             os.close(self._lifeline)

@@ -13,7 +13,7 @@ from exitbench.harness.cli.main import main
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.service.trying import FEWEST_DOCUMENTS, Pace
 
-WORDS = ("try", "builtin-weighted", "--minutes", "1", "--max-loss", "20%")
+WORDS = ("try", "builtin-weighted", "--minutes", "0.5", "--max-loss", "20%")
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_bad_input_is_reported_before_anything_runs(
 
 
 def test_a_classifier_is_tried_on_the_task_with_its_labels(snippets: ModuleType, tmp_path: Path) -> None:
-    words = ["exitbench", "try", "builtin-encoder-joint", "--minutes", "1", "--max-loss", "20%"]
+    words = ["exitbench", "try", "builtin-encoder-joint", "--minutes", "0.5", "--max-loss", "20%"]
     printed = snippets.output_of(tmp_path, [*words, "--runs", str(tmp_path)], "try")
     assert "a classifier that answers one of negative, positive." in printed
     assert "\nsst2 (builtin-encoder-joint): " in printed
@@ -111,7 +111,7 @@ def test_too_few_documents_for_two_halves_are_refused(tmp_path: Path, capsys: py
     assert "15 documents; at least 16 are needed" in capsys.readouterr().err
 
 
-PACE = Pace(together_s=0.5, alone_s=1.0, stage_s=5.0, minutes=10.0)
+PACE = Pace(together_s=0.5, alone_s=1.0, stage_s=5.0, pilot_s=30.0, minutes=10.0)
 
 
 @pytest.mark.parametrize("minutes", [2.0, 10.0, 60.0])
@@ -122,7 +122,8 @@ def test_what_is_planned_fits_the_time(minutes: float) -> None:
     reporting_s = pace.reported * pace.together_s * 5
     timing_s = 4 * 3 * 2 * timing.documents * timing.least_rounds * pace.alone_s
     floor_s = 4 * 3 * 2 * 4 * 2 * pace.alone_s  # four documents in two rounds are always timed
-    assert choosing_s + reporting_s + max(timing_s - floor_s, 0) <= 60 * minutes
+    stages_s = pace.pilot_s + 3 * pace.stage_s
+    assert stages_s + choosing_s + reporting_s + max(timing_s - floor_s, 0) <= 60 * minutes
 
 
 def test_a_fast_model_is_timed_as_usual() -> None:

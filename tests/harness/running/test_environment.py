@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from exitbench.harness.processes.fork_server import spinning
 from exitbench.harness.running import environment as module
-from exitbench.harness.running.environment import ENV_VARS, environment, free_cores, git_state, hardware, spinning
+from exitbench.harness.running.environment import ENV_VARS, environment, free_cores, git_state, hardware
 from exitbench.results.spool.schema import ENV_KEYS
 
 

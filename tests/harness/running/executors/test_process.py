@@ -1,10 +1,12 @@
 """The environment that a worker process inherits."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from exitbench.harness.processes.fork_server import start_command
 from exitbench.harness.running.executors.process import WorkerProcess
 
 NAMES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "CUDA_VISIBLE_DEVICES")
@@ -27,7 +29,8 @@ def test_threads_of_a_worker_spin_briefly_unless_the_user_has_said_how_they_wait
     for name, value in asked.items():
         monkeypatch.setenv(name, value)
     with (tmp_path / "log").open("w") as log:
-        process = WorkerProcess([sys.executable, "-c", SAYS], {"CUDA_VISIBLE_DEVICES": "3"}, log)
+        start = partial(start_command, output=log.fileno(), variables={"CUDA_VISIBLE_DEVICES": "3"})
+        process = WorkerProcess(lambda descriptors: start([sys.executable, "-c", SAYS], descriptors))
         while process.next_line(None) is not None:
             pass
         assert process.end() == 0

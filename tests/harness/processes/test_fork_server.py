@@ -1,0 +1,213 @@
+"""Processes of the fork server: what they inherit, how they end, and what they do not outlive."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exitbench.harness.processes import fork_server
+from exitbench.harness.processes.fork_server import ForkedProcess, Process, prepare, start
+
+
+class Started:
+    """Runs a module of its own folder as a forked process, and returns how it ended and what it printed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def begin(self, source: str, *arguments: str, **options: Any) -> Process:
+        (self.folder / "asked.py").write_text(textwrap.dedent(source))
+        with (self.folder / "log").open("w") as log:
+            options = {"variables": {"PYTHONPATH": str(self.folder)}} | options
+            return start("asked", arguments, options.pop("descriptors", ()), output=log.fileno(), **options)
+
+    def run(self, source: str, *arguments: str, **options: Any) -> tuple[int, str]:
+        code = self.begin(source, *arguments, **options).wait(30)
+        return code, (self.folder / "log").read_text()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder for all tests: another value of PYTHONPATH needs another server."""
+    return tmp_path_factory.mktemp("modules")
+
+
+@pytest.fixture
+def asked(folder: Path) -> Iterator[Started]:
+    yield Started(folder)
+
+
+def test_imports_are_done_and_arguments_variables_and_folder_are_passed(
+    asked: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = """
+        import os, sys
+        print("torch" in sys.modules, __name__, sys.argv, os.getcwd(), os.environ["GOMP_SPINCOUNT"], sys.stdin.read())
+        """
+    given = tmp_path / "given"
+    given.write_text("from a file")
+    with given.open() as stdin:
+        code, printed = asked.run(source, "one", stdin=stdin.fileno())
+    assert code == 0
+    assert printed == f"True __main__ ['{asked.folder / 'asked.py'}', 'one'] {tmp_path} 10000 from a file\n"
+
+
+def test_descriptors_are_named_after_the_arguments(asked: Started) -> None:
+    read, write = os.pipe()
+    source = """
+        import os, sys
+        os.write(int(sys.argv[2]), sys.argv[1].encode())
+        """
+    assert asked.run(source, "told", descriptors=(write,)) == (0, "")
+    os.close(write)
+    assert os.read(read, 100) == b"told"
+    assert os.read(read, 100) == b"", "no other process holds the descriptor"
+    os.close(read)
+
+
+@pytest.mark.parametrize(
+    ("source", "code"),
+    [
+        ("raise SystemExit(3)", 3),
+        ("raise SystemExit('reason')", 1),
+        ("raise SystemExit(None)", 0),
+        ("raise KeyboardInterrupt", 130),
+        ("import os; os._exit(7)", 7),
+        ("import os; os.abort()", -signal.SIGABRT),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    ],
+)
+def test_exit_codes_are_those_of_a_new_process(asked: Started, source: str, code: int) -> None:
+    process = asked.begin(source)
+    assert isinstance(process, ForkedProcess)
+    assert process.wait(30) == code == process.poll()
+
+
+def test_an_error_is_printed_with_its_traceback(asked: Started) -> None:
+    code, printed = asked.run("def fails():\n    raise ValueError('reason')\nfails()\n")
+    assert code == 1
+    assert "asked.py" in printed and printed.endswith("ValueError: reason\n")
+
+
+def test_a_module_that_was_not_imported_is_read_anew(asked: Started) -> None:
+    for text in ("first", "then another"):
+        assert asked.run(f"print('{text}')") == (0, f"{text}\n")
+
+
+def test_a_signal_reaches_the_process_and_its_end_is_awaited(asked: Started) -> None:
+    process = asked.begin("import time; time.sleep(60)")
+    assert process.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == -signal.SIGTERM
+    process.send_signal(signal.SIGTERM)  # without effect
+
+
+def test_other_variables_are_those_of_another_server(asked: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "import os; print(os.getppid(), os.environ.get('HF_HOME'), 'torch' in __import__('sys').modules)"
+    monkeypatch.setenv("HF_HOME", "elsewhere")
+    assert asked.run(source)[1].split()[1:] == ["elsewhere", "True"]
+    monkeypatch.delenv("HF_HOME")
+    assert asked.run(source)[1].split()[1:] == ["None", "True"]
+
+
+def server_after(asked: Started) -> object:
+    assert asked.run("pass")[0] == 0
+    return fork_server._server
+
+
+def test_a_variable_that_an_import_sets_needs_no_other_server(asked: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = server_after(asked)
+    assert isinstance(first, fork_server._Server) and first._imported is not None
+    first._imported["variables"]["SET_BY_AN_IMPORT"] = "1"
+    monkeypatch.setenv("SET_BY_AN_IMPORT", "1")
+    assert server_after(asked) is first
+    monkeypatch.setenv("SET_BY_AN_IMPORT", "2")
+    assert server_after(asked) is not first
+
+
+def test_a_changed_source_file_needs_another_server(asked: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = server_after(asked)
+    monkeypatch.setattr(fork_server, "_modified", lambda files: {file: 0 for file in files})
+    assert server_after(asked) is not first
+
+
+def test_a_dead_server_is_replaced(asked: Started) -> None:
+    asked.run("pass")
+    assert fork_server._server is not None
+    fork_server._server._process.kill()
+    fork_server._server._process.wait()
+    assert isinstance(asked.begin("pass"), ForkedProcess)
+
+
+def test_if_no_server_can_start_the_process_is_a_new_one(asked: Started, tmp_path: Path) -> None:
+    (tmp_path / "duckdb.py").write_text("raise ImportError")
+    variables = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{asked.folder}"}
+    process = asked.begin("import sys; print('torch' in sys.modules, sys.argv[1:])", "one", variables=variables)
+    assert isinstance(process, subprocess.Popen)
+    assert process.wait(30) == 0
+    assert (asked.folder / "log").read_text() == "False ['one']\n"
+
+
+CLIENT = """
+import sys, time
+from exitbench.harness.processes.fork_server import start
+
+with open(sys.argv[1], "w") as log:
+    process = start("hangs", (), (), output=log.fileno())
+print(process.pid, flush=True)
+time.sleep(600)
+"""
+HANGS = """
+import ctypes, os
+
+print("begun", flush=True)
+if os.fork() == 0:
+    ctypes.PyDLL(None).sleep(600)  # holds the GIL, so that no thread of this process can end it
+ctypes.PyDLL(None).sleep(600)
+"""
+
+
+def test_a_process_and_its_children_do_not_outlive_the_client(tmp_path: Path) -> None:
+    (tmp_path / "client.py").write_text(CLIENT)
+    (tmp_path / "hangs.py").write_text(HANGS)
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, str(tmp_path / "client.py"), str(tmp_path / "log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables) as client:
+        assert client.stdout is not None
+        pid = int(client.stdout.readline())
+        wait_until(lambda: "begun" in (tmp_path / "log").read_text())
+        assert members(pid), "the process leads its group"
+        client.kill()
+    wait_until(lambda: not members(pid))
+
+
+def members(group: int) -> list[str]:
+    """Return the processes of a group, without those that only wait to be reaped."""
+    lines = subprocess.run(["ps", "-eo", "pgid=,stat="], capture_output=True, text=True, check=True).stdout.splitlines()
+    return [line for line in lines if line.split()[0] == str(group) and not line.split()[1].startswith("Z")]
+
+
+def wait_until(holds: Any) -> None:
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_preparing_starts_the_server_and_nothing_else() -> None:
+    prepare()
+    server = fork_server._server
+    prepare()
+    assert server is not None and fork_server._server is server
