@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from exitbench.methods.base import BlockView, Cost, FitData, Gate, ModelInterface
+from exitbench.methods.base import BlockView, Cost, FitData, Gate, ModelInterface, param
 from exitbench.methods.exit_networks import TrainedGate, exit_probability
 from exitbench.methods.gates import margin, softmax_cost
 from exitbench.methods.offline import CHUNK_BYTES
@@ -45,6 +45,10 @@ class AdaInfer(TrainedGate):
 
     name: ClassVar[str] = "adainfer"
     source: ClassVar[str] = "AdaInfer (abstract)"
+    version: ClassVar[int] = 2
+
+    # With the rate of the networks, eight weights hardly move in a few epochs, and P(exit) stays near 1/2.
+    learning_rate: float = param(0.1, "learning rate of AdamW", low=0.0)
 
     def build_network(self, d_model: int) -> nn.Module:
         """Return the untrained classifier; it does not depend on the model's width."""
