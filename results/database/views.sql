@@ -867,21 +867,6 @@ CREATE OR REPLACE MACRO mean_half_width(x) AS
 COMMENT ON MACRO mean_half_width IS 'Half the width of the 95% interval of avg(x) over independent rows, such as runs, by t_quantile of
 their number. NULL if there is one row, or if all are equal, which gives no estimate of the variation.';
 
-CREATE OR REPLACE MACRO bleu_sums(s) AS
-    [sum(s[1]), sum(s[2]), sum(s[3]), sum(s[4]), sum(s[5]), sum(s[6]), sum(s[7]), sum(s[8]), sum(s[9]), sum(s[10])];
-COMMENT ON MACRO bleu_sums IS 'Input of corpus_bleu: statistics of bleu in answers, summed over grouped rows, one per document.';
-
-CREATE OR REPLACE MACRO less(total, part) AS
-    list_transform(total, lambda x, i: x - part[i]);
-COMMENT ON MACRO less IS 'A list of sums minus the contribution of one row.';
-
-CREATE OR REPLACE MACRO corpus_bleu(s) AS
-    CASE WHEN list_min(s) > 0 THEN
-        100 * exp((ln(s[3] / s[7]) + ln(s[4] / s[8]) + ln(s[5] / s[9]) + ln(s[6] / s[10])) / 4 + least(0, 1 - s[2] / s[1]))
-    END;
-COMMENT ON MACRO corpus_bleu IS 'BLEU of bleu_sums: lengths of answers and references, matching n-grams of 1 to 4, n-grams of 1 to 4. NULL
-if one of them is 0, where BLEU needs smoothing. (Papineni et al., 2002.)';
-
 CREATE OR REPLACE MACRO loss_percent(delta_low, delta_high, lower_is_better, full_value, has_no_scale) AS
     -- `greatest` ignores NULL: without an interval it would call the loss 0.
     CASE WHEN full_value > 0 AND NOT has_no_scale AND delta_low IS NOT NULL AND delta_high IS NOT NULL
@@ -933,8 +918,8 @@ SELECT
 FROM ends;
 COMMENT ON VIEW paired IS 'One row per real run of frontier other than full depth, compared with full depth of the same checkpoint on the
 same documents. Each end of a paired interval is Gaffke''s bound, which adds one document that gains or loses the whole scale
-(results/statistics/bounded_mean.py). If the metric has no scale, it is Student''s t of the differences; for BLEU, of the leave-one-out
-effects of documents. For other metrics that are not means over documents, the intervals of the two runs are combined in quadrature as if
+(results/statistics/bounded_mean.py). If the metric has no scale, it is Student''s t of the differences. For BLEU, F1, Matthews and Pearson
+correlation, differences are the leave-one-out effects of documents. For other metrics that are not means over documents, the intervals of the two runs are combined in quadrature as if
 independent, which is too wide rather than too narrow; these have no choosing and confirming part.';
 
 CREATE VIEW pareto AS

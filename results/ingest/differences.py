@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from exitbench.results.files.arrow import driver_connection
 from exitbench.results.statistics.intervals import Interval, point, standard_error, t_quantile
 from exitbench.results.statistics.paired import difference_interval
+from exitbench.results.statistics.pooled import contributions
 from exitbench.results.statistics.split import is_choosing
 
 _WANTED: Final = """
@@ -34,7 +35,6 @@ _DELETE_OUTDATED: Final = (
     f"DELETE FROM quality_difference WHERE ({_KEY}) NOT IN (SELECT ({_KEY}) FROM wanted_difference)"
 )
 _DROP_STORED: Final = f"DELETE FROM wanted_difference WHERE ({_KEY}) IN (SELECT ({_KEY}) FROM quality_difference)"
-# BLEU is no mean over documents: each document's contribution is computed by leaving it out.
 _DOCUMENTS: Final = """
     WITH scored AS (
         SELECT
@@ -46,34 +46,19 @@ _DOCUMENTS: Final = """
                 attempt_id, doc_key, arg_max(scores, scored_at) AS scores, arg_max(statistics, scored_at) AS statistics
             FROM sample_rescore GROUP BY ALL
         ) AS r USING (attempt_id, doc_key)
-    ),
-    documents AS (
-        SELECT
-            p.attempt_id, s.doc_key, (s.scores ->> p.metric)::DOUBLE - (f.scores ->> p.metric)::DOUBLE AS difference,
-            p.metric = 'bleu' AND json_array_length(s.statistics -> 'bleu') = 10 AS is_bleu,
-            CASE WHEN is_bleu THEN (s.statistics -> 'bleu')::DOUBLE[] END AS own,
-            CASE WHEN is_bleu THEN (f.statistics -> 'bleu')::DOUBLE[] END AS full_depth
-        FROM wanted_difference AS p
-        JOIN scored AS s ON s.attempt_id = p.attempt_id
-        JOIN scored AS f ON f.attempt_id = p.full_attempt_id AND f.doc_key = s.doc_key
-    ),
-    sums AS (
-        SELECT attempt_id, count(*) AS n, bleu_sums(own) AS own, bleu_sums(full_depth) AS full_depth
-        FROM documents WHERE is_bleu GROUP BY attempt_id
-    ),
-    left_out AS (
-        SELECT
-            attempt_id, d.doc_key, s.n, d.difference, corpus_bleu(s.own) - corpus_bleu(s.full_depth) AS whole,
-            corpus_bleu(less(s.own, d.own)) - corpus_bleu(less(s.full_depth, d.full_depth)) AS without
-        FROM documents AS d JOIN sums AS s USING (attempt_id) WHERE d.is_bleu
     )
-    SELECT attempt_id, doc_key, difference, difference AS moved FROM documents WHERE is_bleu IS DISTINCT FROM true
-    UNION ALL
-    SELECT attempt_id, doc_key, difference, whole + (n - 1) * (avg(without) OVER (PARTITION BY attempt_id) - without)
-    FROM left_out
-    ORDER BY attempt_id, doc_key
+    SELECT
+        p.attempt_id, s.doc_key, (s.scores ->> p.metric)::DOUBLE - (f.scores ->> p.metric)::DOUBLE AS difference,
+        try_cast(s.statistics -> p.metric AS DOUBLE[]) AS statistics,
+        try_cast(f.statistics -> p.metric AS DOUBLE[]) AS full_statistics
+    FROM wanted_difference AS p
+    JOIN scored AS s ON s.attempt_id = p.attempt_id
+    JOIN scored AS f ON f.attempt_id = p.full_attempt_id AND f.doc_key = s.doc_key
+    ORDER BY p.attempt_id, s.doc_key
 """
 _EQUAL: Final = 1e-6
+_PERCENT: Final = (1.0, 100.0)
+"""Scales of metrics that are no means: as lm-eval reports F1, and as GLUE does."""
 
 
 def fill_differences(connection: sa.Connection) -> None:
@@ -99,19 +84,18 @@ def fill_differences(connection: sa.Connection) -> None:
 
 def _rows(run: dict[str, Any], documents: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield the rows of one run: over all documents and, if their contributions give the difference, per part."""
-    contributions = np.array([row["moved"] for row in documents], dtype=np.float64)
     differences = np.array([row["difference"] for row in documents], dtype=np.float64)
     chooses = np.array([is_choosing(row["doc_key"]) for row in documents], dtype=bool)
-    is_paired = len(contributions) > 0 and bool(abs(contributions.mean() - run["delta"]) < _EQUAL)
-    parts = {"all": np.ones(len(contributions), dtype=bool), "choosing": chooses, "confirming": ~chooses}
+    moved = _moved(run["metric"], run["delta"], differences, documents)
+    parts = {"all": np.ones(len(differences), dtype=bool), "choosing": chooses, "confirming": ~chooses}
     for part, is_in in parts.items():
         n = int(is_in.sum())
-        if part != "all" and not (is_paired and n):
+        if part != "all" and (moved is None or not n):
             continue
         interval = (
-            _interval(contributions[is_in], None if run["has_no_scale"] else run["scale"])
-            if is_paired
-            else point(float("nan"), n)
+            point(float("nan"), n)
+            if moved is None
+            else _interval(moved[is_in], None if run["has_no_scale"] else run["scale"])
         )
         yield {
             **{name: run[name] for name in _KEY.split(", ")},
@@ -119,10 +103,31 @@ def _rows(run: dict[str, Any], documents: list[dict[str, Any]]) -> Iterator[dict
             "n": n,
             "n_up": int((differences[is_in] > 0).sum()),
             "n_down": int((differences[is_in] < 0).sum()),
-            "delta": interval.value if is_paired else None,
+            "delta": None if moved is None else interval.value,
             "delta_low": interval.low,
             "delta_high": interval.high,
         }
+
+
+def _moved(
+    metric: str, delta: float, differences: NDArray[np.float64], documents: list[dict[str, Any]]
+) -> NDArray[np.float64] | None:
+    """Return what each document contributes to the difference of two runs; None if these do not give the difference."""
+    if not documents:
+        return None
+    if abs(differences.mean() - delta) < _EQUAL:
+        return differences
+    runs = [[row[column] for row in documents] for column in ("statistics", "full_statistics")]
+    if len({None if row is None else len(row) for run in runs for row in run}) != 1 or runs[0][0] is None:
+        return None
+    own, full_depth = (contributions(metric, np.array(run, dtype=np.float64)) for run in runs)
+    if own is None or full_depth is None:
+        return None
+    return next((scale * (own - full_depth) for scale in _PERCENT if _gives(scale * (own - full_depth), delta)), None)
+
+
+def _gives(moved: NDArray[np.float64], delta: float) -> bool:
+    return bool(abs(moved.mean() - delta) < _EQUAL)
 
 
 def _interval(moved: NDArray[np.float64], scale: float | None) -> Interval:

@@ -1,0 +1,84 @@
+"""Metrics that are no means over documents: what each document contributes to BLEU, F1 or a correlation.
+
+Tasks define these metrics (`exitbench.tasks`) and store the statistics of each document. Here they are computed again
+from these statistics, with documents left out.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+import numpy as np
+
+from exitbench.results.statistics.intervals import Aggregate, Floats, as_sums, jackknife
+
+
+def contributions(metric: str, statistics: Floats) -> Floats | None:
+    """Return the contribution of each document to a metric: its value plus the document's influence, [n].
+
+    Their mean is the metric's value, and their spread that of the jackknife.
+
+    Args:
+        metric: Name of the metric.
+        statistics: The task's statistics of each document, [n, S].
+
+    Returns:
+        None if the metric is not known here, for statistics of this width, or if there are fewer than 2 documents.
+
+    Examples:
+        >>> contributions("f1", np.array([[1.0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]])).round(3).tolist()
+        [1.117, 1.117, 0.217, 0.217]
+    """
+    aggregate = _AGGREGATES.get((metric, statistics.shape[-1]))
+    if aggregate is None or len(statistics) < 2:
+        return None
+    rows, from_sums = as_sums(statistics, aggregate)
+    value = float(from_sums(rows.sum(axis=0), np.asarray(float(len(rows)))))
+    moved: Floats = value + jackknife(rows, from_sums)
+    return moved
+
+
+def _bleu(total: Floats, _: Floats) -> Floats:
+    """Return corpus BLEU, 0..1, with the smoothing of mteval-v13a (as in sacrebleu).
+
+    Args:
+        total: Length of the answers and of the references; matching n-grams of 1 to 4; n-grams of 1 to 4, [..., 10].
+    """
+    lengths, matches, grams = total[..., :2], total[..., 2:6], total[..., 6:]
+    smoothed = np.where(matches == 0, 0.5 ** np.cumsum(matches == 0, axis=-1), matches)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        brevity = np.minimum(1.0, np.exp(1 - lengths[..., 1] / lengths[..., 0]))
+        score = brevity * np.exp(np.log(smoothed / grams).mean(axis=-1))
+    return np.where(matches.any(axis=-1) & grams.all(axis=-1), score, 0.0)
+
+
+def _f1(total: Floats, _: Floats) -> Floats:
+    """Return F1 from true positives, false positives, false negatives and true negatives, [..., 4]."""
+    hits, false, missed, _rest = np.moveaxis(total, -1, 0)
+    return _ratio(2 * hits, 2 * hits + false + missed)
+
+
+def _matthews(total: Floats, _: Floats) -> Floats:
+    """Return the Matthews correlation coefficient from the counts of `_f1`."""
+    tp, fp, fn, tn = np.moveaxis(total, -1, 0)
+    return _ratio(tp * tn - fp * fn, np.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)))
+
+
+def _pearson(total: Floats, n: Floats) -> Floats:
+    """Return Pearson's correlation from sums of x, y, x², y² and xy over n documents, [..., 5]."""
+    x, y, xx, yy, xy = np.moveaxis(total, -1, 0)
+    return _ratio(n * xy - x * y, np.sqrt(np.maximum(n * xx - x * x, 0) * np.maximum(n * yy - y * y, 0)))
+
+
+def _ratio(numerator: Floats, denominator: Floats) -> Floats:
+    ratio: Floats = np.zeros(np.shape(numerator))
+    np.divide(numerator, denominator, out=ratio, where=np.asarray(denominator) > 0)
+    return ratio
+
+
+_AGGREGATES: Final[Mapping[tuple[str, int], Aggregate]] = {
+    ("bleu", 10): _bleu,
+    ("f1", 4): _f1,
+    ("mcc", 4): _matthews,
+    ("pearson", 5): _pearson,
+}
+"""Metrics by name and width of the statistics."""

@@ -1,0 +1,62 @@
+"""Contributions of documents to metrics that are no means over documents."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exitbench.results.statistics.intervals import Aggregate, Floats
+from exitbench.results.statistics.pooled import contributions
+from exitbench.tasks.base import Task
+from exitbench.tasks.glue import confusion, moments
+from exitbench.tasks.registry import get_task
+
+LABELS = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 1)), min_size=2, max_size=12)
+RATINGS = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 5)), min_size=3, max_size=12)
+BLEU = st.lists(
+    st.tuples(st.integers(4, 9), st.integers(4, 9), *(st.integers(0, 3) for _ in range(4))), min_size=2, max_size=8
+)
+
+
+def left_out_one_by_one(rows: Floats, aggregate: Aggregate) -> Floats:
+    """Return value plus influence of each document, by computing the metric n + 1 times."""
+    value = float(aggregate(rows.sum(axis=0), np.array(float(len(rows)))))
+    without = [
+        float(aggregate(np.delete(rows, i, axis=0).sum(axis=0), np.array(len(rows) - 1.0))) for i in range(len(rows))
+    ]
+    return value + (len(rows) - 1) * (np.mean(without) - np.array(without))
+
+
+def check(task: Task, metric: str, rows: Floats) -> None:
+    moved = contributions(metric, rows)
+    assert moved is not None
+    assert 100 * moved == pytest.approx(left_out_one_by_one(rows, task.aggregator(metric)), abs=1e-6)
+
+
+@given(pairs=LABELS)
+def test_f1_and_matthews_correlation_are_those_of_the_tasks(pairs: list[tuple[int, int]]) -> None:
+    rows = np.array([confusion(gold, predicted) for gold, predicted in pairs])
+    check(get_task("mrpc"), "f1", rows)
+    check(get_task("cola"), "mcc", rows)
+
+
+@given(pairs=RATINGS)
+def test_pearson_correlation_is_that_of_the_task(pairs: list[tuple[int, int]]) -> None:
+    check(get_task("stsb"), "pearson", np.array([moments(gold, predicted) for gold, predicted in pairs]))
+
+
+@given(answers=BLEU)
+def test_bleu_is_that_of_the_task(answers: list[tuple[int, ...]]) -> None:
+    rows = np.array([[own, gold, *matches, own, own - 1, own - 2, own - 3] for own, gold, *matches in answers])
+    check(get_task("wmt-en-fr"), "bleu", rows.astype(np.float64))
+
+
+def test_their_mean_is_the_metric() -> None:
+    moved = contributions("f1", np.array([confusion(1, 1), confusion(0, 1), confusion(1, 0), confusion(1, 1)]))
+    assert moved is not None
+    assert moved.mean() == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize(("metric", "width", "n"), [("rougeL", 4, 3), ("f1", 2, 3), ("f1", 4, 1)])
+def test_other_metrics_other_statistics_and_single_documents_have_none(metric: str, width: int, n: int) -> None:
+    assert contributions(metric, np.ones((n, width))) is None
