@@ -133,6 +133,18 @@ def count(numbers: Iterable[int | None], unit: str) -> str:
     return f"n = {most:,} {unit}" if fewest == most else f"n = {fewest:,} to {most:,} {unit}"
 
 
+def differing_conditions(conditions: Iterable[str]) -> dict[str, str]:
+    """Return, by each text of comma-separated conditions, those of its parts that some of the others do not have.
+
+    Examples:
+        >>> differing_conditions(["float32, cpu, batch 1", "float32, cpu, batch 8"])
+        {'float32, cpu, batch 1': 'batch 1', 'float32, cpu, batch 8': 'batch 8'}
+    """
+    parts = {text: text.split(", ") for text in conditions}
+    common = set.intersection(*map(set, parts.values())) if parts else set()
+    return {text: ", ".join(part for part in own if part not in common) for text, own in parts.items()}
+
+
 def shorten(text: str, width: int) -> str:
     """Return `text` on one line, cut to `width` characters with an ellipsis."""
     line = " ".join(text.split())

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import OTHER_LENGTH, shorten
+from exitbench.reports.labels import OTHER_LENGTH, differing_conditions, shorten
 from exitbench.reports.plotting.style import (
     COLOURS,
     DOUBLE_INCHES,
@@ -123,10 +123,10 @@ def legend_above(figure: Figure, handles: Sequence[Line2D | Patch]) -> None:
 
 
 def panel_titles(frame: Frame) -> dict[tuple[str, str, str], str]:
-    """Return a title per (task, model, setting); the setting is named only if there are several."""
-    several = len(frame.distinct("setting")) > 1
+    """Return a title per (task, model, setting), with those conditions of the setting that differ."""
+    conditions = differing_conditions(frame.distinct("setting"))
     return {
-        (task, model, setting): f"{shorten(task, 30)} · {shorten(model, 40)}" + (f"\n{setting}" if several else "")
+        (task, model, setting): f"{shorten(task, 30)} · {shorten(model, 40)}\n{conditions[setting]}".rstrip()
         for (task, model, setting), _ in frame.groups("task", "model", "setting")
     }
 

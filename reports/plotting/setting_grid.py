@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -15,10 +16,12 @@ from exitbench.terminal import abbreviate_uniquely, number_of
 
 _LINE_INCHES = 0.14
 _MARGINS_INCHES = 0.8  # room for headings and for the axis below
+_TICKS_INCHES = 0.3  # room for a model's own axis
 _LABEL_LENGTH = 48
 _SPREAD = 0.75  # distance between the first and the last marker of one setting, in lines
 _FEWEST = 3  # tasks for which that room is divided, so that markers of two tasks are not far apart
-_MOST_MODELS = 10  # those with the most settings
+_MOST_MODELS = 10  # those with the most settings; fewer if each has an axis of its own
+_MOST_AXES = 6
 _MOST_LINES = 50  # lines that fit a page: settings of all models, and a line between models
 
 
@@ -51,13 +54,16 @@ def setting_grid(frame: Frame, headings: Sequence[str], *, share_x: bool = True)
     """Return a figure with each model's settings labelled on the left, and the panels to draw in."""
     names = labels(frame.rows, brief=True)
     every_model = list(frame.groups("model"))
-    kept = {model for (model,), _ in sorted(every_model, key=lambda group: -len(group[1].rows))[:_MOST_MODELS]}
+    by_size = sorted(every_model, key=lambda group: -len(group[1].rows))
+    kept = {model for (model,), _ in by_size[: _MOST_MODELS if share_x else _MOST_AXES]}
     models = [group for group in every_model if group[0][0] in kept]
     settings = [sorted(set(map(setting, rows.rows)), key=lambda group: natural_key(names[group])) for _, rows in models]
-    most = _fair_share([len(group) for group in settings], _MOST_LINES - len(settings))
+    axes_inches = 0 if share_x else _TICKS_INCHES * len(models)
+    room = _MOST_LINES - len(settings) - ceil(axes_inches / _LINE_INCHES)
+    most = _fair_share([len(group) for group in settings], room)
     lines = [thinned(group, most) for group in settings]
     heights = [len(group) + 1.0 for group in lines]
-    figure = figure_of(_LINE_INCHES * sum(heights) + _MARGINS_INCHES)
+    figure = figure_of(_LINE_INCHES * sum(heights) + _MARGINS_INCHES + axes_inches)
     grid = figure.subplots(
         len(models), len(headings), squeeze=False, height_ratios=heights, sharex="col" if share_x else False
     )

@@ -187,19 +187,21 @@ def test_a_setting_inside_the_noise_floor_is_grey() -> None:
     assert sorted(line.get_color() == MUTED for line in points(speed)) == [False, True]
 
 
-def test_a_task_that_was_not_timed_names_the_command_instead_of_an_empty_axis() -> None:
+def test_a_task_that_was_not_timed_has_one_panel_and_shares_its_row() -> None:
     full = {"is_full_depth": True, "speedup": 1.0, "aa_low": None}
-    drawn = frontier.plot(frame({**NO_SPEED, "speed_status": "not timed"}, full))
-    assert "nox -s bench" in written(drawn)
-    assert not drawn.axes[1].axison
+    untimed = [{**NO_SPEED, "speed_status": "not timed"}, full]
+    assert len(frontier.plot(frame(*untimed)).axes) == 1
+    others = ({**row, "task": task} for task in ("other", "third") for row in untimed)
+    drawn = frontier.plot(frame({}, *others))
+    assert [axes.get_subplotspec().rowspan.start for axes in drawn.axes] == [0, 0, 1, 1]
+    assert [bool(axes.get_xlabel().startswith("measured")) for axes in drawn.axes] == [False, True, False, False]
 
 
 def test_a_task_whose_speed_ups_are_not_measurable_says_so_and_has_no_axis() -> None:
     full = {"is_full_depth": True, "speedup": 1.0, "aa_low": None}
     rows = frame({**NO_SPEED, "speed_status": "not measurable"}, full)
     drawn = frontier.plot(rows)
-    assert "not measurable now" in written(drawn) and "nox -s bench" not in written(drawn)
-    assert not drawn.axes[1].axison
+    assert "not measurable now" in written(drawn) and len(drawn.axes) == 1
     assert frontier.finding(rows) == "Quality against depth; speed-ups are not measurable now."
 
 
@@ -212,6 +214,19 @@ def test_what_is_not_measurable_is_no_point_beside_what_is() -> None:
 
 def test_an_interval_that_was_not_computed_is_not_drawn() -> None:
     assert not frontier.plot(frame({"quality_low": None, "quality_high": None})).axes[0].collections
+
+
+def test_exit_histograms_of_models_with_tasks_of_their_own_leave_no_place_empty() -> None:
+    row = {**POINT, "params": "{}", "exit_layer": 1, "blocks": 2, "share": 1.0, "n": 5, "tokens": 5}
+    pairs = [("a", "x"), ("b", "y"), ("a", "y"), ("b", "x")]
+
+    def panels(count: int) -> list[Axes]:
+        rows = tuple({**row, "model": model, "task": task} for model, task in pairs[:count])
+        return [axes for axes in exit_histogram.plot(Frame(tuple(row), rows)).axes if axes.get_label() != "<colorbar>"]
+
+    assert [len(axes.images) for axes in panels(2)] == [1, 1]
+    assert [len(axes.images) for axes in panels(3)] == [1, 1, 0, 1], "one task in common: tasks side by side"
+    assert "a on x" in written(panels(2)[0].get_figure(root=True))
 
 
 @pytest.mark.parametrize("plot", [frontier.plot, agreement.plot])

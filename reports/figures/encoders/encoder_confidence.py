@@ -6,7 +6,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import between, count, shorten
+from exitbench.reports.labels import between, count
 from exitbench.reports.plotting.panels import MOST_PANELS, draw_intervals, grid_of_panels, legend_above, title_panel
 from exitbench.reports.plotting.style import COLOURS
 
@@ -65,7 +65,7 @@ def plot(frame: Frame) -> Figure:
         axes.set_ylabel("gate's score")
         chance = chance_right_is_higher(rows)
         note = count(rows.values("n"), "").strip() + ("" if chance is None else f" · P = {chance:.2f}")
-        title_panel(axes, " · ".join(shorten(part, 30) for part in key), note, note_below=True)
+        title_panel(axes, "\n".join(key), note, note_below=True)
     legend_above(figure, [_entry("label right", _RIGHT, "o"), _entry("label wrong", _WRONG, "s")])
     return figure
 

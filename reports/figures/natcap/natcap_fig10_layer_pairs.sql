@@ -14,7 +14,7 @@ chosen AS (  -- if a model was recorded several times on a task: the run with th
         PARTITION BY task_label, model ORDER BY count(DISTINCT doc_key) DESC, attempt_id DESC
     ) = 1
 )
-SELECT model || coalesce(', ' || training, '') AS series, model, block_a, block_b,
+SELECT model || coalesce(', ' || nullif(training, model), '') AS series, model, block_a, block_b,
        round(sum(cosine * n) / sum(n), 6) AS cosine, round(half_width(cosine * n, n), 6) AS cosine_half_width,
        round(sum(jsd * n) / sum(n), 6) AS jsd, round(half_width(jsd * n, n), 6) AS jsd_half_width,
        CAST(sum(n) AS BIGINT) AS n

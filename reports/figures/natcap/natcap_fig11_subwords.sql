@@ -28,7 +28,7 @@ parts AS (
     GROUP BY task_label, model, begins_word
     QUALIFY count(*) OVER (PARTITION BY task_label, model) = 2
 )
-SELECT task_label AS task, model || coalesce(', ' || training, '') AS series, model,
+SELECT task_label AS task, model || coalesce(', ' || nullif(training, model), '') AS series, model,
        CASE WHEN begins_word THEN 'first piece of a word' ELSE 'later piece' END AS part, blocks,
        round(ideal_exit, 6) AS ideal_exit, round(half_width, 6) AS half_width,
        n / sum(n) OVER (PARTITION BY task_label, model) AS share, n

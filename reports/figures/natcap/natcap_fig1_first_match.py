@@ -16,13 +16,15 @@ TITLE = "The first block that agrees with the last block"
 CAPTION = (
     "Share of tokens by the ideal exit: the first block whose most probable token is that of the last block, in a "
     "full-depth pass over the model's own output, read out through final norm and LM head. Later blocks may disagree "
-    "again. Bars are 95 % intervals over documents. Above 100 %: each model's mean ideal exit. Crosses: the means "
+    "again. Bars are 95 % intervals over documents. At the top: each model's mean ideal exit. Crosses: the means "
     "that Tables 1 and 2 report for Llama-2-chat (32 and 40 blocks) and Transformer-base (6) on other data of the "
     "same kind, at the same share of the depth; the paper does not say whether it counts blocks from 0 or 1. "
     f"{TRAINED} After Figure 1 of Early Exit Is a Natural Capability, which shows other models and tasks."
 )
 
-_Y_LIMIT = 1.08  # upper limit of the axis; all tokens are 1
+_SHARES = ("share", "half_width")
+_MEANS_ABOVE = 1.12
+"""Height of the means, over the largest share."""
 
 
 def finding(frame: Frame) -> str:
@@ -39,20 +41,20 @@ def plot(frame: Frame) -> Figure:
 
     def panel(axes: Axes, rows: Frame, styles: Mapping[str, SeriesStyle]) -> None:
         draw_means(axes, rows, styles, "block", "share")
-        axes.set_ylim(0, 2 * _Y_LIMIT - 1)
-        axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
+        height = _MEANS_ABOVE * max(share + (half or 0) for share, half in zip(*map(rows.values, _SHARES), strict=True))
+        axes.set_ylim(0, _MEANS_ABOVE * height)
         axes.yaxis.set_major_formatter(PercentFormatter(1))
         label_y(axes, "tokens that first match here")
-        _ideal_exits(axes, rows, styles)
+        _ideal_exits(axes, rows, styles, height)
         task, blocks = rows.rows[0]["task"], max(rows.values("blocks"))
         exits = [row["ideal_exit"] / row["blocks"] * blocks for row in published if row["task"] == task]
-        draw_published(axes, exits, [_Y_LIMIT] * len(exits))
+        draw_published(axes, exits, [height] * len(exits))
 
     return panels_by_task(local, panel, [published_entry()] if published else [])
 
 
-def _ideal_exits(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> None:
+def _ideal_exits(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], height: float) -> None:
     for (series,), rows in frame.groups("series"):
         style, mean, half = styles[series], rows.rows[0]["ideal_exit"], rows.rows[0]["ideal_half_width"]
-        draw_intervals(axes, [_Y_LIMIT], intervals_around([mean], [half]), style.colour, along="x")
-        axes.plot([mean], [_Y_LIMIT], color=style.colour, marker=style.marker, markersize=5, linestyle="none")
+        draw_intervals(axes, [height], intervals_around([mean], [half]), style.colour, along="x")
+        axes.plot([mean], [height], color=style.colour, marker=style.marker, markersize=5, linestyle="none")

@@ -32,7 +32,7 @@ ideal AS (
     )
     GROUP BY ALL
 )
-SELECT 'ours' AS origin, task_label AS task, model || coalesce(', ' || training, '') AS series, model, blocks,
+SELECT 'ours' AS origin, task_label AS task, model || coalesce(', ' || nullif(training, model), '') AS series, model, blocks,
        block, round(share, 6) AS share, round(half_width, 6) AS half_width,
        round(ideal_exit, 6) AS ideal_exit, round(ideal_half_width, 6) AS ideal_half_width, n
 FROM shares

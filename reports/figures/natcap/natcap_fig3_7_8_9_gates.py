@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from exitbench.reports.figures.natcap import intervals_around
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import called, count, row_label, shorten, times
+from exitbench.reports.labels import called, count, differing_conditions, row_label, shorten, times
 from exitbench.reports.plotting.panels import (
     FLOOR_NOTE,
     LENGTH_NOTE,
@@ -87,7 +87,7 @@ def plot(frame: Frame) -> Figure:
         sharex="col",
         width_ratios=[max(2, len(p)) for p in places],
     )
-    several = len(frame.distinct("setting")) > 1
+    conditions = differing_conditions(frame.distinct("setting"))
     for panels, name, part, ticks in zip(grid.T, columns, parts, places, strict=True):
         shifted = [(row, ticks.index(_place(row)) + _shift(row["method"], styles)) for row in part.rows]
         for draw, axes in zip(draws, panels, strict=True):
@@ -98,7 +98,10 @@ def plot(frame: Frame) -> Figure:
             panels[0].text(
                 0.5, 0.5, "no setting of a gate that was run\nkeeps 98 % of the score", color=quiet(), **middle
             )
-        names = ["\n".join(shorten(part, 18) for part in place[: 3 if several else 2]) for place in ticks]
+        names = [
+            "\n".join(shorten(part, 18) for part in (task, model, conditions[setting]) if part)
+            for task, model, setting in ticks
+        ]
         crowded = sum(map(len, places)) > _MOST_UPRIGHT
         turned: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if crowded else {}
         panels[-1].set_xticks(range(len(ticks)), names, **turned)

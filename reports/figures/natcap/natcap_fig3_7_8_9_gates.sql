@@ -62,4 +62,5 @@ FROM kept AS k
 LEFT JOIN replayed AS a USING (cell_id)
 LEFT JOIN distances AS d USING (cell_id)
 LEFT JOIN trained USING (model)
+WHERE k.speedup IS NOT NULL OR a.fewer_blocks IS NOT NULL
 ORDER BY task, k.model, k.setting, k.method, k.cell_id;

@@ -11,7 +11,7 @@ trained AS (
                        WHEN max(loss) IN ('weighted', 'branchynet', 'layer-skip') THEN 'joint' END AS training
     FROM trainings GROUP BY model
 )
-SELECT task_label AS task, model || coalesce(', ' || training, '') AS series, model, block,
+SELECT task_label AS task, model || coalesce(', ' || nullif(training, model), '') AS series, model, block,
        round(sum(p1) / sum(n), 6) AS mean, round(half_width(p1, n), 6) AS half_width, CAST(sum(n) AS BIGINT) AS n
 FROM probe_by_document SEMI JOIN chosen USING (attempt_id)
 LEFT JOIN trained USING (model)

@@ -33,7 +33,7 @@ measured AS (
         FROM summed GROUP BY ALL
     )
 )
-SELECT task_label AS task, measure, model || coalesce(', ' || training, '') AS series, model,
+SELECT task_label AS task, measure, model || coalesce(', ' || nullif(training, model), '') AS series, model,
        class * width + (width + 1) / 2 AS x, max(blocks) AS blocks, round(sum(exits) / sum(n), 6) AS ideal_exit,
        round(half_width(exits, n), 6) AS half_width, CAST(sum(n) AS BIGINT) AS n
 FROM measured

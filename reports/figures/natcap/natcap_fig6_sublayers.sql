@@ -26,7 +26,7 @@ documents AS (
     FROM sublayer_trace AS s JOIN final AS f USING (attempt_id, doc_key, position)
     GROUP BY ALL
 )
-SELECT model || coalesce(', ' || training, '') AS series, model, read_out, block,
+SELECT model || coalesce(', ' || nullif(training, model), '') AS series, model, read_out, block,
        round(sum(p1) / sum(n), 6) AS probability, round(half_width(p1, n), 6) AS probability_half_width,
        round(sum(equal) / sum(n), 6) AS share, round(half_width(equal, n), 6) AS share_half_width,
        CAST(sum(n) AS BIGINT) AS n

@@ -9,7 +9,7 @@ from matplotlib.ticker import PercentFormatter
 
 from exitbench.reports.figures.ours import series_of
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import between, count, is_sweep, percent, setting
+from exitbench.reports.labels import between, count, differing_conditions, is_sweep, percent, setting
 from exitbench.reports.plotting.panels import (
     draw_intervals,
     draw_points,
@@ -71,12 +71,12 @@ def plot(frame: Frame) -> Figure:
     simulated = [simulated_entry()] if "simulated" in frame.values("execution") else []
     groups = list(frame.groups("task", "setting"))
     figure, panels = grid_of_panels(len(groups))
-    several = len(frame.distinct("setting")) > 1
+    named = differing_conditions(frame.distinct("setting"))
     for axes, ((task, conditions), rows) in zip(panels, groups, strict=False):
         _panel(axes, rows, styles, by)
         real = [row["n"] for row in rows.rows if row["execution"] == "real"]
         numbers = count(real or rows.values("n"), "documents")
-        title_panel(axes, task + (f"\n{conditions}" if several else ""), numbers)
+        title_panel(axes, f"{task}\n{named[conditions]}".rstrip(), numbers)
     legend_of_series(figure, styles, simulated)
     return figure
 

@@ -46,7 +46,10 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one row per model, one column per task; frame: share (0..1) by exit_layer (blocks), n of documents."""
+    """Draw one row per model and one column per task, or one row per pair; frame: share (0..1) by exit_layer, n."""
+    if _is_sparse(frame):
+        pairs = ({**row, "model": f"{row['model']} on {row['task']}", "task": ""} for row in frame.rows)
+        frame = Frame(frame.columns, tuple(pairs))
     tasks = frame.distinct("task")
     same_depth = len(frame.distinct("blocks")) == 1
     figure, models = setting_grid(frame, tasks, share_x=same_depth)
@@ -58,7 +61,7 @@ def plot(frame: Frame) -> Figure:
                 _clear(axes)
                 continue
             shares = _shares(by_task[(task,)], model.lines, blocks)
-            image = _panel(axes, shares)
+            image = _panel(axes, shares, len(tasks))
             if blocks * len(tasks) <= _NUMBERS_ACROSS:
                 _write_numbers(axes, shares)
     for axes in models[-1].panels:
@@ -67,10 +70,16 @@ def plot(frame: Frame) -> Figure:
         image, ax=[axes for model in models for axes in model.panels], location="bottom", shrink=0.4, pad=0.01
     )
     bar.set_label(
-        f"share of a setting's tokens ({count(frame.values('n'), 'documents')}; {count(_tokens(frame), 'tokens')})"
+        f"share of a setting's tokens\n{count(frame.values('n'), 'documents')}; {count(_tokens(frame), 'tokens')}"
     )
     bar.ax.xaxis.set_major_formatter(PercentFormatter(1))
     return figure
+
+
+def _is_sparse(frame: Frame) -> bool:
+    """Return whether most models were not run on most tasks, so that most panels would be empty."""
+    pairs = {(row["model"], row["task"]) for row in frame.rows}
+    return len(pairs) <= len(frame.distinct("model")) * len(frame.distinct("task")) / 2
 
 
 def _tokens(frame: Frame) -> list[int]:
@@ -93,11 +102,12 @@ def _shares(frame: Frame, lines: Sequence[Setting], blocks: int) -> np.ndarray:
     return shares
 
 
-def _panel(axes: Axes, shares: np.ndarray) -> AxesImage:
+def _panel(axes: Axes, shares: np.ndarray, columns: int) -> AxesImage:
     lines, blocks = shares.shape
     image = axes.imshow(shares, vmin=0, vmax=1, aspect="auto", extent=(0.5, blocks + 0.5, lines - 0.5, -0.5))
     axes.grid(False)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=min(blocks, 12), steps=[1, 2, 4, 5, 10]))
+    most_ticks = min(blocks, max(4, 12 // columns))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=most_ticks, steps=[1, 2, 4, 5, 10]))
     return image
 
 

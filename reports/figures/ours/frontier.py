@@ -1,6 +1,7 @@
 """Quality against depth and against measured speed-up, side by side, for each model and task."""
 
 from collections.abc import Mapping
+from math import ceil
 from typing import Any
 
 import matplotlib as mpl
@@ -14,10 +15,10 @@ from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import (
     NOT_MEASURABLE,
     OTHER_LENGTH,
-    TOO_WIDE,
     Setting,
     called,
     count,
+    differing_conditions,
     label_of,
     labels,
     listed,
@@ -38,16 +39,17 @@ from exitbench.reports.plotting.panels import (
     simulated_entry,
     title_panel,
 )
-from exitbench.reports.plotting.style import MUTED, SeriesStyle, quiet, series_styles
+from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
 
 ORDER = 10
 TITLE = "Quality against depth and measured speed-up"
 CAPTION = (
-    "One row of panels per model and task (at most six, those with the most methods), one colour per method. The "
-    "task's metric is a share of full depth's of the same checkpoint (for an error: 2 minus that share, so that up is "
-    "better). Left: against the blocks run per token, as a share of all blocks; oracles, and policies that run skipped "
-    "blocks later, run more blocks than the exit layer. Right: the timed settings, against the measured speed-up of "
-    f"whole requests, a ratio of wall times to full depth in the same run. {LENGTH_NOTE} Bars are 95 % intervals over "
+    "One panel per model and task, two if settings were timed (at most six rows), one colour per method. The task's "
+    "metric is a share of full depth's of the same checkpoint (for an error: 2 minus that share, so that up is "
+    "better). Against the blocks run per token, as a share of all blocks; oracles, and policies that run skipped "
+    "blocks later, run more blocks than the exit layer. To the right, if settings were timed: against the measured "
+    "speed-up of whole requests, a ratio of wall times to full depth in the same run. "
+    f"{LENGTH_NOTE} Bars are 95 % intervals over "
     "documents (of the metric; the uncertainty of full depth's is not included), cut at the panel's edge. Lines join "
     "the settings for which no other is both better and shallower, or both better and faster. A ring marks the "
     "recommended setting at an allowed loss of 1 %: the fastest method that was chosen on a third of the documents and "
@@ -62,7 +64,6 @@ EMPTY = (
 _ROW_INCHES = 2.0
 _MOST_ROWS = 6
 _MOST_TOLD = 4
-_NOT_TIMED = "not timed yet: run a suite with `timing` cells\n(nox -s bench)"
 
 
 def finding(frame: Frame) -> str:
@@ -86,21 +87,36 @@ def plot(frame: Frame) -> Figure:
     """Draw one row of panels per model and task; frame: quality (1 is full depth's), depth (share), speedup (ratio)."""
     names = labels(frame.rows, brief=True)
     every = list(frame.groups("model", "task", "setting", "metric"))
-    groups = sorted(every, key=lambda group: -len(group[1].distinct("method")))[:_MOST_ROWS]
-    shown = [row for _, rows in groups for row in rows.rows]
+    every = sorted(every, key=lambda group: -len(group[1].distinct("method")))
+    timed = [group for group in every if _is_timed(group[1])][:_MOST_ROWS]
+    untimed = [group for group in every if not _is_timed(group[1])][: 2 * (_MOST_ROWS - len(timed))]
+    shown = [row for _, rows in timed + untimed for row in rows.rows]
     styles = series_styles(Frame(frame.columns, tuple(shown)).distinct("method"))
-    figure = figure_of(_ROW_INCHES * len(groups))
-    grid = figure.subplots(len(groups), 2, squeeze=False)
-    several = len(frame.distinct("setting")) > 1
-    for (depth, speed), ((model, task, conditions, metric), rows) in zip(grid, groups, strict=True):
-        title = f"{called(model)} on {called(task)}" + (f"\n{conditions}" if several else "")
-        title_panel(depth, title, count(rows.values("n"), "documents"))
+    n_rows = len(timed) + ceil(len(untimed) / 2)
+    figure = figure_of(_ROW_INCHES * n_rows)
+    panels = list(figure.subplots(n_rows, 2, squeeze=False).flat)
+    named = differing_conditions(frame.distinct("setting"))
+    # A timed group has a row of two panels, two others share one.
+    places = [*range(0, 2 * len(timed), 2), *range(2 * len(timed), 2 * len(timed) + len(untimed))]
+    for place, ((model, task, conditions, metric), rows) in zip(places, timed + untimed, strict=True):
+        depth = panels[place]
+        title = f"{called(model)} on {called(task)}\n{named[conditions]}".rstrip()
+        unmeasured = f"; speed-up {NOT_MEASURABLE}" if not _is_timed(rows) and _is_too_wide(rows) else ""
+        title_panel(depth, title, count(rows.values("n"), "documents") + unmeasured)
         depth.set_ylabel(f"{metric}, of full depth's")
         _depth_panel(depth, rows, styles)
-        _speed_panel(speed, rows, styles, names)
-        speed.set_ylim(depth.get_ylim())
+        if _is_timed(rows):
+            _speed_panel(panels[place + 1], rows, styles, names)
+            panels[place + 1].set_ylim(depth.get_ylim())
+    if len(untimed) % 2:
+        panels[-1].remove()
     legend_of_series(figure, styles, _entries(shown))
     return figure
+
+
+def _is_timed(frame: Frame) -> bool:
+    """Return whether the speed-up of a setting other than full depth is known."""
+    return any(row["speedup"] is not None and not row["is_full_depth"] for row in frame.rows)
 
 
 def _depth_panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> None:
@@ -121,11 +137,6 @@ def _depth_panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) ->
 
 def _speed_panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], names: dict[Setting, str]) -> None:
     timed = frame.filter(lambda row: row["speedup"] is not None)
-    if all(row["is_full_depth"] for row in timed.rows):
-        axes.axis("off")
-        text = f"{NOT_MEASURABLE}: {TOO_WIDE}" if _is_too_wide(frame) else _NOT_TIMED
-        axes.text(0.5, 0.5, text, ha="center", va="center", color=quiet(), transform=axes.transAxes)
-        return
     draw_floors(axes, timed.values("quality"), timed.rows, along="x")
     draw_lengths(axes, timed.values("quality"), timed.rows, along="x")
     best = next(iter(recommended(timed).values()), None)

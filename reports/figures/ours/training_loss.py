@@ -9,9 +9,9 @@ from exitbench.reports.plotting.style import series_styles
 ORDER = 51
 TITLE = "Training loss"
 CAPTION = (
-    "Loss on the training data against the optimisation step, one panel per loss, because values are comparable only "
-    "within one loss. Each point is a mean over the steps since the previous point. A loss that rewards entropy can "
-    "be below 0. Each line is one training, so there is no interval."
+    "Loss on the training data against the optimisation step, one panel per objective, because values are comparable "
+    "only within one objective. Each point is a mean over the steps since the previous point. A loss that rewards "
+    "entropy can be below 0. Each line is one training, so there is no interval."
 )
 EMPTY = "No data yet: run `exitbench train builtin`, or train any recipe."
 
@@ -35,8 +35,9 @@ def plot(frame: Frame) -> Figure:
             draw_by_step(axes, rows, styles[training])
         if min(lines.values("value")) > 0:
             axes.set_ylim(bottom=0)
-        title_panel(axes, ", ".join(lines.distinct("training")), f"objective: {loss}")
+        trainings = lines.distinct("training")
+        title_panel(axes, loss, trainings[0] if len(trainings) == 1 else f"{len(trainings)} trainings")
         label_y(axes, "loss (nats)")
-    if len(losses) < len(styles):  # else each panel's title names its training
+    if len(losses) < len(styles):  # else each panel's note names its training
         legend_of_series(figure, styles)
     return figure
