@@ -77,6 +77,14 @@ def _watched_gate(gate: Gate, read: TensorSnapshots) -> Gate:
             _check_unchanged("choose()", view, snapshots)
             return token_A
 
+        def draft(self, view: BlockView) -> Tensor | None:
+            snapshots = _snapshot(view)
+            token_A = gate.draft(view)
+            if token_A is not None:
+                _check_shape("draft() must return one token a row", token_A, len(view.positions_A))
+            _check_unchanged("draft()", view, snapshots)
+            return token_A
+
         def start_answers(self, n_rows: int, device: torch.device) -> dict[str, Tensor]:
             return gate.start_answers(n_rows, device)
 

@@ -50,7 +50,7 @@ class Gate(ABC):
     It matters to the cost of blocks that have exit heads.
     """
     remembers: ClassVar[bool] = False
-    """True if exits depend on earlier tokens of the same answer (`BlockView.answer_memory`)."""
+    """True if exits depend on earlier tokens of the same answer (`BlockView.answer_memory`, `ActiveRows.texts_A`)."""
     scores_numbers: ClassVar[bool] = False
     """True if the gate can also score a regression, whose head returns one number and no probabilities."""
 
@@ -74,6 +74,13 @@ class Gate(ABC):
     def choose(self, view: BlockView) -> Tensor:
         """Return the token that each row emits, [A]; by default the most probable token."""
         return view.most_probable()
+
+    def draft(self, view: BlockView) -> Tensor | None:
+        """Return the tokens of rows that leave before the last block, [A], if they are not read from logits.
+
+        By default None: `choose` is called.
+        """
+        return None
 
     def start_answers(self, n_rows: int, device: torch.device) -> dict[str, Tensor]:
         """Return what `BlockView.answer_memory` holds as answers begin: tensors with leading dimension B.

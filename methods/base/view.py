@@ -31,6 +31,7 @@ class ActiveRows:
         rows_A: The same indices on the device; None means every row, so that no indexing is needed.
         thresholds_A: Threshold rule of each row if several settings of a method decode in one batch; () means the
             method's own rule for all rows.
+        texts_A: Token ids of each row's prompt, and of its answer so far, if the gate remembers earlier tokens.
     """
 
     positions_A: tuple[int, ...]
@@ -39,6 +40,7 @@ class ActiveRows:
     rows: Sequence[int] = ()
     rows_A: Tensor | None = None
     thresholds_A: tuple[Threshold, ...] = ()
+    texts_A: tuple[tuple[Sequence[int], Sequence[int]], ...] = ()
 
     def take(self, index: Sequence[int], index_A: Tensor) -> ActiveRows:
         """Select rows by index; ``index_A`` is the same index on the device."""
@@ -49,6 +51,7 @@ class ActiveRows:
             [self.rows[at] for at in index],
             index_A if self.rows_A is None else self.rows_A.index_select(0, index_A),
             tuple(self.thresholds_A[at] for at in index) if self.thresholds_A else (),
+            tuple(self.texts_A[at] for at in index) if self.texts_A else (),
         )
 
     @classmethod
@@ -62,6 +65,7 @@ class ActiveRows:
             tuple(one_after_another(group.rows for group in groups)),
             torch.cat([group.rows_A for group in groups if group.rows_A is not None]),
             tuple(one_after_another(group.thresholds_A for group in groups)),
+            tuple(one_after_another(group.texts_A for group in groups)),
         )
 
 

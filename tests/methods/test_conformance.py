@@ -99,6 +99,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     ],
     "self-speculation": [{"exit_layer": 4, "drafts": 2}, {"exit_layer": 3, "drafts": 1}, {"exit_layer": L}],
     "del": [{"max_drafts": 2}, {"min_exit": 2, "every": 2, "head_blocks": 1.0}, {"memory_decay": 0.0}],
+    "prompt-lookup": [{"drafts": 2}, {"ngram_tokens": 1}],
     "random": [{"mean_exit": 3.5}, *({"mean_exit": 2.5, "seed": 9, "kv_policy": policy} for policy in _POLICIES)],
     "oracle": [{"match": "stable"}, *({"kv_policy": policy} for policy in _POLICIES)],
 }

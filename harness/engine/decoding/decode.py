@@ -231,6 +231,7 @@ class Decoding:
                 self._observer,
                 () if self._depths is not None else self._thresholds,
                 self._answer_memory,
+                [(row.request.prompt_ids, row.generation.token_ids) for row in rows] if parts.gate.remembers else (),
             )
             if self._keeps_depth and self._depths is None:
                 self._depths = step.exit_layers
@@ -321,6 +322,7 @@ def decode_step(
     observer: Observer | None = None,
     thresholds_B: tuple[Threshold, ...] = (),
     answer_memory: dict[str, Tensor] | None = None,
+    texts_B: Sequence[tuple[Sequence[int], Sequence[int]]] = (),
 ) -> Step:
     """Feed one token per row through as many blocks as the method wants, and choose the next tokens.
 
@@ -334,6 +336,7 @@ def decode_step(
         observer: Receives scores, exits and read-outs; None: not observed.
         thresholds_B: Threshold rule of each row; () means the method's own.
         answer_memory: Answer memory of all rows (`Gate.start_answers`), updated in place; None: as an answer begins.
+        texts_B: Token ids of each row's prompt, and of its answer so far, for a gate that remembers.
     """
     model, parts = runner.model, runner.parts
     if answer_memory is None:
@@ -343,7 +346,7 @@ def decode_step(
     earlier = [hidden_AD] if parts.gate.needs_history else []  # states after blocks 0..block-1
     ahead_LAD = _all_states(runner, hidden_AD) if parts.gate.looks_ahead else None
     waiting_B = tuple(map(len, runner.cache.waiting))
-    active = ActiveRows(positions_B, seeds_B, waiting_B, range(len(token_B)), thresholds_A=thresholds_B)
+    active = ActiveRows(positions_B, seeds_B, waiting_B, range(len(token_B)), None, thresholds_B, tuple(texts_B))
     memory: dict[str, Tensor] = {}
     remembered = dict(step.answer_memory)  # of the active rows
     normed: dict[int, Tensor] = {}
@@ -457,10 +460,15 @@ def _leave(step: Step, runner: BlockRunner, view: BlockView) -> None:
 
 
 def _emit(step: Step, parts: Parts, view: BlockView) -> None:
-    """Choose the tokens of rows that leave, or postpone it until all rows have left: the LM head is then read once."""
+    """Choose the tokens of rows that leave, or postpone it until all rows have left: the LM head is then read once.
+
+    Drafts of the gate's own are not read from the LM head.
+    """
     if parts.gate.remembers:
         step.left.append(view)
-    if parts.head.reads_vocabulary and parts.gate.chooses_from_logits and not view.is_read:
+    if not view.is_last and (token_A := parts.gate.draft(view)) is not None:
+        _put(step, view, token_A)
+    elif parts.head.reads_vocabulary and parts.gate.chooses_from_logits and not view.is_read:
         step.unread.append(view)
     else:
         _choose(step, view)
@@ -491,7 +499,10 @@ def _remember(step: Step, gate: Gate) -> None:
 
 
 def _choose(step: Step, view: BlockView) -> None:
-    token_A = step.choose(view)
+    _put(step, view, step.choose(view))
+
+
+def _put(step: Step, view: BlockView, token_A: Tensor) -> None:
     rows_A = view.active.rows_A
     if rows_A is None:
         step.token_B = token_A

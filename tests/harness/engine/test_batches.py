@@ -47,6 +47,7 @@ GRIDS = {
     "free": "threshold = [0.5, 0.9]",
     "heads": "threshold = [0.01, 0.3]",
     "patience": "patience = [1, 2]",
+    "prompt-lookup": "drafts = [2]",
     "mee-lstm": "hidden = [16], threshold = [0.6]",
     "random": "mean_exit = [4.0]",
     "self-speculation": "exit_layer = [2], drafts = [2]",

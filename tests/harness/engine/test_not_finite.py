@@ -189,6 +189,6 @@ def test_a_token_read_behind_its_exit_names_the_last_block(family: Any, prompts:
 
 
 def test_every_gate_is_covered_here() -> None:
-    without_a_score = {"full", "static", "random", "oracle", "self-speculation", "del"}
+    without_a_score = {"full", "static", "random", "oracle", "self-speculation", "del", "prompt-lookup"}
     named = {*LOGIT_GATES, *ROBUST_GATES, *STATE_GATES, *without_a_score}
     assert {name for name in method_names() if get_method(name).__module__.startswith("exitbench.")} == named

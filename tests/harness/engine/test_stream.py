@@ -118,7 +118,7 @@ def test_thresholds_in_one_pass_answer_as_each_alone(name: str, policy: str) -> 
                 assert one.scores == pytest.approx(other.scores, abs=1e-4)
 
 
-@pytest.mark.parametrize("method", ["self-speculation", "free", "del"])
+@pytest.mark.parametrize("method", ["self-speculation", "free", "del", "prompt-lookup"])
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_whose_drafts_are_cut_join_and_are_joined(name: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """These rows are at different positions."""
@@ -126,6 +126,7 @@ def test_rows_whose_drafts_are_cut_join_and_are_joined(name: str, method: str, m
         "self-speculation": {"exit_layer": 2, "drafts": 3},
         "free": {"kv_policy": "sync-parallel-rollback"},
         "del": {},
+        "prompt-lookup": {"ngram_tokens": 1},
     }
     parts, batches = parts_of(name, method, **params[method]), Batches(monkeypatch)
     stream = streamed(name, [parts], 3)

@@ -31,6 +31,7 @@ from exitbench.methods.base import Method, Parts
 from exitbench.methods.dynamic_exit_layer import DynamicExitLayer
 from exitbench.methods.free import Free
 from exitbench.methods.full import Full
+from exitbench.methods.prompt_lookup import PromptLookup
 from exitbench.methods.registry import get_method, method_names
 from exitbench.methods.self_speculation import SelfSpeculation
 
@@ -67,6 +68,11 @@ DYNAMIC: list[Method] = [
     DynamicExitLayer(),
     DynamicExitLayer(min_exit=2, every=2, max_drafts=3, memory_decay=0.5, head_blocks=1.5),
     DynamicExitLayer(memory_decay=0.0, max_drafts=20),
+]
+LOOKED_UP: list[Method] = [
+    PromptLookup(),
+    PromptLookup(drafts=20, ngram_tokens=1),
+    PromptLookup(drafts=2, ngram_tokens=4),
 ]
 OTHER_GATES: list[Method] = [
     get_method("patience")(patience=1, counting="sentence", kv_policy=DRAFTED),
@@ -170,6 +176,15 @@ class Acceptance:
                     self.exit_layer, self.drafts, most = block, n, promise
 
 
+def after_same(text: list[int], longest: int) -> int | None:
+    """Prompt lookup by definition: every earlier n-gram of the text is compared with its end."""
+    for n in reversed(range(1, longest + 1)):
+        same = [at for at in range(n, len(text)) if text[at - n : at] == text[-n:]]
+        if same:
+            return text[same[0]]
+    return None
+
+
 Known = dict[tuple[int, ...], tuple[tuple[Tensor, ...], Tensor]]
 """States and logits of transformers by text. Methods share most texts, so each text is computed once."""
 
@@ -212,6 +227,9 @@ def simulate(family: Any, prompt: list[int], method: Any, stops: Stops, known: K
             return slow.argmax(family.checkpoint.model.logits(states[block][0, -n_tokens:])[at]), block
         if len(waiting) >= limit:
             return None
+        if isinstance(method, PromptLookup):
+            followed = after_same([*prompt, *slow.tokens], method.ngram_tokens)
+            return None if followed is None else (followed, 1)
         for block in parts(method).gate_blocks(L):
             early_V = family.checkpoint.model.logits(states[block][0, -n_tokens:])[at]
             if is_confident(early_V):
@@ -259,7 +277,7 @@ def test_answers_and_traces_are_those_of_the_definition(placed: Any, prompts: An
     drafted: set[tuple[Method, int]] = set()
     rows, methods = (
         prompts[:N_ROWS],
-        [*SPECULATIONS[1::5], SPECULATIONS[4], *CONFIDENT, *DYNAMIC, *ROLLBACKS, *KEEP_TAIL],
+        [*SPECULATIONS[1::5], SPECULATIONS[4], *CONFIDENT, *DYNAMIC, *LOOKED_UP, *ROLLBACKS, *KEEP_TAIL],
     )
     texts: list[Known] = [{} for _ in rows]
     for method in methods:
@@ -303,6 +321,7 @@ def test_self_speculation_is_full_depth_whatever_drafts_and_however_many(
         SelfSpeculation(exit_layer=L),
         *CONFIDENT,
         *DYNAMIC,
+        *LOOKED_UP,
         *OTHER_GATES,
     ]:
         result = run(placed, rows, method, stops)
@@ -518,7 +537,7 @@ def test_bfloat16_verifies_too(placed: Any, prompts: Any) -> None:
 
 def test_every_method_that_verifies_is_tried_here() -> None:
     verifying = {name for name in method_names() if get_method(name)().parts(L).kv_policy.verifies}
-    assert verifying <= {method.name for method in [*SPECULATIONS, *ROLLBACKS, *DYNAMIC]}
+    assert verifying <= {method.name for method in [*SPECULATIONS, *ROLLBACKS, *DYNAMIC, *LOOKED_UP]}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,92 @@
+"""Prompt lookup: n-grams of the prompt and the answer draft tokens, and all blocks verify them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from exitbench.errors import UserError
+from exitbench.methods.base import NOTHING_FITTED, BlockView, Gate, Method, Parts, param
+from exitbench.methods.heads import LMHead
+from exitbench.methods.kv_policies import Speculation
+from exitbench.methods.registry import register
+from exitbench.methods.thresholds import Constant
+
+_FOUND = "looked_up_A"
+
+
+class RepeatedText(Gate):
+    """Score 1 if the text so far ends in an n-gram that occurred before; what followed it there is the draft.
+
+    Args:
+        longest: Tokens of the longest n-gram that is looked up; shorter ones follow if it did not occur.
+    """
+
+    remembers: ClassVar[bool] = True
+    reads_logits: ClassVar[bool] = False
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+
+    def score(self, view: BlockView) -> Tensor:
+        """Return ones for rows with a draft, zeros for the others, [A]."""
+        texts = view.active.texts_A or (((), ()),) * len(view.positions_A)
+        found = [next_token([*prompt_ids, *answer_ids], self._longest) for prompt_ids, answer_ids in texts]
+        # Token 0 is a draft only if a threshold lets every row leave; it is then verified as any other.
+        view.memory[_FOUND] = torch.tensor([token_id or 0 for token_id in found], device=view.hidden_AD.device)
+        return torch.tensor([float(token_id is not None) for token_id in found], device=view.hidden_AD.device)
+
+    def draft(self, view: BlockView) -> Tensor:
+        """Return the tokens that were looked up, [A]."""
+        return view.memory[_FOUND]
+
+
+def next_token(text: Sequence[int], longest: int) -> int | None:
+    """Return the token after the first earlier occurrence of the n-gram that the text ends in, or None.
+
+    As in transformers' prompt lookup, the longest n-gram that occurs is taken, and its first occurrence.
+
+    Examples:
+        >>> next_token([5, 6, 7, 8, 5, 6], longest=2)
+        7
+        >>> next_token([5, 6, 7], longest=2) is None
+        True
+    """
+    for n in range(min(longest, len(text) - 1), 0, -1):
+        ngram, start = list(text[-n:]), 0
+        while True:
+            try:
+                start = text.index(ngram[0], start, len(text) - n)
+            except ValueError:
+                break
+            if list(text[start : start + n]) == ngram:
+                return text[start + n]
+            start += 1
+    return None
+
+
+@register
+@dataclass(frozen=True)
+class PromptLookup(Method):
+    """Draft what followed the last tokens earlier in the text, then verify the drafts in one pass of all blocks.
+
+    A draft runs block 1, as every token of a trace exits after a block. The answer equals that of greedy full depth, as
+    for `SelfSpeculation`.
+    """
+
+    name: ClassVar[str] = "prompt-lookup"
+    source: ClassVar[str] = "prompt lookup decoding (Saxena 2023)"
+
+    drafts: int = param(3, "tokens drafted before they are verified", low=1)
+    ngram_tokens: int = param(2, "longest n-gram that is looked up", low=1)
+
+    def check(self, n_blocks: int) -> None:
+        """Raise UserError if block 1 is the last."""
+        if n_blocks < 2:
+            raise UserError(f"{self.name}: drafts exit after block 1, and the model has no other block.")
+
+    def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
+        """Return parts whose gate is evaluated at block 1."""
+        return Parts(RepeatedText(self.ngram_tokens), Constant(0.5), LMHead(), Speculation(self.drafts), frozenset({1}))
