@@ -60,12 +60,12 @@ def plot(frame: Frame) -> Figure:
         ]
         draw_intervals(axes, heights, intervals, COLOURS[0], along="x")
         axes.plot(values, heights, linestyle="none", color=COLOURS[0], marker="o", markersize=3.2)
-        axes.set_title(heading)
+        axes.set_title(heading.replace(" at ", "\nat "))
         axes.set_xlim(-0.03, 1.03)
         axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     several = len(lines.distinct("setting")) > 1
     names = [f"{row['model']} · {row['task']}" + (f" · {row['setting']}" if several else "") for row in lines.rows]
     panels[0].set_yticks(heights, abbreviate_uniquely(names, _LABEL_LENGTH))
     panels[0].set_ylim(len(heights) - 0.5, -0.5)
-    panels[-1].set_xlabel(count(lines.values("documents"), "documents"))
+    panels[len(panels) // 2].set_xlabel(count(lines.values("documents"), "documents"))
     return figure
