@@ -75,7 +75,7 @@ class Prompts:
 
     @property
     def _room(self) -> int:
-        """Number of a prompt's tokens besides the special ones."""
+        """Maximum number of tokens of a prompt, not counting special tokens."""
         assert self.generation.max_prompt_tokens is not None, "read together with truncate"
         return self.generation.max_prompt_tokens - self._before - self._behind
 

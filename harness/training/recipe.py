@@ -330,7 +330,7 @@ class Recipe:
 
     @property
     def cache_steps(self) -> int:
-        """Number of steps' worth of tokens whose states are computed before the first step."""
+        """Number of batches whose states are computed before the first training step."""
         tokens = 0 if self.exit_heads is None else self.exit_heads.cached_tokens
         return -(-tokens // self.optimisation.batch_tokens)
 

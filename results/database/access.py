@@ -31,7 +31,7 @@ _LONGEST_S = 1.0
 
 
 class DatabaseInUse(UserError):
-    """Raised if another process has the database open; `who` names it, `is_ours` if it is known to be of ExitBench."""
+    """Raised if another process has the database open; `who` names it, and `is_ours` is true if it runs ExitBench."""
 
     def __init__(self, path: Path, who: str, wait_s: float, *, is_ours: bool = False) -> None:
         super().__init__(f"{path} is in use by {who}; waited {wait_s:g} s. Try again when it has ended.")

@@ -132,7 +132,7 @@ def _other(kind: Kind, path: Path) -> Garbage:
 
 
 def _half_written(spool_root: Path, path: Path) -> Iterator[Path]:
-    """Yield what is renamed or removed on completion: records of the spool, copies of imports, rebuilt databases."""
+    """Yield incomplete files: temporary records of the spool, copies of imports, and databases being rebuilt."""
     hidden = ("trainings/.*", "vocabularies/.*", "imports/.*", "rescores/*/.*", ".importing-*", ".import-*")
     rebuilt = path.parent.glob(f".{path.name}.*/")
     yield from filter(

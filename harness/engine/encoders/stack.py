@@ -105,7 +105,7 @@ class EncoderStack:
 
     @property
     def max_positions(self) -> int:
-        """Largest number of tokens of a text; some families' positions start after that of padding."""
+        """Maximum number of tokens of a text: all position embeddings but those that a family reserves for padding."""
         return int(self.lm.config.max_position_embeddings) - self.family.first_position(self.lm.config)
 
     @property

@@ -92,7 +92,7 @@ class Engine(ModelInterface, Protocol):
         """Begin a step of T new positions: embed [B, T] to [B, T, D] and prepare the `EngineStep` of all blocks."""
 
     def window(self, cache: Any, n_positions: int) -> EngineStep:
-        """Return a context for running blocks at the newest ``n_positions`` of every row, the step's own last."""
+        """Return a context to run blocks at the ``n_positions`` latest positions of every row, with this step's own."""
 
     def places(self, cache: Any, rows_A: Tensor | None, places_AT: Tensor) -> Any:
         """Prepare to run blocks at per-row cache positions, in any order; None in ``rows_A`` means all rows."""

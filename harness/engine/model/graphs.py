@@ -27,7 +27,7 @@ DEVICES = frozenset({"cuda"})
 
 
 class Normed(NamedTuple):
-    """Output of a block, and its norm, which gate, LM head, skipped blocks and the next block all read.
+    """Output of a block, as it is and normed for its readers: gate, LM head, skipped blocks, the next block.
 
     A block's output is never modified in place.
     """
