@@ -76,7 +76,7 @@ def test_the_first_line_counts_the_pairs_for_which_early_exit_pays(
     open_page: Open, front_page: str, made: tuple[Card, ...]
 ) -> None:
     page = open_page(address=front_page, fragment="#use")
-    assert page.locator(".summary").inner_text() == "Early exit pays in 0 of 2 model-task pairs."
+    assert page.locator(".summary").inner_text() == "Early exit pays in 0 of 2 timed model-task pairs."
     page.get_by_label("Allowed loss of quality").press("End")
     paying = sum(name != "full depth" for name in names_at(made, 20))
     assert paying and page.locator(".summary strong").inner_text() == str(paying)
