@@ -122,7 +122,7 @@ class Examples:
 
 
 def normed_states(data: FitData) -> Tensor:
-    """Return the states after blocks 0 (the embedding) to L, after the model's final norm, [L+1, N, D]."""
+    """Return the final-normed embedding (index 0) and outputs of blocks 1 to L, [L+1, N, D]."""
     return data.model.final_normed(data.states_LND).float()
 
 

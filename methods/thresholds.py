@@ -16,7 +16,7 @@ class Constant(Threshold):
     level: float
 
     def value(self, block: int, position: int, max_new_tokens: int) -> float:
-        """Return the level."""
+        """Return the level, the same for every block and position."""
         return self.level
 
     def sql(self, max_new_tokens: int) -> str:

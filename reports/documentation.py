@@ -119,7 +119,7 @@ def update_readme(root: Path, database: Path) -> None:
 
 
 def real_table() -> str:
-    """Return the README's table of real models, from the bundled snapshot."""
+    """Return the README's Markdown table of pretrained models, from the snapshot of results in the package."""
     (source,) = (source for source in discover(tables) if source.name == _REAL_TABLE)
     with open_snapshot(_REAL) as database:
         return markdown_table(fill(source, Frame.query(database, source.sql)))

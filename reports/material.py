@@ -28,7 +28,7 @@ _SEVERE: Final = """
 
 
 def severe_findings(database: Database) -> tuple[str, ...]:
-    """Return the findings that forbid a final report, in words."""
+    """Return, as sentences, the problems in the database because of which a report can only be a draft."""
     return tuple(visible(finding) for finding in database.query(_SEVERE, [DO_NOT_CITE])["finding"].to_pylist())
 
 

@@ -310,7 +310,7 @@ class Glue(ClassificationTask):
         return spearman if metric == "spearman" else super().aggregator(metric)
 
     def bounds(self, metric: str) -> tuple[float, float] | None:
-        """Return the smallest and the largest value of the metric."""
+        """Return the lowest and the highest possible value of the metric."""
         return (-100.0, 100.0) if metric in _CORRELATIONS else (0.0, 100.0)
 
     def _read_local(self, files: Mapping[str, Path]) -> list[dict[str, Any]]:

@@ -165,12 +165,12 @@ def print_stage(text: str) -> None:
 def run_stage(
     suite: Suite, runs: Runs, options: RunOptions, limit: int | None = None, *, remarks: bool = False
 ) -> dict[str, str]:
-    """Run a stage; return the label of every cell by its id.
+    """Run the cells of one stage of a tuning; return the label of every cell by its id.
 
     Args:
         suite: Cells of the stage.
         runs: Folder of all run data.
-        options: Options of the run; its suite is replaced.
+        options: Options of the run, except its suite, which is `suite`.
         limit: Maximum number of documents.
         remarks: Whether to print the plan's remarks, which are the same in every stage.
 

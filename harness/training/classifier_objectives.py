@@ -117,7 +117,7 @@ class BlockLosses:
 
     @property
     def extras(self) -> nn.Module | None:
-        """The off-ramps."""
+        """Trained modules in addition to the model's own: the off-ramps."""
         return self.readers.learned
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
@@ -162,7 +162,7 @@ class OnFrozen:
 
     @property
     def extras(self) -> nn.Module | None:
-        """The off-ramps."""
+        """Trained modules in addition to the model's own: the off-ramps."""
         return self.readers.learned
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:

@@ -562,7 +562,7 @@ def answer_costs_by_part(
     *,
     keeps_depth: bool = False,
 ) -> list[dict[str, Cost]]:
-    """Return the decode cost of each document's answer by part of the model; arguments as in `answer_costs`."""
+    """Return the cost of decoding each document's answer by component of the model; arguments as in `answer_costs`."""
     return [
         _summed([answer_parts(checkpoint.model, *work) for work in works])
         for works in _works(checkpoint, parts, generations, prompt_lengths, first_token, keeps_depth)

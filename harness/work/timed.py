@@ -31,7 +31,7 @@ class TimedWork(Protocol[Request, Output]):
         """Device of the model."""
 
     def run(self, parts: Parts, unit: Unit[Request]) -> list[Output]:
-        """Run a unit with tracing, outside of the clock; return its outputs."""
+        """Run a unit with tracing and without measuring time; return its outputs."""
 
     def with_known_exits(self, parts: Parts, units: Sequence[Unit[Request]], outputs: Sequence[Output]) -> Parts:
         """Return a variant of a look-ahead method that exits at the layers in its outputs and reads no later blocks."""

@@ -139,7 +139,7 @@ class Gate(ABC):
         return None
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Return the gate's work for one token, without the rows of the LM head.
+        """Return the gate's work for one token; its reads of the LM head are counted elsewhere.
 
         Args:
             model: The model.

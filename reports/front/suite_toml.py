@@ -84,7 +84,7 @@ def _model(row: Row) -> dict[str, Any]:
 
 
 def _is_path(source: str | None) -> bool:
-    """Return whether a suite can load a model from its origin, as `path`; a GGUF file must be converted first."""
+    """Return whether a suite can load a model from `source` as its `path`; a GGUF file must be converted first."""
     return bool(source) and not str(source).startswith("gguf:")
 
 

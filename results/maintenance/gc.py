@@ -132,7 +132,7 @@ def _other(kind: Kind, path: Path) -> Garbage:
 
 
 def _half_written(spool_root: Path, path: Path) -> Iterator[Path]:
-    """Yield incomplete files: temporary records of the spool, copies of imports, and databases being rebuilt."""
+    """Yield what an interrupted write left behind: temporary files of the spool and of imports, rebuilt databases."""
     hidden = ("trainings/.*", "vocabularies/.*", "imports/.*", "rescores/*/.*", ".importing-*", ".import-*")
     rebuilt = path.parent.glob(f".{path.name}.*/")
     yield from filter(

@@ -274,7 +274,7 @@ def _scale(metric: str, sums: Aggregation) -> float:
 
 
 def name_of(metric: str, filter_name: str) -> str:
-    """Return the name of an lm-eval metric under a filter."""
+    """Return this project's name of an lm-eval metric that is computed after the named filter."""
     return metric if filter_name == "none" else f"{metric},{filter_name}"
 
 

@@ -300,7 +300,7 @@ class Decoding:
 
     @torch.inference_mode()
     def join(self, other: Decoding) -> None:
-        """Add the rows of another batch with the same settings, which is used up by this call."""
+        """Move the rows of another batch with the same settings into this one; `other` must not be used afterwards."""
         assert self._token_B is not None and other._token_B is not None, "first tokens were read"
         self._cache.join(other._cache, self._max_new_tokens)
         self.rows = self.rows + other.rows

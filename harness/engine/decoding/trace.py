@@ -38,7 +38,7 @@ class Observer:
         """Called when tokens have been chosen from a view."""
 
     def read_together(self, views: Sequence[BlockView]) -> None:
-        """Called when rows that left after several blocks have been read together, with one view per block."""
+        """Called when one product of the LM head has read rows that exited at different blocks; one view per block."""
 
     def emitted(self, generations: Sequence[Generation]) -> None:
         """Called when each row's token has been added to its answer."""

@@ -230,7 +230,7 @@ class HostedCache(DecodingCache):
         return mask_BS
 
     def positions(self, start: int, end: int) -> Tensor:
-        """Return positions in each row's own text, [B, end - start]."""
+        """Return positions in each row's text, counted without padding, of the cache's positions, [B, end - start]."""
         places_BT = torch.arange(start, end, device=self.device).expand(self.n_rows, -1)
         return places_BT if self.padding_B is None else (places_BT - self.padding_B[:, None]).clamp(min=0)
 

@@ -177,7 +177,7 @@ def state_of(output: Any) -> Tensor:
 
 
 def with_state(output: Any, state: Tensor) -> Any:
-    """Return a block's output with another state in it."""
+    """Return a block's output, in which `state` replaces the hidden state."""
     return (state, *output[1:]) if isinstance(output, (tuple, list)) else state
 
 

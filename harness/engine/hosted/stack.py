@@ -138,7 +138,7 @@ def head_shape(config: Any, width: int) -> tuple[int, int, int]:
 
 
 def modules_on(lm: nn.Module, blocks: Sequence[nn.Module], devices: DeviceMap) -> dict[str, str]:
-    """Return the device of every module and loose tensor of a model, by name, as transformers loads it.
+    """Return a `device_map` for transformers: the device of every module, and of tensors outside of these, by name.
 
     Args:
         lm: The model.

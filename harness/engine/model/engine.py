@@ -92,7 +92,7 @@ class Engine(ModelInterface, Protocol):
         """Begin a step of T new positions: embed [B, T] to [B, T, D] and prepare the `EngineStep` of all blocks."""
 
     def window(self, cache: Any, n_positions: int) -> EngineStep:
-        """Return a context to run blocks at the ``n_positions`` latest positions of every row, with this step's own."""
+        """Return a context to run blocks at the newest ``n_positions`` of every row; the last is the current step's."""
 
     def places(self, cache: Any, rows_A: Tensor | None, places_AT: Tensor) -> Any:
         """Prepare to run blocks at per-row cache positions, in any order; None in ``rows_A`` means all rows."""
@@ -131,7 +131,7 @@ class Engine(ModelInterface, Protocol):
         """
 
     def project(self, block: int, states_ND: Tensor, rows_N: Tensor, places_N: Tensor, cache: Any) -> None:
-        """Write keys and values of one block at earlier positions of rows, projected from states."""
+        """Project states to keys and values of one block, and write them at positions `places_N` of rows `rows_N`."""
 
     def block_cost(self, place: TokenPlace) -> Cost:
         """Return the work of one decoder block for one token of one row."""

@@ -124,7 +124,7 @@ class ExitHeads:
 
     @cached_property
     def _in_fp32(self) -> Mapping[str, Tensor]:
-        """Copies for models whose states are in fp32 while weights are in float16."""
+        """The heads' tensors in fp32, for models whose states are in fp32 while weights are in float16."""
         return {name: tensor.float() for name, tensor in self.tensors.items()}
 
     def numel(self, block: int) -> int:

@@ -27,7 +27,7 @@ DEVICES = frozenset({"cuda"})
 
 
 class Normed(NamedTuple):
-    """Output of a block, as it is and normed for its readers: gate, LM head, skipped blocks, the next block.
+    """Output of a block, and the same output normed. Gate, LM head, skipped blocks and the next block read these.
 
     A block's output is never modified in place.
     """

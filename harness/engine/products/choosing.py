@@ -276,7 +276,7 @@ def _last_rows(projection: Linear) -> Linear:
 
 
 def _use(model: Transformer, chosen: Choices) -> None:
-    """Convert a model's products to the chosen forms."""
+    """Replace the model's linear maps by the chosen implementations, in place."""
     forms = FORMS[model.lm_head.weight.dtype]
 
     def converted(product: _Product) -> Linear:

@@ -33,7 +33,7 @@ WIDENED_NUMEL: Final = 2**23
 
 @dataclass(frozen=True)
 class ByMatrix(Linear):
-    """Projection that uses the routine for matrices of many rows even if there is one row."""
+    """Projection by torch's matrix product, even for a single row."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias over the last dimension."""

@@ -131,7 +131,7 @@ class SlurmExecutor:
         return followed.statuses
 
     def _look(self, followed: _Followed, specs: Sequence[WorkerSpec]) -> None:
-        """Check the queue and then the spool; close ended jobs, and submit ready groups."""
+        """Check Slurm's queue, then the spool; record the outcome of ended jobs, and submit groups that are ready."""
         try:
             # Only one controller at a time closes and submits.
             with locked(self._folder / "LOCK", wait=True):

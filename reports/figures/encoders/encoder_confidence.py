@@ -29,7 +29,7 @@ _RIGHT, _WRONG = COLOURS[0], COLOURS[1]
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on how often a right label has the higher score."""
+    """Return a sentence on how often a right label's score is higher than a wrong label's at the same block."""
     chances = [
         {"method": method, "model": model, "task": task, "chance": chance}
         for (task, model, method), rows in frame.groups("task", "model", "method")

@@ -38,7 +38,7 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw two panels per model and one line per read-out; frame: probability and share (0..1) by block."""
+    """Draw two panels per model, one line per read-out; frame: the final token's probability and share of argmaxes."""
     styles = series_styles(frame.distinct("read_out"))
     models = list(frame.groups("series"))
     figure, panels = grid_of_panels(2 * len(models), columns=2)
