@@ -47,7 +47,7 @@ class AdaInfer(TrainedGate):
     source: ClassVar[str] = "AdaInfer (abstract)"
     version: ClassVar[int] = 2
 
-    # With the rate of the networks, eight weights hardly move in a few epochs, and P(exit) stays near 1/2.
+    # With the rate of the networks, P(exit) of the built-in model stayed below 0.7 after five epochs.
     learning_rate: float = param(0.1, "learning rate of AdamW", low=0.0)
 
     def build_network(self, d_model: int) -> nn.Module:

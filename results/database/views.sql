@@ -919,8 +919,8 @@ FROM ends;
 COMMENT ON VIEW paired IS 'One row per real run of frontier other than full depth, compared with full depth of the same checkpoint on the
 same documents. Each end of a paired interval is Gaffke''s bound, which adds one document that gains or loses the whole scale
 (results/statistics/bounded_mean.py). If the metric has no scale, it is Student''s t of the differences. For BLEU, F1, Matthews and Pearson
-correlation, differences are the leave-one-out effects of documents. For other metrics that are not means over documents, the intervals of the two runs are combined in quadrature as if
-independent, which is too wide rather than too narrow; these have no choosing and confirming part.';
+correlation, differences are the leave-one-out effects of documents. For other metrics that are not means over documents, the intervals of
+the two runs are combined in quadrature as if independent, which is too wide rather than too narrow; these have no choosing and confirming part.';
 
 CREATE VIEW pareto AS
 WITH candidates AS (

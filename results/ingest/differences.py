@@ -57,8 +57,8 @@ _DOCUMENTS: Final = """
     ORDER BY p.attempt_id, s.doc_key
 """
 _EQUAL: Final = 1e-6
-_PERCENT: Final = (1.0, 100.0)
-"""Scales of metrics that are no means: as lm-eval reports F1, and as GLUE does."""
+_SCALES: Final = (1.0, 100.0)
+"""Factors of metrics that are no means: as lm-eval reports F1, and as GLUE does."""
 
 
 def fill_differences(connection: sa.Connection) -> None:
@@ -115,7 +115,7 @@ def _moved(
     """Return what each document contributes to the difference of two runs; None if these do not give the difference."""
     if not documents:
         return None
-    if abs(differences.mean() - delta) < _EQUAL:
+    if _gives(differences, delta):
         return differences
     runs = [[row[column] for row in documents] for column in ("statistics", "full_statistics")]
     if len({None if row is None else len(row) for run in runs for row in run}) != 1 or runs[0][0] is None:
@@ -123,7 +123,8 @@ def _moved(
     own, full_depth = (contributions(metric, np.array(run, dtype=np.float64)) for run in runs)
     if own is None or full_depth is None:
         return None
-    return next((scale * (own - full_depth) for scale in _PERCENT if _gives(scale * (own - full_depth), delta)), None)
+    scaled = (scale * (own - full_depth) for scale in _SCALES)
+    return next((moved for moved in scaled if _gives(moved, delta)), None)
 
 
 def _gives(moved: NDArray[np.float64], delta: float) -> bool:

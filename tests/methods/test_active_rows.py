@@ -6,7 +6,8 @@ import torch
 
 from exitbench.methods.base import ActiveRows
 
-ALL = ActiveRows((1, 2, 3, 4), (7, 8, 9, 6), (0, 1, 0, 2), range(4))
+TEXTS = (([1], []), ([2], [5]), ([3], [6, 7]), ([4], [8]))
+ALL = ActiveRows((1, 2, 3, 4), (7, 8, 9, 6), (0, 1, 0, 2), range(4), texts_A=TEXTS)
 
 
 def take(active: ActiveRows, *index: int) -> ActiveRows:
@@ -15,6 +16,7 @@ def take(active: ActiveRows, *index: int) -> ActiveRows:
 
 def told(active: ActiveRows) -> tuple[list[int], ...]:
     assert active.rows_A is not None
+    assert active.texts_A == tuple(TEXTS[row] for row in active.rows), "each row keeps its text"
     columns = (active.positions_A, active.seeds_A, active.waiting_A, active.rows, active.rows_A.tolist())
     return tuple(list(column) for column in columns)
 

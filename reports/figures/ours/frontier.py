@@ -48,14 +48,13 @@ CAPTION = (
     "metric is a share of full depth's of the same checkpoint (for an error: 2 minus that share, so that up is "
     "better). Against the blocks run per token, as a share of all blocks; oracles, and policies that run skipped "
     "blocks later, run more blocks than the exit layer. To the right, if settings were timed: against the measured "
-    "speed-up of whole requests, a ratio of wall times to full depth in the same run. "
-    f"{LENGTH_NOTE} Bars are 95 % intervals over "
-    "documents (of the metric; the uncertainty of full depth's is not included), cut at the panel's edge. Lines join "
-    "the settings for which no other is both better and shallower, or both better and faster. A ring marks the "
-    "recommended setting at an allowed loss of 1 %: the fastest method that was chosen on a third of the documents and "
-    f"confirmed on the others. No line includes oracles, which know full depth's answer. {FLOOR_NOTE}; points whose "
-    "interval touches it are gray: no speed-up was shown. Excluded: tasks where full depth scores 0, random weights, "
-    "and speed-ups whose interval or noise floor is wider than a factor of 10."
+    f"speed-up of whole requests, a ratio of wall times to full depth in the same run. {LENGTH_NOTE} Bars are 95 % "
+    "intervals over documents (of the metric; the uncertainty of full depth's is not included), cut at the panel's "
+    "edge. Lines join the settings for which no other is both better and shallower, or both better and faster. A ring "
+    "marks the recommended setting at an allowed loss of 1 %: the fastest method that was chosen on a third of the "
+    "documents and confirmed on the others. No line includes oracles, which know full depth's answer. "
+    f"{FLOOR_NOTE}; points whose interval touches it are gray: no speed-up was shown. Excluded: tasks where full depth "
+    "scores 0, random weights, and speed-ups whose interval or noise floor is wider than a factor of 10."
 )
 EMPTY = (
     "No data yet: run `nox -s bench`, or any suite with `quality` and `timing` cells of models with trained weights."
@@ -84,7 +83,7 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one row of panels per model and task; frame: quality (1 is full depth's), depth (share), speedup (ratio)."""
+    """Draw a panel per model and task, and one of speed; frame: quality (1 is full depth's), depth (share), speedup."""
     names = labels(frame.rows, brief=True)
     every = list(frame.groups("model", "task", "setting", "metric"))
     every = sorted(every, key=lambda group: -len(group[1].distinct("method")))
@@ -94,22 +93,21 @@ def plot(frame: Frame) -> Figure:
     styles = series_styles(Frame(frame.columns, tuple(shown)).distinct("method"))
     n_rows = len(timed) + ceil(len(untimed) / 2)
     figure = figure_of(_ROW_INCHES * n_rows)
-    panels = list(figure.subplots(n_rows, 2, squeeze=False).flat)
+    panels = iter(figure.subplots(n_rows, 2, squeeze=False).flat)
     named = differing_conditions(frame.distinct("setting"))
-    # A timed group has a row of two panels, two others share one.
-    places = [*range(0, 2 * len(timed), 2), *range(2 * len(timed), 2 * len(timed) + len(untimed))]
-    for place, ((model, task, conditions, metric), rows) in zip(places, timed + untimed, strict=True):
-        depth = panels[place]
+    for (model, task, conditions, metric), rows in timed + untimed:
+        depth = next(panels)
         title = f"{called(model)} on {called(task)}\n{named[conditions]}".rstrip()
         unmeasured = f"; speed-up {NOT_MEASURABLE}" if not _is_timed(rows) and _is_too_wide(rows) else ""
         title_panel(depth, title, count(rows.values("n"), "documents") + unmeasured)
         depth.set_ylabel(f"{metric}, of full depth's")
         _depth_panel(depth, rows, styles)
         if _is_timed(rows):
-            _speed_panel(panels[place + 1], rows, styles, names)
-            panels[place + 1].set_ylim(depth.get_ylim())
-    if len(untimed) % 2:
-        panels[-1].remove()
+            speed = next(panels)
+            _speed_panel(speed, rows, styles, names)
+            speed.set_ylim(depth.get_ylim())
+    for spare in panels:
+        spare.remove()
     legend_of_series(figure, styles, _entries(shown))
     return figure
 

@@ -303,6 +303,7 @@ def test_answers_and_traces_are_those_of_the_definition(placed: Any, prompts: An
         layers = {method: {layer for drafting, layer in drafted if drafting == method} for method in methods}
         assert all(len(layers[method]) > 1 for method in CONFIDENT[:2])
         assert any(len(layers[method]) > 1 for method in DYNAMIC)
+        assert all(layers[method] == {1} for method in LOOKED_UP)
 
 
 # ------------------------------------------------------------------------------------------ identities

@@ -1,0 +1,18 @@
+"""Prompt lookup: the token after the first earlier occurrence of the longest n-gram that the text ends in."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from exitbench.methods.prompt_lookup import next_token
+
+TEXTS = st.lists(st.integers(0, 2), max_size=14)
+
+
+@given(text=TEXTS, longest=st.integers(1, 4))
+def test_the_longest_ngram_that_occurred_before_is_continued(text: list[int], longest: int) -> None:
+    """Few different tokens repeat often, so n-grams that only begin alike come before those that are equal."""
+    expected = None
+    for n in range(1, longest + 1):
+        after = [text[at] for at in range(n, len(text)) if text[at - n : at] == text[-n:]]
+        expected = after[0] if after else expected
+    assert next_token(text, longest) == expected
