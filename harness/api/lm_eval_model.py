@@ -136,7 +136,7 @@ def read_arguments(model_args: Mapping[str, Any]) -> ModelArguments:
 
 
 def _typed(name: str, value: Any, kind: type[Any]) -> Any:
-    """Check the type of an argument and return it. lm-eval parses some names as numbers; these become text again."""
+    """Check the type of an argument and return it; a name that lm-eval parsed as a number is converted back to text."""
     if kind is str and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)
     if type(value) is not kind:
@@ -171,7 +171,7 @@ class ExitBenchLM(EarlyExitLM):
 
     Attributes:
         dtype: Number format of the weights.
-        recorded: Requests and their answers, if exits are traced.
+        recorded: Requests and their answers so far, if `trace` is set; they are written after the evaluation.
         splits: Split of each task under evaluation: ``test`` or ``validation``.
 
     Raises:
@@ -213,7 +213,7 @@ class ExitBenchLM(EarlyExitLM):
 
     @property
     def traces(self) -> bool:
-        """Whether the exits of this evaluation are stored in a trace folder."""
+        """Whether the exit layers of this evaluation's tokens are stored in a trace folder."""
         return self.arguments.trace is not None
 
     def tok_decode(self, tokens: int | Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -270,7 +270,7 @@ class ExitBenchLM(EarlyExitLM):
     def _progress_shown(
         self, requests: Sequence[Instance], what: str, before: int, *, is_quiet: bool
     ) -> Iterator[None]:
-        """Assign document keys to requests, and show progress per document.
+        """Context manager that assigns document keys to requests, and shows progress per document.
 
         Args:
             requests: The requests to be answered.
@@ -321,7 +321,7 @@ def _scoring_prompts(tokenizer: Any, arguments: ModelArguments) -> Prompts:
 
 
 def _key(request: Instance, number: int, splits: Mapping[str, str]) -> str:
-    """Return the document key of a request. It equals the key in a suite, since it seeds random methods.
+    """Return the document key of a request: the same key as in a suite, because it seeds random methods.
 
     For a request outside a watched evaluation, the key is task and document number; without these, the request number.
     """

@@ -55,7 +55,7 @@ RecordedAnswers = dict[tuple[str, int, int], tuple[tuple[Any, ...], DocumentAnsw
 
 @dataclass(frozen=True)
 class PlannedTrace:
-    """A planned trace: its suite, and the folders it reads and writes.
+    """Trace of one lm-eval evaluation, planned as a suite, with the folders that it reads and writes.
 
     Attributes:
         folder: DIR of `trace=DIR`.
@@ -70,7 +70,7 @@ class PlannedTrace:
     confirmed: bool
 
     def write(self, lm: ExitBenchLM, answers: RecordedAnswers) -> None:
-        """Write the cells from the answers. A cell that cannot be written is reported on stderr and left out."""
+        """Write the suite's cells from the answers that lm-eval received; a failing cell is skipped with a message."""
         (group,) = self.plan.groups
         assert group.folder is not None, "the model has been loaded"
         items = group.to_run("failed")
@@ -144,7 +144,7 @@ def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def plan_trace(lm: ExitBenchLM, evaluate_arguments: Mapping[str, Any]) -> PlannedTrace:
-    """Write the lm-eval evaluation that is about to start as a suite, and plan this suite.
+    """Express the lm-eval evaluation that is about to start as a suite, and plan this suite.
 
     Args:
         lm: The model.
@@ -171,7 +171,7 @@ def plan_trace(lm: ExitBenchLM, evaluate_arguments: Mapping[str, Any]) -> Planne
 
 
 def _tasks(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return lm-eval's task objects by task name."""
+    """Return the task objects of lm-eval's `evaluate` arguments, by task name; groups are expanded."""
     tasks = arguments["task_dict"]
     if "tasks" in tasks:
         return dict(tasks["tasks"])
@@ -269,7 +269,7 @@ def _changed(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str
 
 
 def _label(name: str) -> str:
-    """Return a name without the characters that suites do not allow."""
+    """Return a task label for a name of lm-eval, without the characters that labels of a suite cannot have."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", Path(name).name).strip("-")[:80] or "model"
 
 
@@ -290,7 +290,7 @@ def _all_answered(model: LoadedModel, item: CellJob, answers: RecordedAnswers) -
 
 
 class _Repeating(EarlyExitLM):
-    """Model that returns stored answers instead of decoding."""
+    """lm-eval model that returns the recorded answers of an earlier evaluation instead of decoding again."""
 
     def __init__(self, lm: EarlyExitLM, answers: RecordedAnswers) -> None:
         super().__init__(
@@ -299,7 +299,7 @@ class _Repeating(EarlyExitLM):
         self._recorded = answers
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Return the stored text of each request, in order."""
+        """Return the recorded answer text of each request, in request order."""
         texts = []
         for request in requests:
             answer = _stored_answer(self._recorded, request)
@@ -321,6 +321,6 @@ class _Repeating(EarlyExitLM):
 
 
 def _stored_answer(answers: RecordedAnswers, request: Instance) -> DocumentAnswer | ScoredText | None:
-    """Return the stored answer if it belongs to a request with the same arguments, otherwise None."""
+    """Return the recorded answer of a request; None if it was recorded for other arguments (prompt, stop strings)."""
     args, answer = answers.get((request.task_name, request.doc_id, request.idx), (None, None))
     return answer if args == request.args else None

@@ -48,7 +48,7 @@ class Model:
 
     Attributes:
         folder: Folder from which the checkpoint was loaded.
-        checkpoint: The engine's model.
+        checkpoint: The model with its weights, as loaded by this project's engine.
         tokenizer: The transformers tokenizer.
     """
 

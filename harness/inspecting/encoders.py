@@ -15,7 +15,7 @@ from exitbench.methods.registry import get_method, method_names
 
 @dataclass(frozen=True)
 class Ramps:
-    """Off-ramps of a classifier, that is, read-outs trained for single blocks.
+    """Off-ramps of a classifier: small classifiers that were trained to read out single blocks.
 
     Attributes:
         kind: Kind of off-ramp.
@@ -145,7 +145,7 @@ def _ramps(ramps: OffRamps) -> Ramps:
 
 
 def _runnable(name: str, model: EncoderClassifier) -> RunnableMethod:
-    """Return whether a method can run on a model, by the planner's rules."""
+    """Return whether a method with default parameters can run on a model, by the same checks as a run's plan."""
     is_fitted = False
     try:
         method = get_method(name)()

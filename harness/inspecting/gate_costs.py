@@ -39,7 +39,7 @@ class GateCost:
 
     Attributes:
         method: Name of the method.
-        reads: Description of the gate's input.
+        reads: Phrase for what the gate reads at a block.
         n_evaluations: Number of blocks at which the gate is evaluated.
         bytes_share: Numbers read per gate evaluation, averaged over these blocks, relative to one block; None if the
             gate is never evaluated.
@@ -86,7 +86,7 @@ def gate_costs(model: Costed, place: TokenPlace, why_not: WhyNot) -> tuple[GateC
     Args:
         model: The model.
         place: Position of the token: lengths of context and source.
-        why_not: Returns the reason why the engine cannot run a method, or None.
+        why_not: Function that returns why the engine cannot run a method; None if it can.
     """
     return tuple(_costs_of(name, model, place, why_not) for name in method_names())
 
@@ -115,7 +115,7 @@ def _gate_cost(method: Method, model: Costed, place: TokenPlace, why_not: WhyNot
 
 
 def _reads(parts: Parts, has_own_heads: bool, rows: float, work: Cost) -> str:
-    """Return a description of the gate's input."""
+    """Return a phrase for what a gate reads at a block, such as ``logits`` or ``earlier states``."""
     if parts.gate.looks_ahead:
         return "all blocks first"
     read = [] if not rows else ["logits of exit heads" if has_own_heads else "logits"]
@@ -127,7 +127,7 @@ def _reads(parts: Parts, has_own_heads: bool, rows: float, work: Cost) -> str:
 
 
 def _rows_read(method: Method, shape: Shape) -> float:
-    """Return the number of full read-outs of the head by the gate, for one token that never exits."""
+    """Return how many times a gate reads the whole LM head for one token that never exits."""
     with torch.no_grad():
         trial = Trial(method, shape)
         parts = replace(trial.plain, threshold=Constant(float("inf")))
@@ -144,7 +144,7 @@ def skippings(model: Costed, place: TokenPlace, why_not: WhyNot) -> tuple[SkipCo
 
 
 def _skipping(having: Sequence[Parts], model: Costed, place: TokenPlace, why_not: WhyNot) -> SkipCost:
-    """Return the cost of a KV policy. The policy is runnable if any method that offers it is runnable."""
+    """Return the cost of the KV policy that all of `having` use; it is runnable if any of these methods is."""
     policy, block = having[0].kv_policy, model.block_cost(place)
     reasons = ([why_not(parts, n_rows) for parts in having] for n_rows in (1, 2))
     alone, together = (None if None in reasons_of_methods else reasons_of_methods[0] for reasons_of_methods in reasons)
@@ -155,7 +155,7 @@ def _skipping(having: Sequence[Parts], model: Costed, place: TokenPlace, why_not
 
 
 def refused_choices(model: Costed, why_not: WhyNot) -> dict[str, tuple[str, ...]]:
-    """Return the parameter values that the engine cannot run, in the form ``name = value``, by reason."""
+    """Return the method parameters that the engine cannot run, as texts ``name = value``, grouped by the reason."""
     choices_by_reason: dict[str, dict[str, None]] = {}
     for parts, choice in _choices(model):
         if choice and (reason := why_not(parts, 1)) is not None:
@@ -164,7 +164,7 @@ def refused_choices(model: Costed, why_not: WhyNot) -> dict[str, tuple[str, ...]
 
 
 def _choices(model: Costed) -> Iterator[tuple[Parts, str]]:
-    """Yield (parts, choice) of every method, with defaults, and with each other value of enumerated parameters."""
+    """Yield (parts, text ``name = value``) for every method: defaults, then each other enumerated value."""
     for cls in map(get_method, method_names()):
         settings: list[tuple[dict[str, str], str]] = [({}, "")]
         for field in dataclasses.fields(cls):
@@ -180,5 +180,5 @@ def _choices(model: Costed) -> Iterator[tuple[Parts, str]]:
 
 
 def _shares(work: Cost, block: Cost) -> tuple[float, float]:
-    """Return numbers read and floating-point operations, relative to one block."""
+    """Return two ratios of a gate's work to one block's: elements read from memory, and FLOPs."""
     return work.read_numel / block.read_numel, work.flops / block.flops

@@ -142,8 +142,8 @@ class Inspection:
         folder: Path of the folder.
         family: The model_type in config.json.
         model_class: The transformers class.
-        engines: Result for the chosen engine, then for the other engine.
-        shape: Architecture of the model.
+        engines: Whether each engine can run the checkpoint: the chosen engine first.
+        shape: Number and sizes of blocks, heads and parameters.
         tokens: Special tokens and tokenizer.
         stored: Weight files.
         exit_heads: Trained exit heads, if there are any.
@@ -234,7 +234,7 @@ def inspect_folder(folder: Path, engine: EngineChoice = "auto", context: int | N
 def _described(
     folder: Path, raw: dict[str, Any], checkpoint: Checkpoint | None, findings: _Findings
 ) -> tuple[Sketch, ArchitectureSummary] | tuple[None, None]:
-    """Return sketch and architecture of the loaded model, else of config.json; None, None if it cannot be built."""
+    """Return `Sketch` and architecture of the model, loaded or built from config.json; None, None if neither works."""
     try:
         with tried(str(raw.get("model_type"))):
             model = None if checkpoint is None else checkpoint.model
@@ -293,7 +293,7 @@ def _tokens(
 
 
 def _work(sketch: Sketch, checkpoint: Checkpoint | None, engines: tuple[Tried, ...], context: int | None) -> TokenCost:
-    """Return the cost counted by a verified engine, or else derived from the configuration."""
+    """Return a token's decoding cost, counted by an engine with verified results or derived from the configuration."""
     model: Costed = sketch
     why_not: WhyNot = _nothing_known
     if checkpoint is not None and engines[0].is_proved:

@@ -125,7 +125,7 @@ class Sketch(Headed):
 
 
 def _multiplied(block: nn.Module) -> int:
-    """Return the number of weights in a block's matrix multiplications, without embedding tables."""
+    """Return the number of a block's weights that one token is multiplied by; embedding tables are only looked up."""
     tables = {id(module.weight) for module in block.modules() if isinstance(module, nn.Embedding)}
     return sum(tensor.numel() for tensor in block.parameters() if tensor.dim() > 1 and id(tensor) not in tables)
 

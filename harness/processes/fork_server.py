@@ -47,7 +47,7 @@ _MOST_DESCRIPTORS: Final = 8
 
 
 def spinning() -> dict[str, str]:
-    """Return environment variables that limit how long a thread of torch spins while it waits for the others.
+    """Return environment variables that limit how long a torch thread spins while it waits for the other threads.
 
     The OpenMP library in torch's wheels lets threads spin 300,000 times, for some milliseconds. If another process
     occupies the core of one thread, all others spin (docs/measuring.md). Empty if the user has chosen a wait policy.
@@ -56,7 +56,7 @@ def spinning() -> dict[str, str]:
 
 
 class ForkedProcess:
-    """A process of the fork server, with the methods of `subprocess.Popen` that its users need.
+    """Process started by the fork server, with the methods of `subprocess.Popen` that its callers need.
 
     It leads its own process group, and is killed when this object's process ends.
     """
@@ -97,7 +97,7 @@ Process = ForkedProcess | subprocess.Popen[bytes]
 
 
 class _Server:
-    """A running fork server."""
+    """Handle of a running fork server, whose requests are sent over a socket."""
 
     def __init__(self, variables: Mapping[str, str]) -> None:
         self.variables, self.client_pid = dict(variables), os.getpid()
@@ -114,7 +114,7 @@ class _Server:
             )
 
     def fork(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> ForkedProcess | None:
-        """Return the new process; None if the server has died."""
+        """Ask the server to fork a process, and return the process; None if the server has died."""
         control, theirs = socket.socketpair()
         message = json.dumps(request).encode()
         try:
@@ -131,7 +131,7 @@ class _Server:
         return ForkedProcess(control, int(pid))
 
     def serves(self, variables: Mapping[str, str]) -> bool:
-        """Return whether the server runs, for this process, with these variables and the present source files."""
+        """Return whether the server can be reused: alive, of this process, same variables, unchanged source files."""
         if self.client_pid != os.getpid() or self._process.poll() is not None or self._imported is None:
             return False
         expected = self.variables | self._imported["variables"]
@@ -143,12 +143,12 @@ class _Server:
 
     @cached_property
     def _imported(self) -> dict[str, Any] | None:
-        """The variables that the imported modules have set, and their files; None if the imports failed."""
+        """Environment variables set by the server's imports, and its modules' files; None if the imports failed."""
         line = _read_line(self._socket)
         return json.loads(line) if line else None
 
     def close(self) -> None:
-        """End the server; its children go on."""
+        """End the server; processes that it has forked continue."""
         self._socket.close()
         if self.client_pid == os.getpid():  # otherwise this process is a fork of the client
             self._process.wait()
@@ -159,7 +159,7 @@ _starting = threading.Lock()
 
 
 def _server_for(variables: Mapping[str, str]) -> _Server:
-    """Return the server with these environment variables, which imported modules have read; the caller has the lock."""
+    """Return a server started with these environment variables; start one if needed. The caller must hold the lock."""
     global _server
     fixed = _fixed(variables)
     if _server is not None and not _server.serves(fixed):
@@ -174,7 +174,7 @@ def _fixed(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def prepare() -> None:
-    """Start the server, which imports in the background, if none runs."""
+    """Start a fork server in the background if none runs, so that its imports are done when it is needed."""
     global _server
     with _starting:
         _server = _server or _Server(_fixed(_environment(None)))
@@ -252,7 +252,7 @@ def _serve(requests: socket.socket) -> None:
 
 
 def _modified(files: Iterable[str]) -> dict[str, int]:
-    """Return the time of the last change of those of the files that exist, in nanoseconds."""
+    """Return the modification time of each existing file, in nanoseconds, by path."""
     times: dict[str, int] = {}
     for file in files:
         with contextlib.suppress(OSError):
@@ -261,7 +261,7 @@ def _modified(files: Iterable[str]) -> dict[str, int]:
 
 
 def _receive(requests: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Return the next request and its descriptors; None after the client has ended."""
+    """Receive the next fork request and its file descriptors; return None after the client has ended."""
     head, descriptors, _, _ = socket.recv_fds(requests, _LENGTH_BYTES, _MOST_DESCRIPTORS)
     if not head:
         return None
@@ -274,7 +274,7 @@ def _receive(requests: socket.socket) -> tuple[dict[str, Any], list[int]] | None
 
 
 def _supervise(request: dict[str, Any], control: int, stdin: int, output: int, *inherited: int) -> NoReturn:
-    """Run the process, and tell its id and then its exit code."""
+    """Fork the requested process, send its process id to the client, wait for it, and send its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     pid = os.fork()
     if pid == 0:
@@ -295,7 +295,7 @@ def _supervise(request: dict[str, Any], control: int, stdin: int, output: int, *
 
 
 def _kill_without(client: socket.socket, pid: int) -> None:
-    """Kill the process group when the client closes its end, for whatever reason."""
+    """Kill a process group as soon as the client closes its end of the socket, for whatever reason."""
     with contextlib.suppress(OSError):
         client.recv(1)
     with contextlib.suppress(OSError):
@@ -303,7 +303,7 @@ def _kill_without(client: socket.socket, pid: int) -> None:
 
 
 def _become(request: dict[str, Any], stdin: int, output: int, inherited: Sequence[int]) -> NoReturn:
-    """Turn this fork into the process that was requested."""
+    """Set up descriptors and environment in a forked child, and run the requested module; never return."""
     with contextlib.suppress(OSError):  # the supervisor has done it
         os.setpgid(0, 0)
     for descriptor, place in ((stdin, 0), (output, 1), (output, 2)):
@@ -332,7 +332,7 @@ def _become(request: dict[str, Any], stdin: int, output: int, inherited: Sequenc
 
 
 def _read_line(stream: socket.socket) -> str:
-    """Return the next line; an empty text if the other end is closed."""
+    """Read the next line from a socket; return an empty text if the other end is closed."""
     line = b""
     while not line.endswith(b"\n"):
         if not (piece := stream.recv(1)):

@@ -19,7 +19,7 @@ _NUMBERS: Final = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", 
 
 
 class Interruptible:
-    """Context manager in which every error after an interrupt becomes a KeyboardInterrupt.
+    """Context manager that raises KeyboardInterrupt in place of any error that occurs after Ctrl-C or SIGTERM.
 
     Signals that do not raise KeyboardInterrupt on entry are left unchanged (SIGINT in a shell's background jobs,
     SIGTERM by default).
@@ -56,7 +56,7 @@ class Interruptible:
         raise KeyboardInterrupt
 
     def _on_lost(self, lost: Any) -> None:
-        """Handle an error that Python could not raise: send a lost interrupt to the main thread again."""
+        """Handle an exception that Python could only print (`sys.unraisablehook`): raise a lost interrupt again."""
         if not self._came:
             self._hook(lost)
         elif isinstance(lost.exc_value, KeyboardInterrupt):

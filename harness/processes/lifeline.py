@@ -16,7 +16,7 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def end_with(lifeline: int) -> None:
-    """Start a thread that kills this process when the other end of a pipe is closed.
+    """Start a thread that kills this process when the write end of a pipe is closed, i.e. when the parent ends.
 
     If this process leads a process group, the whole group is killed.
 

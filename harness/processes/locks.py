@@ -16,7 +16,7 @@ _NO_LOCKS: Final = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Context manager that holds a file lock; yield whether the lock is held.
+    """Context manager that holds an exclusive file lock; its value is True if the lock was obtained.
 
     The file exists only while a process holds the lock or waits for it. On a file system without locks, the lock counts
     as held (see docs/guide/cluster.md).

@@ -61,7 +61,7 @@ class AllowedValue:
 
 
 def checked(path: Path, config: Mapping[str, Any], allowed: Mapping[str, AllowedValue]) -> dict[str, Any]:
-    """Return the values of the keys in `allowed`, checked for type and range; other keys are ignored.
+    """Return the config values of the keys in `allowed`, checked for type and range; other keys are ignored.
 
     Raises:
         UserError: A value is not allowed for its key.
@@ -70,7 +70,7 @@ def checked(path: Path, config: Mapping[str, Any], allowed: Mapping[str, Allowed
 
 
 def check_token_ids(path: Path, config: Mapping[str, Any], keys: Collection[str], several: Collection[str]) -> None:
-    """Check that special tokens are integers or null; keys in ``several`` may also have a list of integers.
+    """Check that the special token ids of a config are integers or null; for keys in ``several`` also lists.
 
     Raises:
         UserError: A value has another type, such as a string with digits.

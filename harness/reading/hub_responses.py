@@ -1,7 +1,7 @@
 """Checks of a hub server's responses, before huggingface_hub uses their content as file names or reads the body.
 
-huggingface_hub names the files and folders of its cache by the ETag, by the commit in a header and by the digests in a
-file listing, without checking the values from the server.
+huggingface_hub names files and folders of its cache by the ETag, by the commit in a header and by the digests in a file
+listing. It does not check these values from the server.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _API: Final = "/api/"
 
 
 def is_commit(text: object) -> bool:
-    """Return whether a value is a full commit hash."""
+    """Return whether a value is a full git commit hash (40 hexadecimal digits)."""
     return isinstance(text, str) and _COMMIT.fullmatch(text) is not None
 
 
@@ -67,7 +67,7 @@ def _ask_uncompressed(request: httpx2.Request) -> None:
 
 
 class _ResponseCheck:
-    """Response hook that checks each response; thread-safe, since several threads download."""
+    """HTTP hook that checks every response of the hub; thread-safe, since several threads download."""
 
     def __init__(self, model: str, largest_bytes: int) -> None:
         self._model, self._largest_bytes = model, largest_bytes
@@ -118,7 +118,7 @@ class _ResponseCheck:
             self._check_entry(entry)
 
     def _check_entry(self, entry: Any) -> None:
-        """Check a file's entry in a listing; huggingface_hub uses the digests of the entry as file names."""
+        """Check one file's entry in the hub's file listing, whose digests huggingface_hub uses as local file names."""
         large = entry.get("lfs") if isinstance(entry, dict) else None
         for record in (entry, large):
             if record is None:

@@ -122,7 +122,7 @@ class TomlTable:
                 raise self.error(key, f"unknown key.{suggestion(key, names)}")
 
     def choose(self, key: str, word: str, allowed: Collection[str], what: str) -> str:
-        """Check that a word is allowed, and return it.
+        """Check that a key's value is one of the allowed words, and return it.
 
         Args:
             key: The key, for the message.
@@ -138,7 +138,7 @@ class TomlTable:
         return word
 
     def name(self, key: str, word: str) -> str:
-        """Check that a word is a valid name, and return it. Names are used in file names, cell ids and the database.
+        """Check that a key's value is a valid name, and return it. Names become part of file names and cell ids.
 
         Raises:
             UserError: The word is not a valid name.
@@ -241,7 +241,7 @@ class TomlTable:
         ]
 
     def _line(self, word: str | None) -> int:
-        """Return the line number (from 1) of a word in this table's section, or of the sub-table header with that name.
+        """Return the line number (from 1) of a key or value in this table, or of the sub-table with that name.
 
         If the word is not found, return the table's first line.
         """
@@ -294,12 +294,12 @@ def _short(text: str) -> str:
 
 @functools.lru_cache(maxsize=4)
 def _lines(text: str) -> tuple[str, ...]:
-    """Return the file's lines without comments."""
+    """Return the lines of a TOML text, with comments removed."""
     return tuple(line.split("#")[0] for line in text.split("\n"))
 
 
 def _headers_of(names: tuple[str, ...], lines: Sequence[str], is_exact: bool = False) -> Iterator[int]:
-    """Yield the line numbers (from 0) of table headers that begin with these names, or equal them with `is_exact`."""
+    """Yield line numbers (from 0) of table headers whose key path starts with `names`, or equals it if `is_exact`."""
     title = r"\s*\.\s*".join(rf"[\"']?{re.escape(name)}[\"']?" for name in names)
     end = r"\s*\]" if is_exact else r"\s*[\].]" if names else ""
     pattern = re.compile(rf"\s*\[+\s*{title}{end}")

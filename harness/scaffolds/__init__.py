@@ -41,7 +41,7 @@ def check_new_name(name: str) -> None:
 
 
 def module_name(name: str) -> str:
-    """Return the name of the Python module for a name with hyphens: `my_method` for `my-method`."""
+    """Return the Python module name for a name with hyphens: `my_method` for `my-method`."""
     return name.replace("-", "_")
 
 
@@ -54,7 +54,7 @@ _TEMPLATES: Final = Path(__file__).parent / "templates"
 
 
 def method_files(name: str) -> dict[str, str]:
-    """Return the texts of plug-in, test and suite for a new method, by path."""
+    """Return the starter files of a new method (plug-in, test, suite): their texts, by relative path."""
     module = module_name(name)
     return {
         f"plugins/{module}.py": filled("method.py", name=name, class_name=class_name(name)),
@@ -64,7 +64,7 @@ def method_files(name: str) -> dict[str, str]:
 
 
 def task_files(name: str, command: str) -> dict[str, str]:
-    """Return the texts of TOML file, example records, test and suite for a new declared task, by path.
+    """Return the starter files of a new task declared in TOML (task, example records, test, suite), by relative path.
 
     Args:
         name: Name of the task.
@@ -80,7 +80,7 @@ def task_files(name: str, command: str) -> dict[str, str]:
 
 
 def python_task_files(name: str, command: str) -> dict[str, str]:
-    """Return the texts of plug-in, example records, test and suite for a new task written as a Python class, by path.
+    """Return the starter files of a new Python task (plug-in, example records, test, suite), by relative path.
 
     Args:
         name: Name of the task.
@@ -96,5 +96,5 @@ def python_task_files(name: str, command: str) -> dict[str, str]:
 
 
 def filled(template: str, **values: str) -> str:
-    """Return a template from this folder with its ``$names`` substituted."""
+    """Return the text of a template file in this folder, with its ``$names`` replaced by `values`."""
     return Template((_TEMPLATES / f"{template}.tmpl").read_text(encoding="utf-8")).substitute(values)

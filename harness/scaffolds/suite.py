@@ -78,7 +78,7 @@ def label_of(text: str) -> str:
 
 
 def _tasks(description: SuiteDescription, kind: ModelKind) -> str:
-    """Return the tasks as TOML, each with the prompt style that is the default for the model."""
+    """Return the suite's task tables as TOML, each with the model's default prompt style."""
     if not description.tasks:
         bundled = read_task("squad", TomlTable(description.folder, "", ("tasks", "squad"), {}))
         return filled(f"tasks_{kind}.toml", style=style_for(bundled, description.folder, kind))
@@ -92,7 +92,7 @@ def _tasks(description: SuiteDescription, kind: ModelKind) -> str:
 
 
 def _sweeps(checkpoint: Checkpoint, works: Set[type[Work[Any]]]) -> Iterator[str]:
-    """Yield the template's sweeps as TOML; a sweep that the model cannot run becomes a comment with the reason."""
+    """Yield the standard sweeps as TOML; a sweep that the model cannot run becomes a comment with the reason."""
     n_blocks = checkpoint.model.n_blocks
     quarters = [max(1, round(n_blocks * part / 4)) for part in (1, 2, 3)]
     depths = sorted({depth for depth in quarters if depth < n_blocks} or {1})
