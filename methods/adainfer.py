@@ -1,4 +1,4 @@
-"""AdaInfer's gate: a linear classifier of two features of the logits, and of the block."""
+"""AdaInfer: exit if a linear classifier of two logit features and the depth predicts that the block is right."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,23 +16,26 @@ from exitbench.methods.registry import register
 
 
 class LogitFeatures(Gate):
-    """P(exit | p_(1), p_(1) - p_(2), l / L) of one linear classifier that all blocks share."""
+    """Gate whose score is P(exit) from a linear classifier that all blocks share.
+
+    Its features are the largest probability p_(1), the margin p_(1) - p_(2), and the depth l / L.
+    """
 
     def __init__(self, fitted: Mapping[str, Tensor]) -> None:
         self.fitted = fitted
 
     def score(self, view: BlockView) -> Tensor:
-        """Return P(exit) [A]."""
+        """Return the classifier's P(exit) for each active row, [A]."""
         features_A3 = features_of(view.logits_AK, view.block / view.model.n_blocks)
         return exit_probability(F.linear(features_A3, self.fitted["weight"], self.fitted["bias"]))
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Return the cost of a softmax and a top two over the vocabulary per gate block; six weights count as none."""
+        """Return the cost of a softmax and a top-2 search over the vocabulary per gate block; 6 weights are ignored."""
         return softmax_cost(model, len(gate_blocks))
 
 
 def features_of(logits_AK: Tensor, depth: float) -> Tensor:
-    """Return largest probability, its lead over the second, and the depth as a share of all blocks, [A, 3]."""
+    """Return largest probability, its margin over the second, and ``depth`` (block / L) as features, [A, 3]."""
     p_AK = torch.softmax(logits_AK.float(), dim=-1)
     largest_A = p_AK.amax(-1)
     return torch.stack((largest_A, margin(p_AK), torch.full_like(largest_A, depth)), dim=-1)
@@ -41,7 +44,7 @@ def features_of(logits_AK: Tensor, depth: float) -> Tensor:
 @register
 @dataclass(frozen=True)
 class AdaInfer(TrainedGate):
-    """Exit when a linear classifier of the logits' two largest probabilities predicts that this block is right."""
+    """Exit when a linear classifier of the two largest probabilities predicts that this block's token is right."""
 
     name: ClassVar[str] = "adainfer"
     source: ClassVar[str] = "AdaInfer (abstract)"
@@ -51,11 +54,11 @@ class AdaInfer(TrainedGate):
     learning_rate: float = param(0.1, "learning rate of AdamW", low=0.0)
 
     def build_network(self, d_model: int) -> nn.Module:
-        """Return the untrained classifier; it does not depend on the model's width."""
+        """Return the untrained classifier: 3 features to 2 logits, whatever the model's width ``d_model``."""
         return nn.Linear(3, 2)
 
     def features(self, data: FitData) -> Tensor:
-        """Return the features of each block 1..L-1, [L-1, N, 3], computed in chunks to limit memory."""
+        """Return the classifier's features of N tokens at blocks 1..L-1, [L-1, N, 3], in chunks to limit memory."""
         n_blocks, model = data.model.n_blocks, data.model
         chunk = max(1, CHUNK_BYTES // (4 * model.vocab_size))
         return torch.stack(

@@ -20,10 +20,12 @@ BATCH = 256
 
 
 class LearnedCorrectness(Gate):
-    """sigmoid(w x + b) of the state x, with one w and b for all blocks: the probability that the off-ramp is right.
+    """Gate whose score is sigmoid(w x + b) of the state x: the predicted probability that the off-ramp is right.
+
+    All blocks share w and b; x has the model's final norm applied.
 
     Args:
-        fitted: ``weight`` [D] and ``bias`` []; may be empty if the gate is never scored.
+        fitted: ``weight`` [D] and ``bias`` []; may be empty if `score` is never called.
     """
 
     reads_logits: ClassVar[bool] = False
@@ -32,7 +34,7 @@ class LearnedCorrectness(Gate):
         self.fitted = fitted
 
     def score(self, view: BlockView) -> Tensor:
-        """Return the probability [A]."""
+        """Return the predicted probability that the off-ramp is right, for each active row, [A]."""
         state_AD = view.model.final_normed(view.hidden_AD).float()
         return torch.sigmoid(state_AD @ self.fitted["weight"] + self.fitted["bias"])
 
@@ -46,7 +48,7 @@ class LearnedCorrectness(Gate):
 class Berxit(Thresholded, PeriodicGating):
     """Exit when a linear module, shared by all blocks, predicts that the off-ramp is right.
 
-    It is trained on the states of the frozen model. The loss is the squared error of the prediction.
+    The module is trained on the states of the frozen model, with the squared error of its prediction as loss.
     """
 
     name: ClassVar[str] = "berxit"
@@ -57,13 +59,13 @@ class Berxit(Thresholded, PeriodicGating):
     fit_seed: int = param(0, "seed of the data order", low=0)
 
     def check(self, n_blocks: int) -> None:
-        """Raise UserError if the decoder has no block to train on."""
+        """Raise UserError if the model has only one block, since no block before the last could be trained on."""
         super().check(n_blocks)
         if n_blocks < 2:
             raise UserError(f"{self.name} needs a model of at least 2 blocks, not {n_blocks}.")
 
     def make_head(self) -> Head:
-        """Return the head that reads the off-ramps."""
+        """Return the head that reads a block's off-ramp, or the model's own classifier where there is none."""
         return TrainedHead()
 
     def gate(self, fitted: Mapping[str, Tensor]) -> LearnedCorrectness:
@@ -71,11 +73,11 @@ class Berxit(Thresholded, PeriodicGating):
         return LearnedCorrectness(fitted)
 
     def gate_fit_params(self) -> dict[str, Any]:
-        """Return the parameters that the module's training depends on."""
+        """Return the parameters that affect the training of the linear module, by name."""
         return {"epochs": self.epochs, "learning_rate": self.learning_rate, "fit_seed": self.fit_seed}
 
     def fit_gate(self, train_data: FitData, held_out_data: FitData, on_progress: Callable[[float], None]) -> Fitted:
-        """Train the module with AdamW; the curve has one row per epoch."""
+        """Train the linear module with AdamW; the training curve has the losses and held-out accuracy of each epoch."""
         generator = torch.Generator().manual_seed(self.fit_seed)
         (state_MD, right_M), (other_MD, other_M) = _examples(train_data), _examples(held_out_data)
         weight = state_MD.new_zeros(state_MD.shape[1]).requires_grad_()
@@ -107,7 +109,7 @@ class Berxit(Thresholded, PeriodicGating):
 
 
 def _examples(data: FitData) -> tuple[Tensor, Tensor]:
-    """Return states [M, D] of all documents after blocks 1..L-1, and whether the block's own head is right, [M]."""
+    """Return normed states [M, D] of M (block, document) pairs before block L, and whether its label is right, [M]."""
     head, states, right = TrainedHead(), [], []
     for block, state_ND in enumerate(data.states_LND[1:-1], start=1):
         states.append(data.model.final_normed(state_ND).float())

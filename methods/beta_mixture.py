@@ -30,19 +30,21 @@ STANDARD_ERRORS = 3.0
 def adaptive_threshold(
     score_N: Tensor, agrees_N: Tensor, default: float, form: Literal["correct", "code"] = "correct"
 ) -> float:
-    """Choose a threshold for confidences.
+    """Return a threshold for confidences, fitted by a mixture of two Beta distributions.
 
-    ``correct``: a token's responsibilities are the posterior of the starting components, weight 0.8, and its label,
-    weight 0.2. ``code``: the published code computes the first term and overwrites it with the second, which it then
-    floors at 1e-4 and normalizes. If one label is absent, or independent of the confidence, both of its components are
-    the same and its threshold is 0.3. If all confidences are equal, it is 0.9.
+    Each token's weights in the two components depend on ``form``. ``correct``: 0.8 times the posterior under the
+    starting components, plus 0.2 times the token's label. ``code``: only the label, floored at 1e-4 and normalized,
+    because the published code overwrites the posterior.
+
+    With ``code`` the threshold is 0.3 if one label is absent or labels are independent of the confidence, because both
+    components are then the same. It is 0.9 if all confidences are equal.
 
     Args:
-        score_N: Confidences of early tokens, in [0, 1].
-        agrees_N: True if the early token is also the full model's choice.
+        score_N: Confidence of each token at the early exit, in [0, 1].
+        agrees_N: Label of each token: True if the token chosen at the early exit is also the full model's choice.
         default: The threshold if there are no tokens. For ``correct``, also if the data cannot determine it: only one
             label, equal confidences, or agreeing tokens that are not more confident than the others.
-        form: The variant, ``correct`` or ``code``.
+        form: How tokens are weighted, ``correct`` or ``code``.
 
     Returns:
         The threshold, one of ten levels from 0.3 to 0.9, or ``default``.
@@ -62,7 +64,7 @@ def adaptive_threshold(
 
 
 def _tells_apart(score_N: Tensor, agrees_N: Tensor) -> bool:
-    """Return whether agreeing tokens score higher than disagreeing tokens beyond chance (Welch's t statistic)."""
+    """Return whether agreeing tokens are significantly more confident than disagreeing tokens (Welch's t statistic)."""
     agreeing, disagreeing = score_N[agrees_N], score_N[~agrees_N]
     if len(agreeing) < 2 or len(disagreeing) < 2:
         return False
@@ -71,14 +73,17 @@ def _tells_apart(score_N: Tensor, agrees_N: Tensor) -> bool:
 
 
 def _moments(score_N: Tensor, weight_NK: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weighted mean and variance of each component, [K]."""
+    """Return mean [K] and variance [K] of the confidences, weighted for each of the K mixture components."""
     share_NK = weight_NK / weight_NK.sum(0)
     mean_K = (share_NK * score_N[:, None]).sum(0)
     return mean_K, (share_NK * (score_N[:, None] - mean_K) ** 2).sum(0)
 
 
 def _level(mean_K: Tensor, variance_K: Tensor, default: float) -> float:
-    """Return the lowest level at which the component with the larger mean has the required share of the density."""
+    """Return the lowest threshold in `GRID` at which the component with the larger mean has enough of the density.
+
+    Enough is a share greater than `SHARE`. Return ``default`` if the moments belong to no Beta distribution.
+    """
     alpha_K = mean_K * (mean_K * (1 - mean_K) / variance_K - 1)
     beta_K = alpha_K * (1 - mean_K) / mean_K
     if not bool(((alpha_K > 0) & (beta_K > 0) & alpha_K.isfinite() & beta_K.isfinite()).all()):

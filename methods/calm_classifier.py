@@ -1,4 +1,4 @@
-"""CALM with the classifier measure."""
+"""CALM with the classifier measure: a small network on the hidden state predicts whether to exit."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ NETWORKS = ("linear", "mlp")
 
 
 class ClassifierGate(Gate):
-    """P(exit | h^l) of one network that all blocks share."""
+    """Gate whose score is P(exit) from a small network on the state h^l; all blocks share the network."""
 
     def __init__(self, kind: str, fitted: Mapping[str, Tensor]) -> None:
         self.kind = kind
@@ -23,11 +23,11 @@ class ClassifierGate(Gate):
 
     @cached_property
     def network(self) -> Perceptron:
-        """The fitted network."""
+        """The small network with its fitted weights."""
         return Perceptron(self.fitted)
 
     def score(self, view: BlockView) -> Tensor:
-        """Return P(exit) [A]."""
+        """Return the network's P(exit) for each active row, [A]."""
         return exit_probability(self.network(view.model.final_normed(view.hidden_AD).float()))
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
@@ -38,7 +38,7 @@ class ClassifierGate(Gate):
 
 
 def build(kind: str, d_model: int) -> nn.Module:
-    """Return the untrained network."""
+    """Return the untrained network: a linear layer, or for ``mlp`` two layers with a ReLU between them."""
     if kind == "linear":
         return nn.Sequential(nn.Linear(d_model, 2))
     return nn.Sequential(nn.Linear(d_model, d_model), nn.ReLU(), nn.Linear(d_model, 2))
@@ -47,7 +47,7 @@ def build(kind: str, d_model: int) -> nn.Module:
 @register
 @dataclass(frozen=True)
 class CalmClassifier(TrainedGate):
-    """Exit when a small network, trained on the frozen model's states, predicts that this block is right."""
+    """Exit when a small network, trained on the frozen model's states, predicts that this block's token is right."""
 
     name: ClassVar[str] = "calm-classifier"
     source: ClassVar[str] = "CALM section 3.5"
@@ -55,11 +55,11 @@ class CalmClassifier(TrainedGate):
     network: str = param("linear", "linear (t5x) or mlp with one hidden layer (FREE, MEE); with bias", choices=NETWORKS)
 
     def build_network(self, d_model: int) -> nn.Module:
-        """Return the untrained network, with one linear layer or two."""
+        """Return the untrained network, linear or with one hidden layer, as the parameter `network` selects."""
         return build(self.network, d_model)
 
     def features(self, data: FitData) -> Tensor:
-        """Return the state after each block 1..L-1."""
+        """Return the final-normed states of N tokens after blocks 1..L-1, [L-1, N, D]."""
         return normed_states(data)[1:-1]
 
     def gate(self, fitted: Mapping[str, Tensor]) -> ClassifierGate:

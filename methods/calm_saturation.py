@@ -1,4 +1,4 @@
-"""CALM with the hidden-state saturation measure."""
+"""CALM with the hidden-state saturation measure: the cosine similarity of successive states."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,14 @@ from exitbench.methods.registry import register
 
 
 class Saturation(Gate):
-    """cos(h^{l-1}, h^l) in [-1, 1]; the LM head is read only at the exit."""
+    """Gate whose score is the cosine similarity of the states before and after a block, in [-1, 1].
+
+    It does not need logits, so the LM head is read only at the exit.
+
+    Args:
+        normed: Apply the model's final norm to the states first.
+        zero_first: Score 0 at the first gate block.
+    """
 
     needs_history: ClassVar[bool] = True
     scores_numbers: ClassVar[bool] = True
@@ -24,7 +31,7 @@ class Saturation(Gate):
         self.zero_first = zero_first
 
     def score(self, view: BlockView) -> Tensor:
-        """Return the cosine [A]."""
+        """Return the cosine similarity of each active row's states before and after the block, [A]."""
         if self.zero_first and view.previous_score_A is None:
             return torch.zeros(view.hidden_AD.shape[0], device=view.hidden_AD.device)
         state = view.normed_state if self.normed else view.state
@@ -32,19 +39,19 @@ class Saturation(Gate):
         return F.cosine_similarity(before_AD.float(), now_AD.float(), dim=-1)
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str:
-        """Return the probe's column of the cosine."""
+        """Return SQL that reads the cosine similarity from a probe."""
         cosine = "cosine_previous_normed[l]" if self.normed else "cosine_previous[l]"
         return f"CASE WHEN l = {gate_blocks[0]} THEN 0 ELSE {cosine} END" if self.zero_first and gate_blocks else cosine
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Return the cost of three dot products per gate block, and of two norms if `states` is "normed"."""
+        """Return the cost of three dot products per gate block, and of two final norms if the states are normed."""
         return Cost(elementwise_flops=(14 if self.normed else 6) * model.d_model * len(gate_blocks))
 
 
 @register
 @dataclass(frozen=True)
 class CalmSaturation(Gated):
-    """Exit when a block barely turned the state: its cosine to the previous state exceeds the threshold."""
+    """Exit when a block hardly changes the state: the cosine of the states before and after exceeds the threshold."""
 
     name: ClassVar[str] = "calm-saturation"
     source: ClassVar[str] = "CALM section 3.5"
@@ -59,5 +66,5 @@ class CalmSaturation(Gated):
     )
 
     def gate(self, fitted: Mapping[str, Tensor]) -> Saturation:
-        """Return the gate with the cosine of successive states."""
+        """Return the gate that scores the cosine similarity of successive states."""
         return Saturation(self.states == "normed", self.first == "zero")

@@ -1,4 +1,4 @@
-"""CALM with the softmax measure."""
+"""CALM with the softmax measure: the difference between the two largest probabilities."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from exitbench.methods.registry import register
 @register
 @dataclass(frozen=True)
 class CalmSoftmax(SoftmaxGated):
-    """Exit when the two most probable tokens differ by more than the threshold."""
+    """Exit when the difference between the two largest token probabilities exceeds the threshold."""
 
     name: ClassVar[str] = "calm-softmax"
     source: ClassVar[str] = "CALM section 3.5"
 
     def gate(self, fitted: Mapping[str, Tensor]) -> SoftmaxMargin:
-        """Return the gate with the margin of the head's probabilities."""
+        """Return the gate that scores the difference between the head's two largest probabilities."""
         return SoftmaxMargin()

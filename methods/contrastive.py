@@ -1,4 +1,4 @@
-"""Contrastive confidence: the difference between a block's distribution and an earlier block's, the amateur (PRUNE)."""
+"""Contrastive confidence (PRUNE): a block's token distribution against that of an earlier block, the amateur."""
 
 from __future__ import annotations
 
@@ -20,22 +20,24 @@ SCORES = ("plain", "lcd", "dcd")
 
 @dataclass(frozen=True)
 class Contrast(Gate):
-    """Margin of a score vector s over the vocabulary.
+    """Gate whose score is the margin s_(1) - s_(2) of a vector s over the vocabulary, which contrasts two blocks.
 
-    V_head = {v : p(v) >= alpha max p} is the plausible set of this block. Within V_head, ``lcd`` and ``dcd`` are the
-    softmax over V_head of log p - log q, where q is the amateur's distribution; outside, ``lcd`` is 0 and ``dcd`` is p.
-    ``plain`` is p. If there is no amateur (half of block 1; no candidate) the score is plain.
+    p is the token distribution of this block l, and q that of an earlier block, the amateur. The plausible set is
+    V_head = {v : p(v) >= alpha max p}. The vector s has three kinds. ``plain`` is p. Within V_head, ``lcd`` and ``dcd``
+    are the softmax over V_head of log p - log q; outside, ``lcd`` is 0 and ``dcd`` is p. If no block can be the
+    amateur, s is p.
 
     Attributes:
         alpha: Bound of the plausible set.
-        alpha_decay: None for a constant bound; else alpha / (1 + alpha_decay l) (1 - c), where c is the score at the
-            previous gate block, 0 at the first.
-        amateur: ``half``: block floor(l/2); ``jsd``: the block a of 2..l-1 with the largest JSD over the distance
-            l - a, on distributions restricted to V_head and not normalized again; ``dola-low`` and ``dola-high``: the
-            even block of the lower or upper half of the decoder with the largest JSD (DoLa's selection).
-        gate_score: Vector whose margin is the score.
-        emit_score: Vector whose best token is emitted.
-        mass: Sum of s over V_head: ``one``, or the probability of V_head (``head``).
+        alpha_decay: None for a constant bound; else the bound is alpha / (1 + alpha_decay l) (1 - c), where c is the
+            score at the previous gate block, 0 at the first.
+        amateur: How the amateur is selected. ``half``: block floor(l/2). ``jsd``: the block a of 2..l-1 with the
+            largest Jensen-Shannon divergence (JSD) divided by l - a; distributions are restricted to V_head and not
+            normalized again. ``dola-low`` and ``dola-high``: the block with the largest JSD among every second block
+            of the decoder's lower or upper half (DoLa's selection).
+        gate_score: Kind of the vector whose margin is the score.
+        emit_score: Kind of the vector whose largest entry is the emitted token.
+        mass: Sum of s over V_head: 1 (``one``), or the probability of V_head (``head``).
     """
 
     needs_history: ClassVar[bool] = True
@@ -48,24 +50,24 @@ class Contrast(Gate):
     mass: str
 
     def score(self, view: BlockView) -> Tensor:
-        """Return s_(1) - s_(2), [A]."""
+        """Return the margin s_(1) - s_(2) of the vector `gate_score` for each active row, [A]."""
         return margin(self._vector(view, self.gate_score))
 
     def choose(self, view: BlockView) -> Tensor:
-        """Return the best token of the vector `emit_score`; at the last block, the model's own choice."""
+        """Return the token with the largest entry of vector `emit_score`, [A]; at the last block, the model's own."""
         if self.emit_score == "plain" or view.is_last:
             return super().choose(view)
         return view.best(self._vector(view, self.emit_score))
 
     def log_p(self, view: BlockView) -> Tensor:
-        """Return logarithms of the vector `emit_score`, [A, V]; at the last block, of the model's own distribution."""
+        """Return logarithms of the vector `emit_score`, [A, V]; at the last block, the model's log-probabilities."""
         if self.emit_score == "plain" or view.is_last:
             return super().log_p(view)
         return self._vector(view, self.emit_score).log()
 
     @property
     def why_no_log_p(self) -> str | None:
-        """Return why the emitted vector is not a distribution over the vocabulary, or None if it is one."""
+        """Reason why the vector `emit_score` is not a distribution over the vocabulary; None if it is one."""
         if self.emit_score == "lcd":
             return "emit_score = 'lcd' gives tokens outside the plausible set no probability"
         if self.emit_score == "dcd" and self.mass == "one":
@@ -73,7 +75,7 @@ class Contrast(Gate):
         return None
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Return the cost of the softmaxes of both blocks, and of a divergence per candidate."""
+        """Return the cost of softmaxes at gate blocks and candidate amateurs, and of one divergence per candidate."""
         return softmax_cost(model, sum(3 + 3 * len(self._candidates(block, model.n_blocks)) for block in gate_blocks))
 
     def _vector(self, view: BlockView, kind: str) -> Tensor:
@@ -105,7 +107,7 @@ class Contrast(Gate):
         return [candidate for candidate in bucket if candidate < block]
 
     def _amateur(self, view: BlockView, candidates: list[int], log_p_AK: Tensor, inside_AK: Tensor) -> Tensor:
-        """Return log probabilities of the amateur, which each row chooses on its own, [A, K]."""
+        """Return the log-probabilities [A, K] of the amateur, which is selected per row among candidate blocks."""
         log_q_CAK = torch.stack([torch.log_softmax(view.earlier_logits(at).float(), dim=-1) for at in candidates])
         if len(candidates) == 1:
             return log_q_CAK[0]
@@ -119,7 +121,10 @@ class Contrast(Gate):
 
 
 def _divergence(log_p_AK: Tensor, log_q_CAK: Tensor, inside_AK: Tensor) -> Tensor:
-    """Return half of KL(p||m) + KL(q||m), m = (p + q)/2, summed over the ids in ``inside`` only, [C, A]."""
+    """Return the JSD of p and the q of each of C candidate blocks, summed over ids in ``inside_AK`` only, [C, A].
+
+    It is half of KL(p||m) + KL(q||m), where m = (p + q)/2.
+    """
     log_m_CAK = torch.logaddexp(log_p_AK, log_q_CAK) - math.log(2.0)
     total_CA = torch.zeros(log_q_CAK.shape[:2], device=log_p_AK.device)
     for log_x in (log_p_AK, log_q_CAK):
@@ -131,7 +136,7 @@ def _divergence(log_p_AK: Tensor, log_q_CAK: Tensor, inside_AK: Tensor) -> Tenso
 
 @dataclass(frozen=True)
 class ContrastiveBase(SoftmaxGated):
-    """Parameters that the three published variants set differently."""
+    """Base class of contrastive methods, with the parameters that the three published variants set differently."""
 
     alpha: float = param(0.1, "bound of the plausible set, as a share of the best probability", low=0.0, high=1.0)
     alpha_schedule: str = param(
@@ -150,7 +155,7 @@ class ContrastiveBase(SoftmaxGated):
     mass: str = param("one", "sum of the contrastive part: one, or p of the plausible set", choices=("one", "head"))
 
     def gate(self, fitted: Mapping[str, Tensor]) -> Contrast:
-        """Return the gate with the contrast of this block and its amateur."""
+        """Return the gate that contrasts a block's distribution with its amateur's."""
         decay = self.alpha_decay if self.alpha_schedule == "hyperbolic" else None
         return Contrast(self.alpha, decay, self.amateur, self.gate_score, self.emit_score, self.mass)
 
@@ -158,7 +163,10 @@ class ContrastiveBase(SoftmaxGated):
 @register
 @dataclass(frozen=True)
 class Contrastive(ContrastiveBase):
-    """Contrast with the block at half the depth; p outside the plausible set, so that s sums to more than 1."""
+    """Exit on the contrast with the block at half the current depth; tokens outside the plausible set keep their p.
+
+    The values of all tokens therefore sum to more than 1.
+    """
 
     name: ClassVar[str] = "contrastive"
     source: ClassVar[str] = "PRUNE, contrastive decoding"
@@ -167,7 +175,10 @@ class Contrastive(ContrastiveBase):
 @register
 @dataclass(frozen=True)
 class ContrastiveReweighted(ContrastiveBase):
-    """Contrast with the block at half the depth, times the probability of the plausible set; 0 outside."""
+    """Exit on the contrast with the block at half the current depth; tokens outside the plausible set get 0.
+
+    The values within the plausible set sum to its probability.
+    """
 
     name: ClassVar[str] = "contrastive-reweighted"
     source: ClassVar[str] = "PRUNE, reweighted contrastive decoding"
@@ -179,7 +190,10 @@ class ContrastiveReweighted(ContrastiveBase):
 @register
 @dataclass(frozen=True)
 class ContrastiveJsd(ContrastiveBase):
-    """Contrast with the block that diverges most for its distance; p outside the plausible set."""
+    """Exit on the contrast with the earlier block of the largest divergence per distance.
+
+    Tokens outside the plausible set keep their probability p.
+    """
 
     name: ClassVar[str] = "contrastive-jsd"
     source: ClassVar[str] = "PRUNE, JSD contrastive confidence"

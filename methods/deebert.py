@@ -19,15 +19,15 @@ from exitbench.methods.registry import register
 
 
 class PublishedEntropy(Gate):
-    """exp(-H), with p log p computed as in the published code: NaN if a probability is rounded to 0."""
+    """Gate whose score is exp(-H), with entropy H as in the published code: NaN if a probability is rounded to 0."""
 
     def score(self, view: BlockView) -> Tensor:
-        """Return exp(-H) [A]; NaN if a probability is 0, which exceeds no threshold, so that the row never exits."""
+        """Return exp(-H) of each active row, [A]; NaN if a probability is 0, so that the row does not exit."""
         p_AK = torch.softmax(view.logits_AK.float(), dim=-1)
         return (p_AK * p_AK.log()).sum(-1).exp()
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Return the cost of a softmax and a sum per gate block."""
+        """Return the cost of a softmax and a sum over the labels per gate block."""
         return softmax_cost(model, len(gate_blocks))
 
 
@@ -50,13 +50,13 @@ class DeeBert(Thresholded, PeriodicGating):
     )
 
     def level(self, threshold: float) -> float:
-        """Convert an entropy threshold to the scale of the score."""
+        """Convert an entropy threshold in nats to the scale of the score: exp(-threshold)."""
         return math.exp(-threshold)
 
     def make_head(self) -> Head:
-        """Return the head that reads the off-ramps."""
+        """Return the head that reads a block's off-ramp, or the model's own classifier where there is none."""
         return TrainedHead()
 
     def gate(self, fitted: Mapping[str, Tensor]) -> Gate:
-        """Return the gate with the entropy of the off-ramp's probabilities."""
+        """Return the gate that scores the entropy of the off-ramp's probabilities."""
         return PublishedEntropy() if self.underflow == "nan" else InversePerplexity()

@@ -1,4 +1,4 @@
-"""DEL: self-speculative decoding whose exit layer and number of drafts follow the agreement seen so far."""
+"""DEL: self-speculative decoding that adapts exit layer and draft length to the acceptance seen in the answer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,16 +27,17 @@ from exitbench.methods.thresholds import Constant
 
 
 class BestDraft(Gate):
-    """Score 1 at the row's exit layer, as long as fewer drafts wait than its draft length.
+    """Gate that scores 1 at the exit layer chosen for a row's drafts, until the chosen number of drafts waits.
 
-    Answer memory, with C candidate blocks: `matches_AC` and `compared_A`, both weighted, and the choice `exit_layer_A`
-    and `drafts_A` (0: no draft).
+    For each row and each of C candidate blocks, its answer memory counts comparisons with full depth (`compared_A`) and
+    matches (`matches_AC`), weighted by age. From these it chooses `exit_layer_A` and the number of drafts `drafts_A`
+    (0: no draft).
 
     Args:
         candidates: Blocks at which a row may draft, ascending.
-        max_drafts: Longest draft.
+        max_drafts: Maximum number of drafts before they are verified.
         memory_decay: Weight of a comparison relative to the next one.
-        head_blocks: Blocks that one read of the LM head counts as.
+        head_blocks: Cost of one read of the LM head, in blocks.
     """
 
     needs_history: ClassVar[bool] = True
@@ -48,7 +49,7 @@ class BestDraft(Gate):
         self._memory_decay, self._head_blocks = memory_decay, head_blocks
 
     def start_answers(self, n_rows: int, device: torch.device) -> dict[str, Tensor]:
-        """Return zeros: no draft before the first comparison."""
+        """Return an answer memory of zeros: no drafts before the first comparison with full depth."""
         return {
             "matches_AC": torch.zeros(n_rows, len(self._candidates), dtype=torch.float64, device=device),
             "compared_A": torch.zeros(n_rows, dtype=torch.float64, device=device),
@@ -57,13 +58,16 @@ class BestDraft(Gate):
         }
 
     def score(self, view: BlockView) -> Tensor:
-        """Return ones for rows that draft at this block, zeros for the others."""
+        """Return 1 for rows that draft at this block and 0 for the other active rows, [A]."""
         waiting_A = torch.tensor(view.waiting_A, device=view.hidden_AD.device)
         drafts_A = (view.answer_memory["exit_layer_A"] == view.block) & (waiting_A < view.answer_memory["drafts_A"])
         return drafts_A.float()
 
     def remember(self, view: BlockView, token_A: Tensor) -> None:
-        """Compare a token of full depth with what every candidate block predicted, and choose again."""
+        """Update acceptance of every candidate block, and choose exit layer and number of drafts again.
+
+        Only tokens of the last block count: they are compared with what the candidate blocks predict.
+        """
         if not (view.is_last and self._candidates):
             return
         states_CAD = torch.stack([view.state(block) for block in self._candidates])
@@ -83,7 +87,7 @@ class BestDraft(Gate):
         }
 
     def _choice(self, acceptance_AC: Tensor, n_blocks: int) -> tuple[Tensor, Tensor]:
-        """Return the exit layer and the number of drafts with the most expected tokens per block (DEL's TPL), [A]."""
+        """Return exit layer [A] and number of drafts [A] with the most expected tokens per block run (DEL's TPL)."""
         lengths_K = torch.arange(self._max_drafts + 1, device=acceptance_AC.device)
         blocks_C = acceptance_AC.new_tensor(self._candidates)
         tokens_ACK = (acceptance_AC[:, :, None] ** lengths_K).cumsum(-1)
@@ -94,7 +98,7 @@ class BestDraft(Gate):
         return torch.where(drafts_A > 0, exit_layer_A, 0), drafts_A
 
     def remember_cost(self, model: ModelInterface, exit_layer: int) -> Cost:
-        """Return the work of reading out all candidates of a full-depth token in one product."""
+        """Return the cost of one LM-head product for the states of all candidate blocks; 0 if the token exits early."""
         if exit_layer < model.n_blocks or not self._candidates:
             return Cost()
         numel = model.vocab_size * model.d_model
@@ -104,9 +108,10 @@ class BestDraft(Gate):
 @register
 @dataclass(frozen=True)
 class DynamicExitLayer(Method):
-    """Draft at the block, and as many tokens, as promised most tokens per block in this answer so far (DEL).
+    """Draft with the exit layer and draft length that promise most tokens per block in this answer (DEL).
 
-    The answer equals that of greedy full depth, as for `SelfSpeculation`.
+    Both are chosen again after every full-depth token, from the acceptance seen in the answer so far. The answer
+    equals that of greedy full depth, as for `SelfSpeculation`.
     """
 
     name: ClassVar[str] = "del"
@@ -121,11 +126,11 @@ class DynamicExitLayer(Method):
     )
 
     def check(self, n_blocks: int) -> None:
-        """Raise UserError if the first drafting block is deeper than the decoder."""
+        """Raise UserError if `min_exit`, the first block that may draft, is deeper than the decoder."""
         check_block(self, "min_exit", n_blocks)
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
-        """Return parts whose gate is evaluated at every block that may draft."""
+        """Return the four parts, with the gate evaluated at every block that may draft."""
         blocks = blocks_from(self.min_exit, n_blocks, self.every)
         gate = BestDraft(sorted(blocks), self.max_drafts, self.memory_decay, self.head_blocks)
         return Parts(gate, Constant(0.5), LMHead(), Speculation(self.max_drafts), blocks)

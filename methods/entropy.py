@@ -1,4 +1,4 @@
-"""Entropy gate: exit on the entropy of the distribution."""
+"""Entropy gate: exit on the entropy of a block's token distribution."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,10 +15,13 @@ from exitbench.methods.registry import register
 
 
 class InversePerplexity(Gate):
-    """exp(-H) of the entropy H in nats: 1 if one token has probability 1, 1/V if all have the same."""
+    """Gate whose score is the inverse perplexity exp(-H), where H is the entropy in nats.
+
+    It is 1 if one token has probability 1, and 1/V if all V tokens have the same probability.
+    """
 
     def score(self, view: BlockView) -> Tensor:
-        """Return exp(-H) [A]."""
+        """Return exp(-H) of each active row, [A]."""
         return negative_entropy(view.logits_AK).exp()
 
     def bounds(self, lower_AV: Tensor, upper_AV: Tensor) -> tuple[Tensor, Tensor]:
@@ -40,23 +43,23 @@ class InversePerplexity(Gate):
         return (-high_A - slack_A).exp().clamp(0, 1), (slack_A - low_A).exp().clamp(0, 1)
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str:
-        """Return the inverse perplexity from the probe's entropy."""
+        """Return SQL that computes exp(-H) from the entropies in a probe."""
         return "exp(-entropy[l])"
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Return the cost of a softmax and a sum per gate block."""
+        """Return the cost of a softmax and a sum over the vocabulary per gate block."""
         return softmax_cost(model, len(gate_blocks))
 
 
 def negative_entropy(logits_AK: Tensor) -> Tensor:
-    """Return the sum of p log p in nats, [A]."""
+    """Return the negative entropy of each row's softmax, the sum of p log p in nats, [A]."""
     log_p_AK = torch.log_softmax(logits_AK.float(), dim=-1)
     # Ids that a pruned head does not read have p = 0 and log p = -inf; they add nothing.
     return (log_p_AK.exp() * log_p_AK.clamp(min=-1e4)).sum(-1)
 
 
 def _surprise(p: Tensor) -> Tensor:
-    """Return -p log p, 0 at p = 0."""
+    """Return -p log p for each element; 0 at p = 0."""
     return p.clamp(min=1e-30).log_().mul_(p).neg_()
 
 
@@ -65,8 +68,8 @@ def _surprise(p: Tensor) -> Tensor:
 class Entropy(SoftmaxGated):
     """Exit when the entropy of the prediction is below the threshold.
 
-    The threshold is an entropy in nats. The score is exp(-H), so that higher is more confident, all threshold rules
-    mean the same as for other gates, and score > exp(-threshold) is H < threshold.
+    The threshold is an entropy in nats. The score is exp(-H), so that higher is more confident, as for all other gates.
+    A token exits if score > exp(-threshold), which is the same as H < threshold.
     """
 
     name: ClassVar[str] = "entropy"
@@ -75,9 +78,9 @@ class Entropy(SoftmaxGated):
     threshold: float = param(0.5, "exit if the entropy in nats < threshold", low=0.0)
 
     def level(self, threshold: float) -> float:
-        """Convert an entropy threshold to the scale of the score."""
+        """Convert an entropy threshold in nats to the scale of the score: exp(-threshold)."""
         return math.exp(-threshold)
 
     def gate(self, fitted: Mapping[str, Tensor]) -> InversePerplexity:
-        """Return the gate with the entropy of the head's probabilities."""
+        """Return the gate that scores the entropy of the head's probabilities."""
         return InversePerplexity()

@@ -1,4 +1,4 @@
-"""Exit-head gate: exit on the confidence of heads trained for it."""
+"""Exit heads: exit on the confidence of read-outs that were trained for blocks before the last."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,31 +27,31 @@ CONFIDENCES: Mapping[str, Callable[[BlockView], Tensor]] = {
 
 @dataclass(frozen=True)
 class HeadConfidence(Sampling):
-    """A confidence of the head's logits.
+    """Gate whose score is a confidence measure of the exit head's logits.
 
     Attributes:
-        confidence: A name of `CONFIDENCES`.
+        confidence: Name of the measure, a key of `CONFIDENCES`.
     """
 
     confidence: str = "breaking-ties"
 
     def score(self, view: BlockView) -> Tensor:
-        """Return the confidence [A]."""
+        """Return the confidence of each active row, [A]."""
         return CONFIDENCES[self.confidence](view)
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """A softmax a block."""
+        """Return the cost of one softmax over the vocabulary per gate block."""
         return softmax_cost(model, len(gate_blocks))
 
 
 @register
 @dataclass(frozen=True)
 class TrainedExitHeads(Thresholded):
-    """Exit at a trained head whose confidence is above the threshold; emit that head's token.
+    """Exit at the first trained exit head whose confidence exceeds the threshold, and emit that head's token.
 
-    The confidence is a margin p_(1) - p_(2) (breaking ties), exp(-H) of the entropy H in nats, or p_(1); published code
-    takes margin or maximum of the raw logits, whose scale is the head's own. A score is compared as it is: thresholds
-    of the first three lie in [0, 1], those of logits anywhere.
+    The confidence is the margin p_(1) - p_(2) (breaking ties), exp(-H) of the entropy H in nats, or p_(1). Published
+    code takes the margin or the maximum of the raw logits, whose scale differs between heads. Thresholds are on the
+    scale of the confidence: in [0, 1] for the first three, any number for raw logits.
     """
 
     name: ClassVar[str] = "heads"
@@ -65,7 +65,14 @@ class TrainedExitHeads(Thresholded):
     temperature: float = param(0.0, "tokens are drawn from softmax(logits / temperature); 0: greedy", low=0.0)
 
     def bound_to(self, exit_blocks: tuple[int, ...]) -> Self:
-        """All heads, or the requested ones that exist."""
+        """Return the method with `exit_blocks` set: those requested, or all blocks with an exit head if none are.
+
+        Args:
+            exit_blocks: Blocks after which the checkpoint has trained exit heads; () if it has none.
+
+        Raises:
+            UserError: The checkpoint has no exit heads, or lacks a requested one.
+        """
         if not exit_blocks:
             raise UserError(
                 f"method {self.name!r} needs a checkpoint with trained exit heads, and this one has none. "
@@ -79,7 +86,7 @@ class TrainedExitHeads(Thresholded):
         return replace(self, exit_blocks=self.exit_blocks or exit_blocks)
 
     def check(self, n_blocks: int) -> None:
-        """A head lies before the last block."""
+        """Raise UserError if a requested exit head is not before the last block."""
         super().check(n_blocks)
         if self.exit_blocks and max(self.exit_blocks) >= n_blocks:
             raise UserError(
@@ -88,21 +95,21 @@ class TrainedExitHeads(Thresholded):
             )
 
     def blocks(self, n_blocks: int) -> frozenset[int]:
-        """Return the blocks with a head."""
+        """Return the blocks with an exit head in use, at which the gate is evaluated."""
         return frozenset(self.exit_blocks)
 
     def make_head(self) -> Head:
-        """The trained heads."""
+        """Return the head that reads a block's trained exit head, or the LM head where there is none."""
         return TrainedHead()
 
     def gate(self, fitted: Mapping[str, Tensor]) -> HeadConfidence:
-        """The confidence."""
+        """Return the gate that scores the selected confidence measure."""
         return HeadConfidence(self.temperature, self.confidence)
 
     def score_params(self) -> dict[str, Any]:
-        """The token drawn does not change the score."""
+        """Return the parameters that affect the score, by name; the sampling temperature does not."""
         return {name: value for name, value in super().score_params().items() if name != "temperature"}
 
     def fit(self, data: FitData, on_progress: Callable[[float], None]) -> Fitted:
-        """Thresholds from the agreement of most probable tokens, however tokens are drawn later."""
+        """Fit thresholds for rule epsilon to the agreement of greedy tokens with full depth, at any temperature."""
         return super(TrainedExitHeads, replace(self, temperature=0.0)).fit(data, on_progress)

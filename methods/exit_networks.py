@@ -53,25 +53,25 @@ class TrainedGate(Gated):
 
     @abstractmethod
     def build_network(self, d_model: int) -> nn.Module:
-        """Return the untrained network, which maps features [M, N, F] to logits [M, N, C]."""
+        """Return the untrained network, which maps features [..., F] to two logits, stay and exit, [..., 2]."""
 
     @abstractmethod
     def features(self, data: FitData) -> Tensor:
-        """Return the network's input at every block from `first_block` to L-1, [M, N, F]."""
+        """Return the network's F input features of N tokens at the M blocks from `first_block` to L-1, [M, N, F]."""
 
     def check(self, n_blocks: int) -> None:
-        """Raise UserError if the decoder has no block to train on."""
+        """Raise UserError if the decoder has no block from `first_block` to L-1 to train the network on."""
         super().check(n_blocks)
         if n_blocks <= self.first_block:
             raise UserError(f"{self.name} needs a decoder of at least {self.first_block + 1} blocks, not {n_blocks}.")
 
     def gate_fit_params(self) -> dict[str, Any]:
-        """Return all parameters except threshold, gate blocks and KV policy, which do not affect the network."""
+        """Return parameters by name, except threshold, gate blocks and KV policy, which do not affect the network."""
         shared = {item.name for item in dataclasses.fields(Gated)}
         return {name: value for name, value in self.params().items() if name not in shared}
 
     def fit_gate(self, train_data: FitData, held_out_data: FitData, on_progress: Callable[[float], None]) -> Fitted:
-        """Train the network with AdamW; the curve has one row per epoch."""
+        """Train the network with AdamW; the training curve has the losses and held-out accuracy of each epoch."""
         generator = torch.Generator().manual_seed(self.fit_seed)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.fit_seed)
@@ -110,13 +110,13 @@ class TrainedGate(Gated):
 
 @dataclass(frozen=True)
 class Examples:
-    """Training examples of a network: features, and labels (1: this block is right), for every trained block."""
+    """Training examples of an exit classifier, by block and token: features, and labels (1: the token is right)."""
 
     features_MNF: Tensor
     right_MN: Tensor
 
     def batches(self, generator: torch.Generator) -> Iterator[Examples]:
-        """Yield batches of tokens in random order; each token comes with all its blocks."""
+        """Yield batches of tokens in random order; a batch has the examples of its tokens at all blocks."""
         for index_N in torch.split(torch.randperm(self.right_MN.shape[1], generator=generator), BATCH_TOKENS):
             yield Examples(self.features_MNF[:, index_N], self.right_MN[:, index_N])
 
@@ -135,7 +135,7 @@ def choices(data: FitData) -> Tensor:
 
 
 def exit_loss(name: LossName, logits_MNC: Tensor, batch: Examples) -> Tensor:
-    """Return the loss of exit logits (CALM section 3.5 and t5x; FREE's util/losses.py).
+    """Return the training loss of an exit classifier's logits (CALM section 3.5 and t5x; FREE's util/losses.py).
 
     ``calm``: cross-entropy per block, averaged over blocks; positives are weighted by the share of negatives, and
     negatives by that of positives. ``logit-adjusted`` and ``free-code``: one cross-entropy over all blocks, of logits
@@ -179,12 +179,12 @@ class Perceptron:
         self._inner, self._last = layers[:-1], layers[-1]
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Map features [A, F] to logits [A, C]."""
+        """Return the logits for stay and exit, [A, 2], of features [A, F]."""
         for weight, bias in self._inner:
             x = F.linear(x, weight, bias).relu_()
         return F.linear(x, *self._last)
 
 
 def exit_probability(logits_AC: Tensor) -> Tensor:
-    """Return P(exit), [A]."""
+    """Return P(exit) of each row, [A], from its logits for stay and exit."""
     return torch.softmax(logits_AC, dim=-1)[..., 1]

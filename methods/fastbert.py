@@ -18,21 +18,24 @@ from exitbench.methods.registry import register
 
 
 class Certainty(Gate):
-    """1 - H / log C of C labels: 1 if one label has probability 1, 0 if all have the same."""
+    """Gate whose score is the certainty 1 - H / log C, where H is the entropy of the C labels' probabilities.
+
+    It is 1 if one label has probability 1, and 0 if all labels have the same probability.
+    """
 
     def score(self, view: BlockView) -> Tensor:
-        """Return the certainty [A]."""
+        """Return the certainty 1 - H / log C of each active row, [A]."""
         return 1 + negative_entropy(view.logits_AK) / math.log(view.logits_AK.shape[-1])
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Return the cost of a softmax and a sum per gate block."""
+        """Return the cost of a softmax and a sum over the labels per gate block."""
         return softmax_cost(model, len(gate_blocks))
 
 
 @register
 @dataclass(frozen=True)
 class FastBert(Thresholded, PeriodicGating):
-    """Exit when the normalized entropy (uncertainty) of a branch's prediction is below the speed.
+    """Exit when the normalized entropy (uncertainty) of a branch's prediction is below the threshold, called speed.
 
     The score is 1 - H / log C, so that higher is more confident. The checkpoint's off-ramps are read at the blocks that
     have one.
@@ -44,13 +47,13 @@ class FastBert(Thresholded, PeriodicGating):
     threshold: float = param(0.5, "speed: exit if H / log C < threshold", low=0.0, high=1.0)
 
     def level(self, threshold: float) -> float:
-        """Convert an uncertainty threshold to the scale of the score."""
+        """Convert an uncertainty threshold to the scale of the score: 1 - threshold."""
         return 1 - threshold
 
     def make_head(self) -> Head:
-        """Return the head that reads the branches (off-ramps)."""
+        """Return the head that reads a block's branch (off-ramp), or the model's own classifier where there is none."""
         return TrainedHead()
 
     def gate(self, fitted: Mapping[str, Tensor]) -> Certainty:
-        """Return the gate with the certainty of the branch."""
+        """Return the gate that scores the certainty of a branch's prediction."""
         return Certainty()

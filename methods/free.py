@@ -1,4 +1,4 @@
-"""FREE: two exits; a deep token completes the shallow tokens before it in the same pass."""
+"""FREE: tokens exit after S (shallow) or all L blocks (deep); a deep token also completes the shallow ones before."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from exitbench.methods.thresholds import Constant
 @register
 @dataclass(frozen=True)
 class Free(Method):
-    """Exit after S blocks when the two most probable tokens differ by more than the threshold, else run all blocks.
+    """Exit after S blocks when the two largest token probabilities differ by more than the threshold, else after L.
 
     The adaptive rules fit the threshold on the train split (`beta_mixture.py`) and then keep it, so that an answer
     depends on its document alone. FREE fits the threshold again before every sequence, on all tokens decoded so far.
@@ -63,7 +63,10 @@ class Free(Method):
         check_block(self, "exit_layer", n_blocks)
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
-        """Return parts with the softmax margin as gate, evaluated at one block."""
+        """Return the four parts, with the softmax margin as gate, evaluated only at the shallow exit.
+
+        No token exits early under an adaptive rule whose threshold has not been fitted.
+        """
         level = self.threshold
         if self.rule != "constant":
             fitted_level = fitted.get("threshold")
@@ -83,7 +86,7 @@ class Free(Method):
         return {"exit_layer": self.exit_layer, "threshold": self.threshold, "rule": self.rule}
 
     def fit(self, data: FitData, on_progress: Callable[[float], None]) -> Fitted:
-        """Fit the threshold on the tokens' margins and their agreement with full depth."""
+        """Fit the threshold to the tokens' margins at the shallow exit and their agreement with full depth."""
         form: Literal["correct", "code"] = "code" if self.rule == "adaptive-code" else "correct"
         level = self.threshold
         if self.exit_layer < data.model.n_blocks:
@@ -99,13 +102,13 @@ class Free(Method):
 
 
 def in_parallel_passes(shallow_N: Tensor, document_N: Tensor) -> Tensor:
-    """Return the mask [N] of tokens that a deep pass runs together: a deep token and the shallow tokens waiting for it.
+    """Return a mask [N], True for the tokens that deep passes run together: waiting shallow tokens and one deep token.
 
-    Two kinds of token are left out because the published code skips them: deep tokens with no waiting shallow token,
-    and shallow tokens at the end of a document.
+    False are deep tokens with no shallow token waiting for them, and shallow tokens at the end of a document. The
+    published code does not use them to fit the threshold.
 
     Args:
-        shallow_N: True if the token exits early, in the order of decoding.
+        shallow_N: True if the token exits early; tokens are in the order of decoding.
         document_N: Index of the token's document.
     """
     used = [False] * len(shallow_N)

@@ -36,7 +36,7 @@ HELD_OUT = 0.2
 
 @dataclass(frozen=True)
 class Skipping(Method):
-    """Base class of methods whose tokens exit at different blocks, one by one."""
+    """Base class of methods whose tokens may skip blocks, with a policy for the keys and values of skipped blocks."""
 
     kv_policy: str = param(
         "state-copy", "policy that computes keys and values of skipped blocks", choices=tuple(KV_POLICIES)
@@ -45,7 +45,7 @@ class Skipping(Method):
 
 @dataclass(frozen=True)
 class Gating(Skipping):
-    """Base class of methods that evaluate a gate at some of the blocks."""
+    """Base class of methods that evaluate a gate at some of the blocks and compare its score with a threshold."""
 
     kv_policy: str = param(
         "state-copy",
@@ -55,7 +55,7 @@ class Gating(Skipping):
     )
 
     def check(self, n_blocks: int) -> None:
-        """Raise UserError if drafts cannot be verified: the full model's greedy choice is not what the head emits."""
+        """Raise UserError if the KV policy verifies drafts, but the head is pruned or tokens are sampled."""
         super().check(n_blocks)
         parts = self.parts(n_blocks)
         if not parts.kv_policy.verifies:
@@ -67,15 +67,15 @@ class Gating(Skipping):
 
     @abstractmethod
     def blocks(self, n_blocks: int) -> frozenset[int]:
-        """Return the blocks at which the gate is evaluated."""
+        """Return the blocks of a decoder of ``n_blocks`` blocks at which the gate is evaluated."""
 
     @abstractmethod
     def gate(self, fitted: Mapping[str, Tensor]) -> Gate:
-        """Return the gate; ``fitted`` may be empty if the gate is never scored."""
+        """Return the gate with the tensors that `fit` returned; they may be missing if `Gate.score` is never called."""
 
     @abstractmethod
     def threshold_rule(self, fitted: Mapping[str, Tensor]) -> Threshold:
-        """Return the threshold that the score is compared with."""
+        """Return the threshold rule with which the gate's score is compared."""
 
     def make_head(self) -> Head:
         """Return the head; by default the model's own LM head."""
@@ -100,7 +100,7 @@ class PeriodicGating(Gating):
         check_block(self, "min_exit", n_blocks)
 
     def blocks(self, n_blocks: int) -> frozenset[int]:
-        """Return the blocks min_exit, min_exit + every, ... below L."""
+        """Return the gate blocks min_exit, min_exit + every, ... below ``n_blocks``."""
         return blocks_from(self.min_exit, n_blocks, self.every)
 
 
@@ -119,17 +119,17 @@ class Thresholded(Gating):
     epsilon: float = param(0.95, "required agreement, for rule epsilon", low=0.0, high=1.0)
 
     def check(self, n_blocks: int) -> None:
-        """Raise UserError unless rule per-block has one level per block."""
+        """Raise UserError if `rule` is per-block and `levels` does not have one threshold per block 1..L-1."""
         super().check(n_blocks)
         if self.rule == "per-block" and len(self.levels) != n_blocks - 1:
             raise UserError(f"{self.name}.levels has {len(self.levels)} values; {n_blocks} blocks need {n_blocks - 1}.")
 
     def level(self, threshold: float) -> float:
-        """Convert a threshold from the unit of the parameter to the scale of the score."""
+        """Convert a threshold from the unit of the parameter to the scale of the score; by default, unchanged."""
         return threshold
 
     def threshold_rule(self, fitted: Mapping[str, Tensor]) -> Threshold:
-        """Return the threshold rule that the parameters select."""
+        """Return the threshold rule that `rule` selects: constant, given per block, or fitted per block."""
         if self.rule == "epsilon":
             fitted_levels = fitted.get("epsilon_thresholds")
             return PerBlock(() if fitted_levels is None else tuple(fitted_levels.tolist()))
@@ -138,32 +138,35 @@ class Thresholded(Gating):
         return Constant(self.level(self.threshold))
 
     def unused_params(self) -> frozenset[str]:
-        """Return the parameters that only other rules use."""
+        """Return the names of parameters that the selected threshold rule ignores."""
         looked_at = {"constant": "threshold", "per-block": "levels", "epsilon": "epsilon"}
         return super().unused_params() | {name for rule, name in looked_at.items() if rule != self.rule}
 
     def score_params(self) -> dict[str, Any]:
-        """Return all parameters except those of the threshold rule and the KV policy."""
+        """Return all parameters by name, except those of the threshold rule and the KV policy."""
         rule = {"threshold", "rule", "levels", "epsilon", "kv_policy"}
         return {name: value for name, value in self.params().items() if name not in rule}
 
     def gate_fit_params(self) -> dict[str, Any]:
-        """Return the parameters that affect the fitted gate; empty if the gate is not trained."""
+        """Return the parameters that affect the training of the gate, by name; empty if the gate is not trained."""
         return {}
 
     def fit_gate(self, train_data: FitData, held_out_data: FitData, on_progress: Callable[[float], None]) -> Fitted:
-        """Train the gate; the curve includes the loss on the held-out data."""
+        """Train the gate; the training curve includes the loss on the held-out data. By default, train nothing."""
         return Fitted({})
 
     def fit_params(self) -> dict[str, Any]:
-        """Return the gate's fit parameters, and for rule epsilon all parameters that its scores depend on."""
+        """Return the parameters that affect the trained gate and, for rule epsilon, the fitted thresholds, by name."""
         gate_params = self.gate_fit_params()
         if self.rule != "epsilon":
             return gate_params
         return {**self.score_params(), "rule": self.rule, "epsilon": self.epsilon}
 
     def fit(self, data: FitData, on_progress: Callable[[float], None]) -> Fitted:
-        """Train the gate; then, for rule epsilon, set thresholds on the held-out documents."""
+        """Train the gate, if it is trainable; then, for rule epsilon, fit thresholds.
+
+        Thresholds are fitted on the documents held out from the gate's training, or on all if there was none.
+        """
         if not self.gate_fit_params():
             train_data, held_out_data, fitted = data, data, Fitted({})
         else:
@@ -191,20 +194,20 @@ class Gated(Thresholded, PeriodicGating):
     temperature: float = param(4.0, "speed of the decay over the longest answer allowed", low=0.0)
 
     def threshold_rule(self, fitted: Mapping[str, Tensor]) -> Threshold:
-        """Return the threshold rule that the parameters select; fitted thresholds do not decay."""
+        """Return the threshold rule that `rule` and `decay` select; fitted thresholds do not decay."""
         rule = super().threshold_rule(fitted)
         if self.decay == "none" or self.rule == "epsilon":
             return rule
         return PositionDecayed(rule, self.temperature, cast(Literal["code", "paper"], self.decay))
 
     def unused_params(self) -> frozenset[str]:
-        """Return the parameters that only other rules use; rule epsilon also ignores the decay."""
+        """Return the names of parameters that the selected threshold rule and decay ignore."""
         if self.rule == "epsilon":
             return super().unused_params() | {"decay", "temperature"}
         return super().unused_params() | ({"temperature"} if self.decay == "none" else set())
 
     def score_params(self) -> dict[str, Any]:
-        """Return all parameters except those of the threshold rule, its decay, and the KV policy."""
+        """Return all parameters by name, except those of the threshold rule, its decay, and the KV policy."""
         return {name: value for name, value in super().score_params().items() if name not in ("decay", "temperature")}
 
 
@@ -237,7 +240,7 @@ class SoftmaxGating(PeriodicGating):
             raise UserError(f"{self.name}.k_min = {self.k_min} is above k_first = {self.k_first}.")
 
     def make_head(self) -> Head:
-        """Return the full or a pruned head."""
+        """Return the model's LM head, whole or pruned as the parameter `head` selects."""
         if self.head == "full":
             return LMHead()
         keeping = cast(Keeping, self.head.removeprefix("pruned-"))
@@ -246,4 +249,4 @@ class SoftmaxGating(PeriodicGating):
 
 @dataclass(frozen=True)
 class SoftmaxGated(SoftmaxGating, Gated):
-    """Base class of gated methods that read the logits of a head."""
+    """Base class of methods with a threshold rule whose gate reads the logits of a full or pruned head."""

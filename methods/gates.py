@@ -13,59 +13,58 @@ from exitbench.methods.sampling import Sampling
 
 
 class Always(Sampling):
-    """Score 1 at every gate block: exits depend on the gate blocks alone."""
+    """Gate that scores 1 at every gate block, so that exits do not depend on the token."""
 
     decides = False
     scores_numbers = True
 
     def score(self, view: BlockView) -> Tensor:
-        """Return ones, [A]."""
+        """Return a score of 1 for each active row, [A]."""
         return torch.ones(view.hidden_AD.shape[0], device=view.hidden_AD.device)
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str:
-        """Return the constant 1."""
+        """Return SQL for the constant score 1."""
         return "1"
 
 
 class SoftmaxMargin(Gate):
-    """CALM's softmax measure: p_(1) - p_(2), in [0, 1]; a tie gives 0."""
+    """Gate with CALM's softmax measure: the two largest probabilities' difference, in [0, 1]."""
 
     def score(self, view: BlockView) -> Tensor:
-        """Return the margin [A]."""
+        """Return the difference between the two largest probabilities of each active row, [A]; 0 for a tie."""
         return margin(torch.softmax(view.logits_AK.float(), dim=-1))
 
     def bounds(self, lower_AV: Tensor, upper_AV: Tensor) -> tuple[Tensor, Tensor]:
-        """Return bounds of the margin, [A] each: one id as far ahead of all others as the intervals allow, and as
-        little.
-        """
+        """Return lower and upper bounds of the margin, [A] each, for logits between ``lower_AV`` and ``upper_AV``."""
         masses = Masses.from_bounds(lower_AV, upper_AV)
         low_A = (masses.first_low_A - masses.rival_high_A) / (masses.first_low_A + masses.rest_high_A)
         high_A = (1 - masses.second_low_A) / (1 + masses.rest_low_A)
         return masses.widened(low_A, high_A)
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str:
-        """Return the margin from the probe's probabilities."""
+        """Return SQL that subtracts the two largest probabilities in a probe."""
         return "p1[l] - p2[l]"
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Return the cost of a softmax and a top two over the vocabulary per gate block."""
+        """Return the cost of a softmax and a top-2 search over the vocabulary per gate block."""
         return softmax_cost(model, len(gate_blocks))
 
 
 class Masses(NamedTuple):
-    """Bounds of e^z for logits z in given intervals, relative to the largest upper end.
+    """Exponentials e^z of the ends of logit intervals, from which softmax probabilities are bounded.
 
-    ``first`` is the id of the largest lower end.
+    z is the end of an interval minus the largest upper end of its row. ``first`` is the token id with the largest lower
+    end, and "other ids" are all ids except ``first``.
 
     The largest probability is at least that of ``first`` when all other logits are at their upper ends. It is at most
-    1 / (1 + rest_low): for any id, the lower ends of the others sum to at least the sum of all except the largest.
+    1 / (1 + rest_low): for any id, e^z of the others' lower ends sums to at least that of all ids except the largest.
 
     Attributes:
-        first_low_A: The largest lower end.
-        second_low_A: The second largest lower end.
-        rival_high_A: The largest upper end of the other ids.
-        rest_low_A: Sum of the other ids' lower ends.
-        rest_high_A: Sum of the other ids' upper ends.
+        first_low_A: e^z of the largest lower end.
+        second_low_A: e^z of the second largest lower end.
+        rival_high_A: e^z of the largest upper end of the other ids.
+        rest_low_A: Sum of e^z over the other ids' lower ends.
+        rest_high_A: Sum of e^z over the other ids' upper ends.
         rounding: Upper bound of a probability's relative rounding error.
     """
 
@@ -78,7 +77,7 @@ class Masses(NamedTuple):
 
     @classmethod
     def from_bounds(cls, lower_AV: Tensor, upper_AV: Tensor) -> Masses:
-        """Return the bounds that follow from an interval [lower, upper] of every logit."""
+        """Return the `Masses` of logits between ``lower_AV`` and ``upper_AV``."""
         top_A1 = upper_AV.amax(-1, keepdim=True)
         low_AV, high_AV = (lower_AV - top_A1).exp_(), (upper_AV - top_A1).exp_()
         first_A1 = lower_AV.argmax(-1, keepdim=True)
@@ -90,7 +89,7 @@ class Masses(NamedTuple):
         return cls(first_low_A, second_low_A, rival_high_A, rest_low_A, rest_high_A, rounding)
 
     def widened(self, low_A: Tensor, high_A: Tensor) -> tuple[Tensor, Tensor]:
-        """Widen bounds of the largest probability (or of a difference to it) by the rounding error, within [0, 1]."""
+        """Return bounds of the largest probability, or of the margin, widened by the rounding error within [0, 1]."""
         slack_A = 2 * self.rounding / (1 + self.rest_low_A)  # of a probability no larger than 1 / (1 + rest_low)
         # If all lower ends underflow in float32, there is no lower bound; NaN stays NaN.
         low_A = torch.where(self.first_low_A > _SMALLEST, low_A, 0 * low_A)
@@ -110,7 +109,7 @@ def softmax_rounding(vocab_size: int) -> float:
 
 
 def margin(p_AK: Tensor) -> Tensor:
-    """Return largest minus second largest, [A]; the largest if there is only one column."""
+    """Return the largest minus the second largest value of each row, [A]; with only one column, its value."""
     if p_AK.shape[-1] == 1:
         return p_AK[:, 0]
     # Two maxima, which are faster than `topk(2)` over a vocabulary.
@@ -119,15 +118,16 @@ def margin(p_AK: Tensor) -> Tensor:
 
 
 def softmax_cost(model: ModelInterface, times: float) -> Cost:
-    """Return the cost of softmaxes over the vocabulary with a search for the best tokens."""
+    """Return the cost of ``times`` softmaxes over the vocabulary, each with a search for the most probable tokens."""
     return Cost(elementwise_flops=7 * model.vocab_size * times)
 
 
 class Scheduled(Gate):
-    """Gate with exit layers given in advance: the cost of an oracle that knew them and skipped the blocks.
+    """Gate with exit layers given in advance, to measure an oracle that knows them and really skips blocks.
 
     Args:
-        layers: Exit layers of a row's tokens, by the row's seed. Tokens beyond the end of the list run at full depth.
+        layers: Exit layer of each token of an answer, by the seed of the answer's row. Tokens beyond the end of the
+            list run at full depth.
     """
 
     scores_numbers = True
@@ -136,7 +136,7 @@ class Scheduled(Gate):
         self.layers = layers
 
     def score(self, view: BlockView) -> Tensor:
-        """Return 1.0 or 0.0 per row, [A]."""
+        """Return 1 for each active row whose exit layer is reached, else 0, [A]."""
         if "exit_A" not in view.memory:
             exit_rows = [(self.layers[seed], at) for seed, at in zip(view.seeds_A, view.positions_A, strict=True)]
             exits = [row[at - 1] if at <= len(row) else view.model.n_blocks for row, at in exit_rows]

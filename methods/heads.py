@@ -1,4 +1,4 @@
-"""LM heads: the model's own, whole or pruned to a part of the vocabulary."""
+"""Heads: the model's LM head, whole or pruned to a part of the vocabulary, and trained exit heads."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Schedule = Literal["inverse", "constant"]
 
 
 class LMHead(Head):
-    """The model's own LM head after its own final norm, at every block (no extra output layers)."""
+    """Head that applies the model's own final norm and LM head at every block, without extra output layers."""
 
     def read(self, view: BlockView) -> Reading:
-        """Return logits of the whole vocabulary."""
+        """Return the logits of the whole vocabulary after the view's block."""
         view.head_rows += view.model.vocab_size
         return Reading(self.logits_after(view.model, view.block, view.hidden_AD))
 
     def logits_after(self, model: ModelInterface, block: int, hidden_AD: Tensor) -> Tensor:
-        """Return logits [A, V] of states [A, D] after a block."""
+        """Return the logits [A, V] of states [A, D] after ``block``; subclasses may use another head per block."""
         return model.logits(hidden_AD)
 
     def earlier_logits(self, view: BlockView, block: int) -> Tensor:
-        """Return logits [A, V] of an earlier block."""
+        """Return the logits [A, V] after an earlier block, computed once per token."""
         memory_key = f"logits_{block}"
         if memory_key not in view.memory:
             view.memory[memory_key] = self.logits_after(view.model, block, view.state(block))
@@ -37,54 +37,56 @@ class LMHead(Head):
         return view.memory[memory_key]
 
     def certified(self) -> Head | None:
-        """Return the head with bounds; None for subclasses, which read something else."""
+        """Return the LM head that bounds logits before reading them; None for subclasses, whose logits differ."""
         return BoundedLMHead() if type(self) is LMHead else None
 
 
 class BoundedLMHead(LMHead):
-    """The model's own LM head, of which an int8 copy is read first; see `docs/methods/index.md`, certified gates."""
+    """LM head that first bounds logits with an int8 copy of itself; see `docs/methods/index.md`, certified gates."""
 
     def bounds(self, view: BlockView) -> LogitBounds:
-        """Return bounds of the logits of the whole vocabulary."""
+        """Return bounds of the logits of the whole vocabulary, computed from the int8 copy of the LM head."""
         view.head_rows_int8 += view.model.vocab_size
         return view.model.logit_bounds(view.hidden_AD)
 
 
 class TrainedHead(LMHead):
-    """The checkpoint's exit head where it has one, else the model's own LM head."""
+    """Head that reads the checkpoint's exit head after blocks that have one, and the model's own LM head elsewhere."""
 
     reads_vocabulary: ClassVar[bool] = False
 
     def logits_after(self, model: ModelInterface, block: int, hidden_AD: Tensor) -> Tensor:
-        """Return logits [A, V] of the block's own head."""
+        """Return the logits [A, V] of states [A, D] from the block's exit head, or the LM head if there is none."""
         return model.exit_logits(block, hidden_AD) if block in model.exit_blocks else model.logits(hidden_AD)
 
     def cost_beyond_rows(self, model: ModelInterface, blocks: Sequence[int]) -> Cost:
-        """Return the cost of trained heads beyond the vocabulary's rows of the LM head."""
+        """Return the cost of the given blocks' exit heads, minus that of one whole LM-head read for each exit head."""
         trained = [block for block in blocks if block in model.exit_blocks]
         more = sum(model.exit_head_numel(block) - model.vocab_size * model.d_model for block in trained)
         return Cost(matmul_flops=2 * more, read_numel=more)
 
     def logits_ahead(self, model: ModelInterface, ahead_LAD: Tensor) -> Tensor:
-        """Return logits [L, A, V], each block's from its own head."""
+        """Return the logits after every block, [L, A, V], from the block's exit head or else the LM head."""
         states = enumerate(ahead_LAD.unbind(), start=1)
         return torch.stack([self.logits_after(model, block, state_AD) for block, state_AD in states])
 
 
 @dataclass(frozen=True)
 class PrunedHead(LMHead):
-    """Vocabulary pruning (PRUNE): the first gate block reads everything, later ones its best ids only.
+    """Head with vocabulary pruning (PRUNE): after the first gate block, only token ids that were best there are read.
 
-    At the first block j the k(j) best ids are kept. ``fixed`` reads them at every later block; ``decaying`` the k(l)
-    best ranked of them; ``adaptive`` k_l = clip(floor(k(j) (1 - 0.9 c)), k_min, k(j)) of them, where c is the score at
-    the previous gate block, cut to [0, 1]. Two forms reproduce published code: ``decaying-idsorted`` takes the first
-    k(l) *by token id*, and ``adaptive-code`` the first int(V (1 - 0.9 c)) by id, which is the whole list in practice.
-    The last block always reads the whole vocabulary.
+    The first gate block j reads the whole vocabulary and keeps its k(j) best ids. At a later block l, ``fixed`` reads
+    all kept ids, and ``decaying`` the k(l) best of them. ``adaptive`` reads the best k_l of them, where k_l =
+    clip(floor(k(j) (1 - 0.9 c)), k_min, k(j)), and c is the score at the previous gate block, clipped to [0, 1].
+
+    Two variants reproduce published code, which sorts the kept ids by token id. ``decaying-idsorted`` reads the first
+    k(l) of this list. ``adaptive-code`` reads the first int(V (1 - 0.9 c)), which is the whole list in practice. The
+    last block always reads the whole vocabulary.
 
     Attributes:
-        keeping: Which of the forms.
-        k_first: Size k_1 that the schedule starts from.
-        k_min: Least number of ids kept.
+        keeping: The variant: which of the kept ids are read at later blocks.
+        k_first: Number of ids k_1 from which the schedule starts.
+        k_min: Smallest number of ids that are read.
         schedule: ``inverse``: k(l) = max(k_min, floor(k_1 / (1 + (k_1 - k_min) / k_min * l / L))); ``constant``: k_1.
     """
 
@@ -97,7 +99,7 @@ class PrunedHead(LMHead):
     schedule: Schedule
 
     def size(self, block: int, n_blocks: int, vocab_size: int) -> int:
-        """Ids kept at a block, k(l), at most V."""
+        """Return k(l) of the schedule, the number of token ids to read at a block; at most ``vocab_size``."""
         if self.schedule == "constant":
             return min(self.k_first, vocab_size)
         slope = (self.k_first - self.k_min) / self.k_min
@@ -105,7 +107,7 @@ class PrunedHead(LMHead):
         return min(size, vocab_size)
 
     def read(self, view: BlockView) -> Reading:
-        """Return logits of the ids kept; of all at the first gate block and at the last."""
+        """Return the logits of the kept token ids; at the first gate block and the last block, of all token ids."""
         if "kept_ids" not in view.memory or view.is_last:
             view.head_rows += view.model.vocab_size
             logits_AV = view.model.logits(view.hidden_AD)
@@ -120,12 +122,12 @@ class PrunedHead(LMHead):
         return Reading(_beyond(logits_AK, sizes), ids_AK)
 
     def earlier_logits(self, view: BlockView, block: int) -> Tensor:
-        """Return an earlier block's logits of the ids read at this block; -inf for ids beyond a row's own list."""
+        """Return an earlier block's logits for the ids read at this block; -inf for ids that a row does not read."""
         if view.ids_AK is None:
             return super().earlier_logits(view, block)
         memory_key, sizes = f"pruned_logits_{block}", self._sizes(view)
         if memory_key not in view.memory:
-            # Read once, and as many as later blocks may ask for: a decaying list only shrinks, an adaptive one varies.
+            # Read once, for as many ids as later blocks may need: a decaying list only shrinks, an adaptive one varies.
             weights_AKD = self._weights(view, sizes)
             most = sizes if isinstance(sizes, int) else weights_AKD.shape[1]
             view.head_rows = view.head_rows + most
@@ -138,9 +140,9 @@ class PrunedHead(LMHead):
         return best_ids.sort().values if self.keeping in ("decaying-idsorted", "adaptive-code") else best_ids
 
     def _weights(self, view: BlockView, sizes: int | Tensor) -> Tensor:
-        """The kept rows of the LM head, copied together once a token: later blocks read a contiguous piece.
+        """Return the LM head's weight rows of the kept ids, copied once per token; blocks read a contiguous slice.
 
-        A list of fixed size a block only shrinks, so that no more are copied than the first to ask reads.
+        If the number of ids is the same for all batch rows, it only shrinks with depth, so one copy is enough.
         """
         if "kept_weights" not in view.memory:
             ids_AK = view.memory["kept_ids"]
@@ -149,7 +151,7 @@ class PrunedHead(LMHead):
         return view.memory["kept_weights"]
 
     def _sizes(self, view: BlockView) -> int | Tensor:
-        """Ids read at this block: one number, or one per row if it depends on the confidence."""
+        """Return the number of token ids read at this block: one for all rows, or one per row for adaptive variants."""
         model, n_kept = view.model, view.memory["kept_ids"].shape[1]
         if self.keeping == "fixed":
             return n_kept
@@ -163,7 +165,7 @@ class PrunedHead(LMHead):
 
 
 def _beyond(logits_AK: Tensor, sizes: int | Tensor) -> Tensor:
-    """-inf in the columns that a row does not read because another one reads more."""
+    """Return the logits with -inf in the columns beyond each row's own number of ids, ``sizes``."""
     if isinstance(sizes, int) or logits_AK.shape[0] == 1:
         return logits_AK
     columns = torch.arange(logits_AK.shape[1], device=logits_AK.device)

@@ -13,101 +13,101 @@ from exitbench.methods.base import Cost, DecoderCache, Drafting, KVPolicy, Model
 
 
 def projection_cost(model: ModelInterface, n_blocks: int) -> Cost:
-    """Return the cost of projecting one token's state to keys and values in n blocks."""
+    """Return the cost of projecting one token's state to keys and values in ``n_blocks`` blocks."""
     numel = n_blocks * 2 * model.kv_width * model.d_model
     return Cost(matmul_flops=2 * numel, read_numel=numel)
 
 
 class StateCopy(KVPolicy):
-    """Project the exit state to the keys and values of every skipped block when the token exits (CALM, eager)."""
+    """Policy that projects the exit state to keys and values of all skipped blocks as a token exits (CALM, eager)."""
 
     name: ClassVar[str] = "state-copy"
 
     def on_exit(self, cache: DecoderCache, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
-        """Fill blocks block+1..L from the exit state."""
+        """Fill keys and values of blocks block+1..L by projecting the exit state."""
         cache.fill_from_state(block, hidden_AD, rows_A)
 
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """Return the cost of two projections per skipped block."""
+        """Return the cost of a key and a value projection per skipped block of every token."""
         return projection_cost(model, sum(model.n_blocks - layer for layer in exit_layers))
 
 
 class Exact(KVPolicy):
-    """Run the skipped blocks after the token was emitted: exact keys and values, no work saved (t5x oracle_cache).
+    """Policy that runs the skipped blocks too: exact keys and values, no work saved (t5x oracle_cache).
 
-    The damage that a method still does under this policy comes from its tokens, not from its cache.
+    If a method loses quality under this policy, the cause is its emitted tokens, not its cache.
     """
 
     name: ClassVar[str] = "exact"
     runs_all_blocks: ClassVar[bool] = True
 
     def on_exit(self, cache: DecoderCache, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
-        """Run blocks block+1..L."""
+        """Run blocks block+1..L to write their keys and values; the token is still emitted from the exit state."""
         cache.run_rest(block, hidden_AD, rows_A)
 
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """Return the cost of the skipped blocks."""
+        """Return the cost of running the skipped blocks of every token."""
         return _skipped_cost(model, exit_layers, block_costs)
 
 
 class Noisy(KVPolicy):
-    """Emit the full model's token, but write the cache from the exit state (t5x oracle_tok_noisy_cache).
+    """Policy that emits the full model's token, but fills the cache from the exit state (t5x oracle_tok_noisy_cache).
 
-    The damage that a method does under this policy comes from its cache, not from its tokens.
+    If a method loses quality under this policy, the cause is its cache, not its emitted tokens.
     """
 
     name: ClassVar[str] = "noisy"
     runs_all_blocks: ClassVar[bool] = True
 
     def on_exit(self, cache: DecoderCache, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> Tensor:
-        """Run blocks block+1..L for the token, then overwrite the keys and values that they wrote."""
+        """Run blocks block+1..L and return the state after block L; replace their keys and values by projections."""
         deep_AD = cache.run_rest(block, hidden_AD, rows_A)
         cache.fill_from_state(block, hidden_AD, rows_A)
         return deep_AD
 
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """Return the cost of the skipped blocks and of the projections."""
+        """Return the cost of running the skipped blocks of every token, and of projecting its exit state there."""
         skipped = sum(model.n_blocks - layer for layer in exit_layers)
         return _skipped_cost(model, exit_layers, block_costs) + projection_cost(model, skipped)
 
 
 class Evict(KVPolicy):
-    """Leave the skipped blocks empty: later tokens do not attend to the position there (D-LLM).
+    """Policy without keys and values in skipped blocks: later tokens do not attend to the position there (D-LLM).
 
-    The control that shows what copied states are worth.
+    It is the control for `state-copy`: the difference in quality is what copied states contribute.
     """
 
     name: ClassVar[str] = "evict"
     evicts: ClassVar[bool] = True
 
     def on_exit(self, cache: DecoderCache, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
-        """Mask the position in blocks block+1..L."""
+        """Mask the token's position in blocks block+1..L for later tokens."""
         cache.evict(block, rows_A)
 
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """Return no cost: masked keys are still multiplied, and counted with the blocks."""
+        """Return zero cost; masked keys are still multiplied, but that is counted with the blocks."""
         return Cost()
 
 
 class Deferred(KVPolicy):
-    """Base class of policies that fill skipped blocks when a later token of the same answer runs them."""
+    """Base class of policies that fill a token's skipped blocks only when a later token of the answer runs them."""
 
     def on_exit(self, cache: DecoderCache, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
-        """Store the exit state in the cache for later."""
+        """Store the exit state in the cache, to complete the skipped blocks later."""
         cache.defer(block, hidden_AD, rows_A)
 
 
 class StateCopyLazy(Deferred):
-    """State copying, but deferred until a later token runs the block.
+    """Policy that projects the exit state to keys and values of a skipped block once a later token runs that block.
 
-    The cache has the same values as under `state-copy`, except that values that no later token reads are not computed.
+    Keys and values are those of `state-copy`, except that those never read by a later token are not computed.
     """
 
     name: ClassVar[str] = "state-copy-lazy"
     deferred: ClassVar[Literal["project", "run", "rerun"] | None] = "project"
 
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """Return the cost of two projections for each skipped block that a later token runs.
+        """Return the cost of a key and a value projection for each skipped block that a later token runs.
 
         A block's weights are read once for all tokens that waited for it.
         """
@@ -117,25 +117,25 @@ class StateCopyLazy(Deferred):
 
 
 class SyncParallel(Deferred):
-    """Run the waiting tokens together with a later token that runs deeper, each block in one pass (FREE section 4.2).
+    """Policy that runs exited tokens through skipped blocks together with a later, deeper token (FREE section 4.2).
 
-    All keys and values that are ever read equal those of a full run over the same tokens.
+    All keys and values that are ever read equal those of full depth over the same tokens.
     """
 
     name: ClassVar[str] = "sync-parallel"
     deferred: ClassVar[Literal["project", "run", "rerun"] | None] = "run"
 
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """Return the cost of the later token's matrix products for each waiting token.
+        """Return the FLOPs of running waiting tokens through the blocks that later tokens run.
 
-        Weights and caches are read once, by the later token, and not counted here.
+        Weights and caches are read once, by the later token, so these reads are not counted here.
         """
         flops = sum(block_costs[later].matmul_flops for _, later, _ in _completions(exit_layers))
         return Cost(matmul_flops=flops)
 
 
 class Verified(SyncParallel):
-    """Base class of policies that run drafts as `SyncParallel` does, read out the full model, and keep accepted drafts.
+    """Base class of policies that complete drafts as `SyncParallel` does and keep those that full depth accepts.
 
     All tokens of a row are verified before the answer ends, unless `verifies_tail` is False.
     """
@@ -143,7 +143,7 @@ class Verified(SyncParallel):
     verifies: ClassVar[bool] = True
 
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """Return the cost of completing drafts, including those at the end of an answer if `verifies_tail`."""
+        """Return the cost of running drafts to full depth; drafts at the end of an answer only if `verifies_tail`."""
         if not exit_layers or not self.verifies_tail:
             return super().cost(model, exit_layers, block_costs)
         tail_cost = block_costs[-1] * (model.n_blocks - exit_layers[-1])
@@ -152,10 +152,10 @@ class Verified(SyncParallel):
     def verification_cost(
         self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost], drafting: Drafting
     ) -> Cost:
-        """Return the cost of discarded positions, which ran all blocks, and of judging drafts.
+        """Return the cost of discarded drafts, which ran all blocks, and of judging all drafts.
 
         A discarded draft reads weights only for the blocks up to its exit. Drafts verified in one pass are read out
-        together with the new token, if there is one. So the LM head is read once, while `head_rows` counts one read-out
+        together with the new token, if there is one, so the LM head is read once. But `head_rows` counts one read-out
         for each draft; the difference is subtracted here.
         """
         in_vain = Cost()
@@ -172,12 +172,12 @@ class Verified(SyncParallel):
         return in_vain + shared + self.judging_cost(model) * verified
 
     def judging_cost(self, model: ModelInterface) -> Cost:
-        """Return the work of `rejects` for one draft; an argmax counts as 0 throughout."""
+        """Return the cost of `rejects` for one draft; by default 0, as an argmax is never counted."""
         return Cost()
 
 
 class Rollback(Verified):
-    """FREE's RollBack: discard a draft if the full model gives it too small a probability, and all tokens after it.
+    """FREE's RollBack policy: discard a draft, and all tokens after it, if it is too improbable at full depth.
 
     Args:
         bound: Largest cross-entropy of the draft under the full model, nats; 0 rejects every draft.
@@ -189,17 +189,17 @@ class Rollback(Verified):
         self.bound = bound
 
     def rejects(self, logits_NV: Tensor, token_N: Tensor) -> Tensor:
-        """Return the mask of drafts with -log p_full(draft) > bound."""
+        """Return a mask [N], True for drafts whose cross-entropy under the full model exceeds the bound."""
         log_p_NV = torch.log_softmax(logits_NV.float(), dim=-1)
         return -log_p_NV.gather(1, token_N[:, None])[:, 0] > self.bound
 
     def judging_cost(self, model: ModelInterface) -> Cost:
-        """Return the cost of a softmax over the vocabulary."""
+        """Return the cost of judging one draft: a softmax over the vocabulary."""
         return Cost(elementwise_flops=5 * model.vocab_size)
 
 
 class RollbackCode(Rollback):
-    """RollBack as in FREE's code: drafts that still wait when an answer ends are kept without verification."""
+    """RollBack policy as in FREE's code: drafts that still wait when an answer ends are kept without verification."""
 
     name: ClassVar[str] = "sync-parallel-rollback-code"
     verifies_tail: ClassVar[bool] = False
@@ -210,10 +210,10 @@ ROLLBACKS: dict[str, type[Rollback]] = {policy.name: policy for policy in (Rollb
 
 
 class Speculation(Verified):
-    """Self-speculative decoding: a draft is kept if it is the full model's greedy choice (LayerSkip section 4.3).
+    """Policy of self-speculative decoding: keep drafts that are the full model's greedy choice (LayerSkip section 4.3).
 
     Args:
-        max_drafts: Tokens drafted before all of them are verified.
+        max_drafts: Maximum number of drafts before they are verified together.
     """
 
     name: ClassVar[str] = "self-speculation"
@@ -222,20 +222,20 @@ class Speculation(Verified):
         self.max_drafts = max_drafts
 
     def rejects(self, logits_NV: Tensor, token_N: Tensor) -> Tensor:
-        """Return the mask of drafts for which the full model chooses another token."""
+        """Return a mask [N], True for drafts where the full model's most probable token is another one."""
         return argmax_token(logits_NV) != token_N
 
 
 class RecomputeBacklog(Deferred):
-    """Run exited tokens again from block 1, together with each later token, until one runs all blocks (EE-LLM)."""
+    """Policy that runs exited tokens again from block 1 with each later token, until one runs all blocks (EE-LLM)."""
 
     name: ClassVar[str] = "recompute-backlog"
     deferred: ClassVar[Literal["project", "run", "rerun"] | None] = "rerun"
 
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """Return the cost of running each backlog token through the later token's blocks again.
+        """Return the FLOPs of running waiting tokens again, through all blocks of each later token.
 
-        Weights and caches are read once, by the later token.
+        Weights and caches are read once, by the later token, so these reads are not counted here.
         """
         flops, backlog = 0.0, 0
         for layer, cost in zip(exit_layers, block_costs, strict=True):
@@ -250,8 +250,8 @@ def _skipped_cost(model: ModelInterface, exit_layers: Sequence[int], block_costs
 
 
 def _completions(exit_layers: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return (token, later token, block) for each block that a token skipped and the later token is first to run."""
-    waiting: dict[int, int] = {}  # blocks that each token has by now
+    """Return (token, later token, block) for each block that a token skipped and that the later token runs first."""
+    waiting: dict[int, int] = {}  # number of blocks run so far, by token
     completions = []
     for later, layer in enumerate(exit_layers):
         for token, n_run in waiting.items():

@@ -1,4 +1,4 @@
-"""Max-probability gate: exit on the largest probability."""
+"""Max-probability gate: exit on the largest token probability."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,35 +14,35 @@ from exitbench.methods.registry import register
 
 
 class LargestProbability(Gate):
-    """Largest probability p_(1), in [0, 1]."""
+    """Gate whose score is the largest token probability p_(1), in [0, 1]."""
 
     def score(self, view: BlockView) -> Tensor:
-        """Return the largest probability [A]."""
+        """Return the largest probability of each active row, [A]."""
         return torch.softmax(view.logits_AK.float(), dim=-1).amax(-1)
 
     def bounds(self, lower_AV: Tensor, upper_AV: Tensor) -> tuple[Tensor, Tensor]:
-        """Return bounds of the largest probability, [A] each, with all other logits at their upper or lower ends."""
+        """Return bounds of the largest probability, [A] each, for logits between ``lower_AV`` and ``upper_AV``."""
         masses = Masses.from_bounds(lower_AV, upper_AV)
         low_A = masses.first_low_A / (masses.first_low_A + masses.rest_high_A)
         return masses.widened(low_A, 1 / (1 + masses.rest_low_A))
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str:
-        """Return the probe's column of the largest probability."""
+        """Return SQL that reads the largest probability from a probe."""
         return "p1[l]"
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Return the cost of a softmax and a maximum per gate block."""
+        """Return the cost of a softmax and a maximum over the vocabulary per gate block."""
         return softmax_cost(model, len(gate_blocks))
 
 
 @register
 @dataclass(frozen=True)
 class MaxProb(SoftmaxGated):
-    """Exit when the most probable token is more probable than the threshold."""
+    """Exit when the probability of the most probable token exceeds the threshold."""
 
     name: ClassVar[str] = "max-prob"
     source: ClassVar[str] = "NATCAP section 3"
 
     def gate(self, fitted: Mapping[str, Tensor]) -> LargestProbability:
-        """Return the gate with the largest of the head's probabilities."""
+        """Return the gate that scores the largest of the head's probabilities."""
         return LargestProbability()

@@ -1,4 +1,4 @@
-"""MEE's recurrent classifier over the blocks."""
+"""MEE's recurrent exit classifier: an LSTM over a token's states after successive blocks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from exitbench.methods.registry import register
 
 
 class OverBlocks(nn.Module):
-    """LSTM over the states after each block, with two logits per block."""
+    """LSTM over the states of a token after successive blocks, with two logits (stay, exit) per block."""
 
     def __init__(self, d_model: int, hidden: int, layers: int) -> None:
         super().__init__()
@@ -22,18 +22,21 @@ class OverBlocks(nn.Module):
         self.out = nn.Linear(hidden, 2)
 
     def forward(self, normed_MND: Tensor) -> Tensor:
-        """Map states of blocks 1..M to logits [M, N, 2]."""
+        """Return logits [M, N, 2] of the final-normed states of N tokens after blocks 1..M, [M, N, D]."""
         return cast(Tensor, self.out(self.lstm(normed_MND)[0]))
 
 
 class Recurrent(Gate):
-    """P(exit | h^1 .. h^l): the LSTM runs one step per block from block 1 on, also at blocks without a gate.
+    """Gate whose score is P(exit) from an LSTM over the states h^1 .. h^l after all blocks so far.
+
+    The LSTM runs one step per block from block 1 on, also for blocks without a gate.
 
     Args:
         hidden: Width of the LSTM.
         layers: Number of LSTM layers.
         fitted: Weights of the LSTM and of the output layer.
-        forgets: Reset the LSTM's state at block L-1, which then scores h^{L-1} alone (the published code).
+        forgets: If True, reset the LSTM before block L-1, whose score then depends on h^{L-1} alone (as in the
+            published code).
     """
 
     needs_history: ClassVar[bool] = True
@@ -42,7 +45,7 @@ class Recurrent(Gate):
         self.hidden, self.layers, self.fitted, self.forgets = hidden, layers, fitted, forgets
 
     def score(self, view: BlockView) -> Tensor:
-        """Return P(exit) [A]."""
+        """Return the LSTM's P(exit) for each active row, [A]."""
         memory, n_rows = view.memory, view.hidden_AD.shape[0]
         if "steps_A" not in memory:
             memory["steps_A"] = torch.zeros(n_rows, dtype=torch.long, device=view.hidden_AD.device)
@@ -58,7 +61,7 @@ class Recurrent(Gate):
         return exit_probability(F.linear(top_AH, self.fitted["out.weight"], self.fitted["out.bias"]))
 
     def _step(self, x: Tensor, h_AKH: Tensor, c_AKH: Tensor) -> tuple[Tensor, Tensor]:
-        """Run one step of all K layers with torch.nn.LSTM's equations; much faster than calling the module per step."""
+        """Return hidden and cell states [A, K, H] of K LSTM layers after one step; faster than `torch.nn.LSTM`."""
         hs, cs = [], []
         for layer, (h, c) in enumerate(zip(h_AKH.unbind(1), c_AKH.unbind(1), strict=True)):
             w = {
@@ -73,7 +76,7 @@ class Recurrent(Gate):
         return torch.stack(hs, dim=1), torch.stack(cs, dim=1)
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Return the cost: an LSTM step per block up to the last gated one, an output layer per gated block."""
+        """Return the cost of an LSTM step per block up to the last gate block, and an output layer per gate block."""
         inputs = [model.d_model] + [self.hidden] * (self.layers - 1)
         step = sum(4 * self.hidden * (width + self.hidden) for width in inputs)
         numel = step * max(gate_blocks, default=0) + 2 * self.hidden * len(gate_blocks)
@@ -83,7 +86,7 @@ class Recurrent(Gate):
 @register
 @dataclass(frozen=True)
 class MeeLstm(TrainedGate):
-    """Exit when an LSTM that reads the state after every block predicts that this block is right."""
+    """Exit when an LSTM that reads the state after every block predicts that this block's token is right."""
 
     name: ClassVar[str] = "mee-lstm"
     source: ClassVar[str] = "MEE section 3"
@@ -103,7 +106,7 @@ class MeeLstm(TrainedGate):
     )
 
     def gate_fit_params(self) -> dict[str, Any]:
-        """Leave out the variant: both variants are trained in the same way, by one pass over all blocks."""
+        """Return the parameters that affect the LSTM's training, by name; `variant` only affects the score."""
         return {name: value for name, value in super().gate_fit_params().items() if name != "variant"}
 
     def build_network(self, d_model: int) -> nn.Module:
@@ -111,9 +114,9 @@ class MeeLstm(TrainedGate):
         return OverBlocks(d_model, self.hidden, self.layers)
 
     def features(self, data: FitData) -> Tensor:
-        """Return the state after each block 1..L-1."""
+        """Return the final-normed states of N tokens after blocks 1..L-1, [L-1, N, D]."""
         return normed_states(data)[1:-1]
 
     def gate(self, fitted: Mapping[str, Tensor]) -> Recurrent:
-        """Return the gate with the fitted network."""
+        """Return the gate with the fitted LSTM."""
         return Recurrent(self.hidden, self.layers, fitted, forgets=self.variant == "code")

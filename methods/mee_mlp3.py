@@ -1,4 +1,4 @@
-"""MEE's classifier of the last three states."""
+"""MEE's exit classifier of the last three states: a small network on a token's last three hidden states."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,10 @@ from exitbench.methods.registry import register
 
 
 class LastThree(Gate):
-    """P(exit | h^{l-2}, h^{l-1}, h^l); the embedding counts as a state, and block 1 scores 0."""
+    """Gate whose score is P(exit) from a small network on the last three states h^{l-2}, h^{l-1} and h^l.
+
+    The embedding counts as a state. Block 1 has only two states and scores 0.
+    """
 
     needs_history: ClassVar[bool] = True
 
@@ -23,11 +26,11 @@ class LastThree(Gate):
 
     @cached_property
     def network(self) -> Perceptron:
-        """The fitted network."""
+        """The small network with its fitted weights."""
         return Perceptron(self.fitted)
 
     def score(self, view: BlockView) -> Tensor:
-        """Return P(exit) [A]."""
+        """Return the network's P(exit) for each active row, [A]; 0 at block 1."""
         if view.block < 2:
             return torch.zeros(view.hidden_AD.shape[0], device=view.hidden_AD.device)
         states_AF = torch.cat([view.normed_state(view.block - back) for back in (2, 1, 0)], dim=1)
@@ -41,14 +44,14 @@ class LastThree(Gate):
 
 
 def build(d_model: int) -> nn.Module:
-    """Return the untrained network: 3d -> d -> 2 without biases."""
+    """Return the untrained network: linear layers 3 D -> D -> 2 without biases, with a ReLU between them."""
     return nn.Sequential(nn.Linear(3 * d_model, d_model, bias=False), nn.ReLU(), nn.Linear(d_model, 2, bias=False))
 
 
 @register
 @dataclass(frozen=True)
 class MeeMlp3(TrainedGate):
-    """Exit when a small network predicts from the last three states that this block is right."""
+    """Exit when a small network predicts from the last three states that this block's token is right."""
 
     name: ClassVar[str] = "mee-mlp3"
     source: ClassVar[str] = "MEE section 3"
@@ -60,11 +63,11 @@ class MeeMlp3(TrainedGate):
     )
 
     def build_network(self, d_model: int) -> nn.Module:
-        """Return the untrained network."""
+        """Return the untrained network, which reads three states of width ``d_model``."""
         return build(d_model)
 
     def features(self, data: FitData) -> Tensor:
-        """Return the last three states at each block 2..L-1."""
+        """Return the last three states of N tokens, concatenated, at each block 2..L-1, [L-2, N, 3 D]."""
         normed_LND = normed_states(data)
         return torch.cat([normed_LND[0:-3], normed_LND[1:-2], normed_LND[2:-1]], dim=-1)
 

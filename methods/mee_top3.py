@@ -1,4 +1,4 @@
-"""MEE's top-3 heuristic: the best probability grew over the last three blocks."""
+"""MEE's top-3 heuristic: exit if the largest token probability grew over the last three blocks."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -16,11 +16,12 @@ from exitbench.methods.registry import register
 
 
 class Growing(Gate):
-    """The best probability (or raw logit) m if it grew over the last three blocks, else 0.
+    """Gate whose score is the largest probability (or raw logit) m if m grew over the last three blocks, else 0.
 
     Args:
-        logits: Use raw logits (the bug of the repository's last commit).
-        inner: Threshold that m must exceed for a score of 1, else 0 (the published code); None: the score is m.
+        logits: Use raw logits instead of probabilities (a bug in the last commit of MEE's repository).
+        inner: Threshold that m must also exceed; the score is then 1 instead of m (the published code). None: no such
+            threshold.
     """
 
     needs_history: ClassVar[bool] = True
@@ -30,7 +31,7 @@ class Growing(Gate):
         self.inner = inner
 
     def score(self, view: BlockView) -> Tensor:
-        """Return m, 1 or 0 per row, [A]; 0 before block 3."""
+        """Return the largest probability (or logit, or 1) of rows where it grew, else 0, [A]; 0 before block 3."""
         best_A = self._best(view.logits_AK)
         view.memory[f"best_{view.block}"] = best_A
         if view.block < 3:
@@ -53,7 +54,7 @@ class Growing(Gate):
         return logits_AV.amax(-1) if self.logits else torch.softmax(logits_AV, dim=-1).amax(-1)
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str:
-        """Return the score from the probe's best probabilities (raw logit = log probability + log normalizer)."""
+        """Return SQL for the score from a probe's largest probabilities; a raw logit is log p plus log normalizer."""
         at = "(ln(p1[{0}]) + logsumexp[{0}])" if self.logits else "p1[{0}]"
         first, second, third = (at.format(place) for place in ("l - 2", "l - 1", "l"))
         grows = f"l >= 3 AND {first} < {second} AND {second} < {third}"
@@ -62,7 +63,7 @@ class Growing(Gate):
         return f"CASE WHEN {grows} AND {third} > ({self.inner.sql(1)})::FLOAT THEN 1 ELSE 0 END"
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Return the cost of a softmax at each gate block and at the two blocks before it."""
+        """Return the cost of a softmax at each gate block and, from block 3 on, at the two blocks before it."""
         read = {block - back for block in gate_blocks if block >= 3 for back in (0, 1, 2)} | set(gate_blocks)
         return softmax_cost(model, len(read))
 
@@ -70,10 +71,10 @@ class Growing(Gate):
 @register
 @dataclass(frozen=True)
 class MeeTop3(Gated):
-    """Exit when the best probability grew strictly over three blocks and exceeds the threshold.
+    """Exit when the largest probability grew strictly over three blocks and exceeds the threshold.
 
-    The published code tests the undecayed threshold inside the score, and compares the result, 1 or 0, with the decayed
-    threshold.
+    In the published code (`variant` "code"), the score is 1 if both hold, with the undecayed threshold, and else 0. The
+    score is then compared with the decayed threshold.
     """
 
     name: ClassVar[str] = "mee-top3"
@@ -91,7 +92,7 @@ class MeeTop3(Gated):
     )
 
     def check(self, n_blocks: int) -> None:
-        """Raise UserError for rule epsilon with the published code's score, which depends on the threshold."""
+        """Raise UserError for rule epsilon with variant code, whose score depends on the threshold to be fitted."""
         super().check(n_blocks)
         if self.variant == "code" and self.rule == "epsilon":
             raise UserError(
@@ -99,11 +100,11 @@ class MeeTop3(Gated):
             )
 
     def score_params(self) -> dict[str, Any]:
-        """Return the score's parameters; the published code's score also depends on the threshold rule."""
+        """Return the parameters that affect the score, by name; for variant code, also those of the threshold rule."""
         rule = {name: getattr(self, name) for name in ("threshold", "rule", "levels")}
         return super().score_params() | (rule if self.variant == "code" else {})
 
     def gate(self, fitted: Mapping[str, Tensor]) -> Growing:
-        """Return the gate with the growth of the best probability."""
+        """Return the gate that scores the growth of the largest probability."""
         inner = dataclasses.replace(self, decay="none").threshold_rule(fitted) if self.variant == "code" else None
         return Growing(self.signal == "logits", inner)

@@ -1,4 +1,4 @@
-"""Offline scores of tokens whose states are known at every block: for fitting, for replays, and in tests.
+"""Offline scores: run a gate on tokens whose states after every block are given, for fitting, replays and tests.
 
 Every token is scored at every gate block, even if it would have exited before.
 """
@@ -20,7 +20,7 @@ CHUNK_BYTES = 64 * 2**20
 def score_states(
     parts: Parts, model: ModelInterface, states_LND: Tensor, *, position: int = 1, seeds_N: Sequence[int] | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Evaluate the gate at every gate block.
+    """Return the gate's scores of all tokens at every gate block, and the tokens that would be emitted there.
 
     Args:
         parts: The method.
@@ -30,8 +30,8 @@ def score_states(
         seeds_N: Seeds of the tokens' rows; used only by gates that draw random numbers.
 
     Returns:
-        Scores [L, N], NaN at blocks without a gate, and the tokens that would be emitted [L, N], -1 at these blocks.
-        The last block has a token and no score.
+        Scores [L, N], NaN at blocks without a gate, and the tokens that would be emitted, [L, N], -1 at blocks without
+        a gate. The last block has tokens and no scores.
     """
     n_tokens, n_blocks = states_LND.shape[1], model.n_blocks
     scores_LN = states_LND.new_full((n_blocks, n_tokens), float("nan"), dtype=torch.float32)
@@ -53,19 +53,19 @@ def score_given(
     position: int = 1,
     seeds_N: Sequence[int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Evaluate the gate at every gate block, and compute the probability of given tokens.
+    """Return the gate's scores of all tokens at every gate block, and log-probabilities of given tokens there.
 
     Args:
         parts: The method.
         model: The model.
         states_LND: States after the embedding and every block, [L+1, N, D].
-        target_N: The given tokens.
+        target_N: The given token at each of the N positions.
         position: Position of all N tokens; used only by gates that draw random numbers.
         seeds_N: Seeds of the tokens' rows; used only by gates that draw random numbers.
 
     Returns:
-        Scores; log probabilities (natural) of the given tokens; whether they are the most probable tokens. Each is
-        [L, N], with the last block; the first two are NaN at blocks without a gate.
+        Scores; natural log-probabilities of the given tokens; whether the given tokens are the most probable. Each is
+        [L, N]. At blocks without a gate, the first two are NaN. The last block has no scores but the other two.
     """
     n_tokens, n_blocks = states_LND.shape[1], model.n_blocks
     scores_LN = states_LND.new_full((n_blocks, n_tokens), float("nan"), dtype=torch.float32)
@@ -83,7 +83,7 @@ def score_given(
 def _views(
     parts: Parts, model: ModelInterface, states_LND: Tensor, position: int, seeds_N: Sequence[int] | None
 ) -> Iterator[tuple[slice, BlockView, Tensor | None]]:
-    """Yield chunks of tokens, their view at each gate block and the last block, and their score (None at the last)."""
+    """Yield (chunk of tokens, view after a block, scores) for all gate blocks, and the last block without scores."""
     n_tokens, n_blocks = states_LND.shape[1], model.n_blocks
     all_seeds = tuple(seeds_N) if seeds_N is not None else (0,) * n_tokens
     chunk = max(1, CHUNK_BYTES // (4 * model.vocab_size))
@@ -113,7 +113,7 @@ def _views(
 
 
 def epsilon_thresholds(scores_LN: Tensor, agrees_LN: Tensor, epsilon: float) -> list[float]:
-    """Return one threshold per block from the agreement of tokens that score at least the threshold (HEADS).
+    """Return one threshold per block, such that enough of the tokens at or above it agree with full depth (HEADS).
 
     A block's threshold is its smallest score c such that a share of at least epsilon of the tokens that score c or more
     agree with full depth. It is not a guarantee: the share need not rise with c, and there is no confidence bound.

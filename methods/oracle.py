@@ -15,10 +15,10 @@ from exitbench.methods.thresholds import Constant
 
 
 class FullAgreement(Gate):
-    """Score 1 if this block chooses the token of the last block, else 0.
+    """Gate that scores 1 if this block's most probable token is that of the last block, else 0.
 
-    ``stable`` also requires that every later block chooses it. Full depth runs first. The gate's declared cost is zero:
-    an oracle's cost is that of a method that is given the exit layers.
+    With ``stable``, it must also be that of every block in between. All blocks run before the gate is evaluated. The
+    gate's declared cost is zero, as if the exit layers were known in advance.
     """
 
     looks_ahead: ClassVar[bool] = True
@@ -27,7 +27,7 @@ class FullAgreement(Gate):
         self.stable = stable
 
     def score(self, view: BlockView) -> Tensor:
-        """Return 1.0 or 0.0 per row, [A]."""
+        """Return 1 for each active row whose token already agrees with full depth, else 0, [A]."""
         if "agrees_AL" not in view.memory:
             choice_LA = argmax_token(view.logits_ahead_LAV)
             agrees_LA = choice_LA == choice_LA[-1]
@@ -37,18 +37,18 @@ class FullAgreement(Gate):
         return view.memory["agrees_AL"][:, view.block - 1].float()
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str:
-        """Return the score from the probe's choices at each block."""
+        """Return SQL for the score from the most probable token of each block in a probe."""
         return "(l >= stable_from)::INT" if self.stable else "(top1_id[l] = top1_id[-1])::INT"
 
 
 @register
 @dataclass(frozen=True)
 class Oracle(Skipping):
-    """Exit at the first block whose choice is the last block's.
+    """Exit at the first block whose most probable token is that of the last block.
 
-    Full depth runs for every token to compute its choice, so no work is saved. The exit layers are those of a perfect
-    gate, with the damage that the KV policy does to later tokens (t5x `oracle_tok_consistency` copies states). Replayed
-    over a probe it is the ideal oracle, free of cache damage.
+    All blocks run for every token to find its exit layer, so no work is saved. The exit layers are those of a perfect
+    gate, but the KV policy may change later tokens (t5x `oracle_tok_consistency` copies states). A replay over a probe
+    gives the ideal oracle, without this effect.
     """
 
     name: ClassVar[str] = "oracle"
@@ -61,6 +61,6 @@ class Oracle(Skipping):
     )
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
-        """Return parts whose gate looks ahead."""
+        """Return the four parts, with the oracle gate evaluated at every block before the last."""
         gate, policy = FullAgreement(self.match == "stable"), KV_POLICIES[self.kv_policy]
         return Parts(gate, Constant(0.5), LMHead(), policy, blocks_from(1, n_blocks))

@@ -17,11 +17,12 @@ from exitbench.methods.thresholds import Constant
 
 
 class SteadyPrediction(Streak):
-    """Number of consecutive gate blocks with the same label, or with numbers within the tolerance of the previous one.
+    """Gate whose score is the number of consecutive gate blocks that predict the same label, or nearly the same number.
 
     Args:
-        tolerance: Largest difference between two numbers that agree, exclusive; for a regression.
-        whole_batch: The score is the shortest streak of the active rows in the batch (the published code).
+        tolerance: In a regression, two numbers agree if they differ by less than this.
+        whole_batch: If True, the score of every row is the smallest count of the active rows in the batch (the
+            published code).
     """
 
     scores_numbers: ClassVar[bool] = True
@@ -30,31 +31,31 @@ class SteadyPrediction(Streak):
         self.tolerance, self.whole_batch = tolerance, whole_batch
 
     def choice(self, view: BlockView) -> Tensor:
-        """Return the label of each row, or its number in a regression."""
+        """Return the predicted label of each row, or its predicted number in a regression, [A]."""
         return view.logits_AK[:, 0].float() if view.logits_AK.shape[-1] == 1 else super().choice(view)
 
     def agree(self, choice_A: Tensor, before_A: Tensor) -> Tensor:
-        """Return whether labels are equal, or numbers differ by less than the tolerance, [A]."""
+        """Return whether each row's label equals the previous one, or its number is within the tolerance of it, [A]."""
         if choice_A.is_floating_point():
             return (choice_A - before_A).abs() < self.tolerance
         return super().agree(choice_A, before_A)
 
     def score(self, view: BlockView) -> Tensor:
-        """Return the length of the streak [A]; with `whole_batch`, the batch's shortest."""
+        """Return the number of consecutive equal predictions of each active row, or the smallest of all rows, [A]."""
         streak_A = super().score(view)
         return streak_A.amin().expand_as(streak_A) if self.whole_batch else streak_A
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str | None:
-        """Return the label streak's SQL; None with `whole_batch`, since a probe has no batches."""
+        """Return SQL for the score from a probe's labels; None with `whole_batch`, since a probe has no batches."""
         return None if self.whole_batch else super().score_sql(gate_blocks)
 
 
 @register
 @dataclass(frozen=True)
 class Pabee(PeriodicGating):
-    """Exit when `patience` consecutive off-ramps confirmed the previous prediction.
+    """Exit when `patience` consecutive off-ramps have repeated the prediction of the off-ramp before.
 
-    A prediction confirmed n times was made n + 1 times; counting starts at the first gate block.
+    The same prediction was then made patience + 1 times in a row. Counting starts at the first gate block.
     """
 
     name: ClassVar[str] = "pabee"
@@ -69,13 +70,13 @@ class Pabee(PeriodicGating):
     )
 
     def make_head(self) -> Head:
-        """Return the head that reads the off-ramps."""
+        """Return the head that reads a block's off-ramp, or the model's own classifier where there is none."""
         return TrainedHead()
 
     def gate(self, fitted: Mapping[str, Tensor]) -> SteadyPrediction:
-        """Return the gate with the streak of equal predictions."""
+        """Return the gate that counts consecutive equal predictions."""
         return SteadyPrediction(self.tolerance, self.batch == "whole")
 
     def threshold_rule(self, fitted: Mapping[str, Tensor]) -> Constant:
-        """Return a threshold that streaks longer than the patience exceed."""
+        """Return the patience as a constant threshold, which the count of equal predictions must exceed."""
         return Constant(float(self.patience))

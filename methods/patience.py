@@ -14,10 +14,13 @@ from exitbench.methods.thresholds import Constant
 
 
 class Streak(Gate):
-    """Number of consecutive gate blocks, up to the current one, that chose the same token: 1 after a change."""
+    """Gate whose score is the number of consecutive gate blocks, up to the current one, that chose the same token.
+
+    It is 1 at the first gate block and after a change.
+    """
 
     def choice(self, view: BlockView) -> Tensor:
-        """Return each row's choice, [A]."""
+        """Return the most probable token of each active row, [A]; the score counts how often it is repeated."""
         return view.best(view.logits_AK)
 
     def agree(self, choice_A: Tensor, before_A: Tensor) -> Tensor:
@@ -25,7 +28,7 @@ class Streak(Gate):
         return choice_A == before_A
 
     def score(self, view: BlockView) -> Tensor:
-        """Return the length of the streak [A]."""
+        """Return the number of consecutive gate blocks with the same choice, for each active row, [A]."""
         choice_A = self.choice(view)
         streak_A = torch.ones(choice_A.shape, device=choice_A.device)
         if "choice_A" in view.memory:
@@ -34,7 +37,7 @@ class Streak(Gate):
         return streak_A
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str | None:
-        """Return the number of gate blocks since the last one that chose another token."""
+        """Return SQL for the score from a probe: the gate blocks after the last one that chose another token."""
         changes = f"list_filter({list(gate_blocks)}::INTEGER[], lambda j: j < l AND top1_id[j] != top1_id[l])"
         since = f"coalesce(list_max({changes}), 0)"
         return f"len(list_filter({list(gate_blocks)}::INTEGER[], lambda i: i <= l AND i > {since}))"
@@ -43,9 +46,9 @@ class Streak(Gate):
 @register
 @dataclass(frozen=True)
 class Patience(SoftmaxGating):
-    """Exit when `patience` consecutive blocks chose the same token; counting starts at the first gated block.
+    """Exit when `patience` consecutive blocks chose the same token; counting starts at the first gate block.
 
-    The papers' formula requires patience + 1 equal predictions, their text requires patience.
+    The papers' formula requires patience + 1 equal choices, and their text requires patience (`counting`).
     """
 
     name: ClassVar[str] = "patience"
@@ -59,9 +62,9 @@ class Patience(SoftmaxGating):
     )
 
     def gate(self, fitted: Mapping[str, Tensor]) -> Streak:
-        """Return the gate with the streak of equal choices."""
+        """Return the gate that counts consecutive equal choices."""
         return Streak()
 
     def threshold_rule(self, fitted: Mapping[str, Tensor]) -> Constant:
-        """Return the threshold tau, or tau - 1 if the text's rule is selected."""
+        """Return the constant threshold: the patience tau, or tau - 1 if `counting` is "sentence"."""
         return Constant(float(self.patience if self.counting == "formula" else self.patience - 1))

@@ -1,4 +1,4 @@
-"""Prompt lookup: n-grams of the prompt and the answer draft tokens, and all blocks verify them."""
+"""Prompt lookup: tokens are drafted by looking up n-grams in prompt and answer, and verified at full depth."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +18,12 @@ _FOUND = "looked_up_A"
 
 
 class RepeatedText(Gate):
-    """Score 1 if the text so far ends in an n-gram that occurred before; what followed it there is the draft.
+    """Gate that scores 1 if the text so far ends in an n-gram that occurred before, else 0.
+
+    The draft is the token that followed the n-gram's first occurrence.
 
     Args:
-        longest: Tokens of the longest n-gram that is looked up; shorter ones follow if it did not occur.
+        longest: Length in tokens of the longest n-gram to look up; shorter ones are tried if it did not occur before.
     """
 
     remembers: ClassVar[bool] = True
@@ -31,7 +33,7 @@ class RepeatedText(Gate):
         self._longest = longest
 
     def score(self, view: BlockView) -> Tensor:
-        """Return ones for rows with a draft, zeros for the others, [A]."""
+        """Return 1 for active rows whose text gives a draft, else 0, [A]; keep the drafts for `draft`."""
         texts = view.active.texts_A or (((), ()),) * len(view.positions_A)
         found = [next_token([*prompt_ids, *answer_ids], self._longest) for prompt_ids, answer_ids in texts]
         # Token 0 is a draft only if a threshold lets every row leave; it is then verified as any other.
@@ -39,14 +41,14 @@ class RepeatedText(Gate):
         return torch.tensor([float(token_id is not None) for token_id in found], device=view.hidden_AD.device)
 
     def draft(self, view: BlockView) -> Tensor:
-        """Return the tokens that were looked up, [A]."""
+        """Return the draft of each row that `score` has looked up, [A]."""
         return view.memory[_FOUND]
 
 
 def next_token(text: Sequence[int], longest: int) -> int | None:
-    """Return the token after the first earlier occurrence of the n-gram that the text ends in, or None.
+    """Return the token after the first earlier occurrence of the text's last n-gram, or None if there is none.
 
-    As in transformers' prompt lookup, the longest n-gram that occurs is taken, and its first occurrence.
+    n-grams of length ``longest`` are tried first, then shorter ones, as in transformers' prompt lookup.
 
     Examples:
         >>> next_token([5, 6, 7, 8, 5, 6], longest=2)
@@ -70,9 +72,9 @@ def next_token(text: Sequence[int], longest: int) -> int | None:
 @register
 @dataclass(frozen=True)
 class PromptLookup(Method):
-    """Draft what followed the last tokens earlier in the text, then verify the drafts in one pass of all blocks.
+    """Draft the tokens that followed the text's last n-gram earlier in the text; verify them in one full-depth pass.
 
-    A draft runs block 1, as every token of a trace exits after a block. The answer equals that of greedy full depth, as
+    A draft runs block 1 only, since every token needs an exit layer. The answer equals that of greedy full depth, as
     for `SelfSpeculation`.
     """
 
@@ -83,10 +85,10 @@ class PromptLookup(Method):
     ngram_tokens: int = param(2, "longest n-gram that is looked up", low=1)
 
     def check(self, n_blocks: int) -> None:
-        """Raise UserError if block 1 is the last."""
+        """Raise UserError if the model has only one block, since drafts exit after block 1."""
         if n_blocks < 2:
             raise UserError(f"{self.name}: drafts exit after block 1, and the model has no other block.")
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
-        """Return parts whose gate is evaluated at block 1."""
+        """Return the four parts, with the gate evaluated at block 1 only."""
         return Parts(RepeatedText(self.ngram_tokens), Constant(0.5), LMHead(), Speculation(self.drafts), frozenset({1}))

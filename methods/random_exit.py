@@ -23,7 +23,7 @@ from exitbench.methods.thresholds import Constant
 
 
 def exit_distribution(mean_exit: float, n_blocks: int) -> list[float]:
-    """Return the maximum-entropy distribution over 1..L with the given mean: p_l proportional to r^l.
+    """Return the maximum-entropy distribution over exit layers 1..L with a given mean: p_l proportional to r^l.
 
     Raises:
         ValueError: The mean is not between 1 and ``n_blocks``.
@@ -47,7 +47,7 @@ def _powers(log_r: float, n_blocks: int) -> list[float]:
 
 
 class RandomDraw(Gate):
-    """Gate that draws an exit layer for the token, and scores 1 from that block on."""
+    """Gate that draws a random exit layer for each token, and scores 1 from that block on, 0 before."""
 
     scores_numbers: ClassVar[bool] = True
 
@@ -56,14 +56,14 @@ class RandomDraw(Gate):
 
     @cached_property
     def cumulative(self) -> list[float]:
-        """Cumulative exit probabilities after blocks 1..L-1.
+        """Probabilities that the exit layer is at most l, for l = 1..L-1.
 
-        Computed on demand, since plans construct gates for fewer blocks than the mean needs.
+        Computed on demand, since gates are also built for fewer blocks than `mean_exit`, without being evaluated.
         """
         return list(accumulate(exit_distribution(self.mean_exit, self.n_blocks)))[:-1]
 
     def score(self, view: BlockView) -> Tensor:
-        """Return 1.0 or 0.0 per row, [A]."""
+        """Return 1 for each active row whose drawn exit layer is reached, else 0, [A]."""
         if "exit_A" not in view.memory:
             rows = zip(view.seeds_A, view.positions_A, strict=True)
             draws = (uniform(self.seed, row_seed, position) for row_seed, position in rows)
@@ -75,10 +75,9 @@ class RandomDraw(Gate):
 @register
 @dataclass(frozen=True)
 class RandomExit(Skipping):
-    """Each token exits at a random block, independent of everything, with a given mean exit layer.
+    """Each token exits at a random block with a given mean exit layer, independent of the text.
 
-    Set it to the mean exit layer of the method under test (the budget). The quality by which that method exceeds this
-    control is due to its gate.
+    Set the mean to that of another method (the budget). If the other method has better quality, its gate is the cause.
     """
 
     name: ClassVar[str] = "random"
@@ -95,6 +94,6 @@ class RandomExit(Skipping):
             )
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
-        """Return parts whose gate draws the exit layer."""
+        """Return the four parts, with a gate that draws the exit layer."""
         gate = RandomDraw(self.mean_exit, n_blocks, self.seed)
         return Parts(gate, Constant(0.5), LMHead(), KV_POLICIES[self.kv_policy], blocks_from(1, n_blocks))

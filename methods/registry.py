@@ -1,6 +1,6 @@
-"""Registry of methods: those in this folder and those that other distributions register.
+"""Registry of methods: those of this package, and those that other installed distributions or plug-ins register.
 
-Other distributions register methods with the entry-point group ``exitbench.methods``; the entry point names the class.
+Other distributions register methods in the entry-point group ``exitbench.methods``; the entry point names the class.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def register(cls: M) -> M:
     """Register a method class by its name; used as a class decorator.
 
     Raises:
-        TypeError: The class is not a method that a suite can use.
+        TypeError: The class is not a concrete `Method` with a name and parameters declared by `param`.
         ValueError: Another class has the same name.
     """
     _check_usable(cls)
@@ -73,7 +73,7 @@ def _discover() -> None:
 
 @contextlib.contextmanager
 def _set_aside(name: str, what: str) -> Iterator[None]:
-    """Catch the error of a broken method and record it, so that the other methods still load."""
+    """Catch an error while a method is loaded, and record it under the method's name; other methods still load."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -81,13 +81,13 @@ def _set_aside(name: str, what: str) -> Iterator[None]:
 
 
 def method_names() -> tuple[str, ...]:
-    """Return all registered names, sorted."""
+    """Return the names of all registered methods, sorted."""
     _discover()
     return tuple(sorted(_methods))
 
 
 def unusable_methods() -> dict[str, str]:
-    """Return modules and entry points that provide no usable method: the reason by name."""
+    """Return the modules and entry points from which no method could be loaded, and the error, by name."""
     _discover()
     return dict(sorted(_unusable.items()))
 
@@ -111,7 +111,7 @@ def get_method(name: str, location: str = "") -> type[Method]:
 
 
 def baseline_method() -> type[Method]:
-    """Return the method that all other methods are compared with."""
+    """Return the class of the baseline, the method that all other methods are compared with."""
     _discover()
     return next(cls for cls in _methods.values() if cls.is_baseline)
 
@@ -128,20 +128,23 @@ def certifiable() -> tuple[str, ...]:
 
 
 def fixed_depth_method() -> tuple[type[Method], str]:
-    """Return the control whose tokens all exit after the same block, and the name of its exit-layer parameter."""
+    """Return the class of the method with one exit layer for all tokens, and the name of its exit-layer parameter."""
     _discover()
     return next((cls, cls.fixed_depth) for cls in _methods.values() if cls.fixed_depth is not None)
 
 
 def drafting_method() -> tuple[type[Method], str, str]:
-    """The method that drafts and verifies, and its parameters: the draft's exit layer, and drafts per verification."""
+    """Return the class of the method that drafts at an early block and verifies, and the names of two parameters.
+
+    They set the exit layer of drafts, and the number of drafts per verification.
+    """
     _discover()
     return next((cls, *cls.drafting) for cls in _methods.values() if cls.drafting is not None)
 
 
 @functools.cache
 def distribution(cls: type[Method]) -> tuple[str | None, str | None]:
-    """Return name and version of the distribution that provides a method; (None, None) if none does."""
+    """Return name and version of the Python distribution that provides a method; (None, None) if none does."""
     if cls.__module__.startswith(f"{GROUP}."):
         return "exitbench", exitbench.__version__
     return provenance.distribution(cls, GROUP)
@@ -149,11 +152,12 @@ def distribution(cls: type[Method]) -> tuple[str | None, str | None]:
 
 @functools.cache
 def revision(cls: type[Method]) -> str:
-    """Return the revision of a method for a cell's identity: it changes whenever the method may compute something else.
+    """Return a method's revision, a string that changes whenever the method may compute something else.
 
-    For a bundled method this is its declared version, which tests tie to its behavior. For a third-party method it
-    also includes the distribution's name and version, and a digest of source syntax. The digest covers the class's file
-    and the files of its package that it imports, directly or not. Comments, docstrings and layout do not change it.
+    It is part of a cell's id. A bundled method's revision is its declared version, which tests tie to its behavior. A
+    third-party method's also includes name and version of its distribution, and a digest of source syntax. The digest
+    covers the class's file and the files of its package that it imports, directly or not. Comments, docstrings and
+    layout do not change it.
     """
     if cls.__module__.startswith(f"{GROUP}."):
         return str(cls.version)
@@ -162,5 +166,5 @@ def revision(cls: type[Method]) -> str:
 
 @functools.cache
 def syntax_sha256(cls: type[Method]) -> str:
-    """Return a digest of the syntax of the method's file and of the modules of its package that it imports."""
+    """Return a digest of the syntax of a method's file and of the modules of `exitbench.methods` that it imports."""
     return provenance.syntax_sha256(cls, GROUP, apart_from=Path(__file__))

@@ -21,12 +21,12 @@ def _mix(value: int) -> int:
 
 
 def uniform(seed: int, row_seed: int, position: int) -> float:
-    """Return a number in [0, 1) that depends only on the arguments, so that a row draws the same in every batch."""
+    """Return a pseudorandom number in [0, 1) that depends on the arguments only, so that batches do not matter."""
     return (_mix(_mix(_mix(seed & _MASK) ^ (row_seed & _MASK)) + position) >> 11) / (1 << 53)
 
 
 def drawn_index(logits_AK: Tensor, temperature: float, uniform_A: Tensor) -> Tensor:
-    """Return columns [A] at which the cumulative softmax(logits / temperature) first exceeds the uniform numbers.
+    """Draw one column of the logits per row from softmax(logits / temperature), with a uniform number per row, [A].
 
     Args:
         logits_AK: Logits of one distribution per row.
@@ -52,11 +52,11 @@ class Sampling(Gate):
 
     @property
     def chooses_from_logits(self) -> bool:
-        """Return True unless a subclass overrides `choose`."""
+        """Whether `choose` reads only logits, seeds and positions: True unless a subclass overrides it."""
         return type(self).choose is Sampling.choose
 
     def choose(self, view: BlockView) -> Tensor:
-        """Return the token that each row emits, [A]."""
+        """Return the token that each row of the batch emits, [A]: drawn at the temperature, greedy at 0."""
         if self.temperature == 0:
             return view.best(view.logits_AK)
         places = zip(view.seeds_A, view.positions_A, strict=True)
@@ -65,9 +65,9 @@ class Sampling(Gate):
         return view.token(drawn_index(view.logits_AK, self.temperature, uniform_A))
 
     def log_p(self, view: BlockView) -> Tensor:
-        """Return log-probabilities of the distribution drawn from, [A, V].
+        """Return the log-probabilities [A, V] of softmax(logits / temperature), from which tokens are drawn.
 
-        At temperature 0, of the model's own distribution.
+        At temperature 0, they are those of softmax(logits).
         """
         if self.temperature == 0:
             return super().log_p(view)

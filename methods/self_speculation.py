@@ -16,10 +16,10 @@ from exitbench.methods.thresholds import Constant
 
 
 class EveryDraft(Gate):
-    """Score 1: every token is a draft, as long as more of them may wait for verification."""
+    """Gate that scores 1, so that every token is a draft until the maximum number of drafts waits for verification."""
 
     def score(self, view: BlockView) -> Tensor:
-        """Return ones, [A]."""
+        """Return a score of 1 for each active row, [A]."""
         return torch.ones(len(view.hidden_AD), device=view.hidden_AD.device)
 
 
@@ -28,10 +28,10 @@ class EveryDraft(Gate):
 class SelfSpeculation(Method):
     """Draft k tokens with the first E blocks, then verify them in one pass of the remaining blocks.
 
-    That pass is also the next token's own, so it produces one token more than it accepts. In fp32 the answer equals
-    that of greedy full depth, up to rounding. Rows verified together are multiplied in another shape, so a near-tie may
-    resolve differently, in bf16 more often. A checkpoint trained for it (layer dropout, early-exit loss) accepts more
-    drafts.
+    The pass also computes the next token, so it yields one token more than the drafts that it accepts. The answer
+    equals that of greedy full depth up to rounding. Products of verified tokens have another shape, so a near-tie may
+    resolve differently, in bf16 more often than in fp32. Checkpoints trained with layer dropout and an early-exit loss
+    accept more drafts.
     """
 
     name: ClassVar[str] = "self-speculation"
@@ -49,16 +49,19 @@ class SelfSpeculation(Method):
     )
 
     def check(self, n_blocks: int) -> None:
-        """Raise UserError if the drafting exit is deeper than the decoder."""
+        """Raise UserError if `exit_layer`, after which drafts exit, is deeper than the decoder."""
         check_block(self, "exit_layer", n_blocks)
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
-        """Return parts whose gate is evaluated at one block: the draft's probability, if there is a stop rule."""
+        """Return the four parts, with the gate evaluated at `exit_layer` only.
+
+        The score is the draft's probability if `stop_below` is positive, and 1 otherwise.
+        """
         policy, blocks = Speculation(self.drafts), frozenset({self.exit_layer})
         if self.stop_below == 0:
             return Parts(EveryDraft(), Constant(0.5), LMHead(), policy, blocks)
         return Parts(LargestProbability(), Constant(self.stop_below), LMHead(), policy, blocks)
 
     def score_params(self) -> dict[str, Any]:
-        """Return the draft layer, and the stop rule, which decides what the score is."""
+        """Return the parameters that affect the score, by name: the exit layer of drafts and the stop rule."""
         return {"exit_layer": self.exit_layer, "stop_below": self.stop_below}

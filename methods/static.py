@@ -18,7 +18,7 @@ from exitbench.methods.thresholds import Constant
 @register
 @dataclass(frozen=True)
 class Static(Skipping):
-    """Every token exits after the same number of blocks; the control that ignores the token."""
+    """Every token exits after the same number of blocks; a control that uses no information about the token."""
 
     name: ClassVar[str] = "static"
     source: ClassVar[str] = "FREE's static baseline"
@@ -32,5 +32,5 @@ class Static(Skipping):
         check_block(self, "exit_layer", n_blocks)
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
-        """Return parts whose gate is evaluated at one block only."""
+        """Return the four parts, with the gate evaluated at `exit_layer` only."""
         return Parts(Always(), Constant(0.0), LMHead(), KV_POLICIES[self.kv_policy], frozenset({self.exit_layer}))

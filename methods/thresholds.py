@@ -16,26 +16,26 @@ class Constant(Threshold):
     level: float
 
     def value(self, block: int, position: int, max_new_tokens: int) -> float:
-        """Return the level, the same for every block and position."""
+        """Return the constant threshold, the same for every block and position."""
         return self.level
 
     def sql(self, max_new_tokens: int) -> str:
-        """Return the level as a SQL literal."""
+        """Return the constant threshold as a SQL literal."""
         return _literal(self.level)
 
 
 @dataclass(frozen=True)
 class PerBlock(Threshold):
-    """One threshold for each block 1..L-1; with infinity no token exits at the block."""
+    """Threshold with a separate value for each block 1..L-1; no token exits at a block whose value is infinity."""
 
     levels: tuple[float, ...]
 
     def value(self, block: int, position: int, max_new_tokens: int) -> float:
-        """Return the level of the block."""
+        """Return the threshold of ``block``, the same for every position."""
         return self.levels[block - 1]
 
     def sql(self, max_new_tokens: int) -> str:
-        """Return the levels as a SQL list, indexed by the block."""
+        """Return SQL for the threshold: a list with one value per block, indexed by the block number ``l``."""
         return f"[{', '.join(_literal(level) for level in self.levels)}][l]"
 
 
@@ -47,7 +47,8 @@ class PositionDecayed(Threshold):
     sampler passes no position, and FREE's scripts set no temperature.
     ``paper``: clip(0.9 level + 0.1 exp(-temperature t / N), 0, 1), as printed in CALM.
 
-    t is 1 for the first generated token, N the longest answer allowed, level the value of another rule.
+    t is the token's position, 1 for the first generated token. N is the longest answer allowed, and level the value of
+    another threshold rule.
     """
 
     rule: Threshold
@@ -55,7 +56,7 @@ class PositionDecayed(Threshold):
     decay: Literal["code", "paper"]
 
     def value(self, block: int, position: int, max_new_tokens: int) -> float:
-        """Return the threshold of this position."""
+        """Return the threshold at a block and position, after the decay."""
         level = self.rule.value(block, position, max_new_tokens)
         fading = math.exp(-self.temperature * position / max_new_tokens)
         if self.decay == "code":
@@ -63,7 +64,7 @@ class PositionDecayed(Threshold):
         return min(1.0, max(0.0, 0.9 * level + 0.1 * fading))
 
     def sql(self, max_new_tokens: int) -> str:
-        """Return the rule as SQL over the probe column ``position``."""
+        """Return SQL for the decayed threshold, from a probe's column ``position`` and the block number ``l``."""
         level = self.rule.sql(max_new_tokens)
         fading = f"exp(-({self.temperature!r}) * position / {max_new_tokens})"
         if self.decay == "code":

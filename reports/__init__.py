@@ -28,9 +28,9 @@ class ReportSummary:
         index_html: Path of the page. Its folder can be moved; a page written as a single file can be sent alone.
         files: Every other file of the report, under figures/ and tables/ next to the page.
         figures: Names of the figures drawn.
-        empty: Names of the figures and tables that the database has no rows for.
+        empty: Names of the figures and tables whose queries return no rows.
         broken: Figures that could not be drawn, each with the reason.
-        is_draft: Whether findings forbid citing the report; the page says so at its top.
+        is_draft: Whether severe findings about runs forbid citing the report; the page says so at its top.
     """
 
     index_html: Path

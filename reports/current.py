@@ -53,7 +53,7 @@ def current_report(
 
 
 def _existing_report(folder: Path, request: str) -> ReportSummary | None:
-    """Return the existing report; None if its inputs differ or one of its files has changed."""
+    """Return the existing report's summary; None if a file or `request`, the digest of the report's inputs, changed."""
     try:
         note = json.loads((folder / NOTE).read_bytes())
         if note["asked"] != request or note["digests"] != _digests(folder):
@@ -79,14 +79,14 @@ def _remember(folder: Path, request: str, summary: ReportSummary) -> None:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    """Return digests of all files in the report's folder."""
+    """Return the SHA-256 of every file of the report (page, figures, tables) by its path relative to `folder`."""
     paths = (path for part in _PARTS for path in folder.glob(part) if path.is_file())
     return {str(path.relative_to(folder)): sha256(path) for path in paths}
 
 
 @cache
 def _code() -> str:
-    """Return a digest of local sources, queries, templates and texts, and of third-party versions."""
+    """Return one digest of what determines a report besides data: sources, queries, templates and library versions."""
     digests = [sha256(path.resolve()) for path in _sources()]  # some installers install links
     return content_id([*digests, platform.python_version(), *(version(name) for name in _MAKES)])
 

@@ -45,7 +45,7 @@ how well early exit works. [Reproduce a figure](guide/reproduce-a-figure.md) exp
 
 
 def gallery(pictures: Path, address: str) -> str:
-    """Return the gallery page in Markdown.
+    """Return the documentation's gallery of all figures, in Markdown.
 
     Args:
         pictures: Folder in which `exitbench report` has drawn figures; it need not exist.
@@ -63,7 +63,7 @@ def gallery(pictures: Path, address: str) -> str:
 
 
 def drawn_pictures(pictures: Path) -> dict[str, Path]:
-    """Return the existing pictures by figure name."""
+    """Return the paths of the SVG files that exist in the folder `pictures`, by figure name."""
     named = {source.name: pictures / f"{source.name}.svg" for source in discover(figures)}
     return {name: picture for name, picture in named.items() if picture.is_file()}
 
@@ -83,7 +83,7 @@ def _figure(source: ReportSource, pictures: Path, address: str) -> str:
 
 
 def _finding(pictures: Path, name: str) -> str:
-    """Return the finding recorded with a figure's picture."""
+    """Return the finding (sentence on the result) recorded when a figure was drawn; empty if there is no record."""
     note = note_of(pictures, name)
     return str(json.loads(note.read_bytes())["finding"]) if note.is_file() else ""
 
@@ -96,7 +96,7 @@ def _text(text: str) -> str:
 
 
 def update_readme(root: Path, database: Path) -> None:
-    """Write the README's data, picture and table below `root`.
+    """Write the README's two result tables, its picture, and docs/results.json (rows of the picture and one table).
 
     Args:
         root: Folder of the README.
@@ -126,13 +126,13 @@ def real_table() -> str:
 
 
 def readme_table(root: Path) -> str:
-    """Return the README's table, built from the data below `root`."""
+    """Return the README's Markdown table of one setting per method, from the rows in `root`/docs/results.json."""
     source, frame = _query_stored(_TABLE, root)
     return markdown_table(fill(source, frame))
 
 
 def readme_picture(root: Path) -> bytes:
-    """Return the README's picture, built from the data below `root`."""
+    """Return the README's picture as an SVG file's content, drawn from the rows in `root`/docs/results.json."""
     source, frame = _query_stored(_FIGURE, root)
     with style.theme(style.LIGHT):
         figure = source.module.plot(frame)

@@ -1,4 +1,4 @@
-"""Draw figures and write their files, in parallel processes if there are cores, while more rows are read."""
+"""Draw figures and write their files, in parallel processes if there are cores, while later queries still run."""
 
 import contextlib
 import gc
@@ -39,25 +39,25 @@ _DRAWS: Final = ("matplotlib", "numpy")
 
 
 def digest(name: str, frame: Frame) -> str:
-    """Return a digest of a figure's inputs: its rows, in their order, and the code of all reports."""
+    """Return a SHA-256 digest of a figure's inputs: its rows, in their order, and the code of the reports package."""
     rows = repr((name, frame.columns, [list(row.items()) for row in frame.rows]))
     return hashlib.sha256(f"{_code()}\0{rows}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
 @cache
 def _code() -> str:
-    """Return a digest of every source of this package, since figures share code, and of the libraries' versions."""
+    """Return a digest of this package's sources, since figures share code, and of the drawing libraries' versions."""
     return content_id([sources_sha256(reports), *(version(name) for name in _DRAWS)])
 
 
 def note_of(folder: Path, name: str) -> Path:
-    """Return the path of the note that records a figure's inputs."""
+    """Return the path of the JSON file that records from which inputs a figure was drawn."""
     return folder / f".{name}.drawn"
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """Result of drawing one figure: its picture for the page and its finding, or the error."""
+    """Result of drawing one figure: the page's picture and the finding (first sentence of its caption), or an error."""
 
     name: str
     picture: Path | None = None
@@ -66,25 +66,29 @@ class Drawing:
 
 
 def picture_of(folder: Path, name: str, drawn_from: str) -> Path:
-    """Return the path of the picture that the page shows.
+    """Return the path of a figure's SVG picture for the HTML page.
 
-    Its name has a digest of its inputs, so that an open page keeps its pictures while another page is written.
+    Its name has a part of the input digest `drawn_from`, so that an open page keeps its pictures while another is
+    written.
     """
     return folder / PAGE / f"{name}.{drawn_from[:12]}.svg"
 
 
 def file_of(folder: Path, name: str, kind: str) -> Path:
-    """Return the path of a file for papers."""
+    """Return the path of a figure's file for papers, of one kind: pdf, svg or png."""
     return folder / f"{name}.{kind}"
 
 
 def kinds_to_keep(folder: Path, name: str, requested: Collection[str]) -> tuple[str, ...]:
-    """Return the requested kinds and those that exist already, so that existing files keep matching the page."""
+    """Return the kinds of files to draw of a figure: those requested, and those whose file exists already.
+
+    Existing files are redrawn, so that they keep matching the page.
+    """
     return tuple(kind for kind in KINDS if kind in requested or file_of(folder, name, kind).exists())
 
 
 def remember_drawn(folder: Path, drawing: Drawing, drawn_from: str, kinds: Collection[str]) -> None:
-    """Write a note with a figure's inputs, its finding, and digests of its files."""
+    """Write the JSON file that records a figure's input digest `drawn_from`, its finding, and digests of its files."""
     with contextlib.suppress(OSError):  # without the note, the figure is drawn again
         files = _digests(folder, drawing.name, drawn_from, kinds)
         note = {"drawn_from": drawn_from, "finding": drawing.finding, "files": files}
@@ -92,7 +96,10 @@ def remember_drawn(folder: Path, drawing: Drawing, drawn_from: str, kinds: Colle
 
 
 def drawn_before(folder: Path, name: str, drawn_from: str, kinds: Collection[str]) -> Drawing | None:
-    """Return a figure drawn earlier; None if its inputs or a file of these kinds differ from the note."""
+    """Return the earlier drawing of a figure, to be reused; None if it must be drawn again.
+
+    It is reused if it was drawn from the inputs `drawn_from` and its files of these kinds have not changed since.
+    """
     try:
         note = json.loads(note_of(folder, name).read_bytes())
         finding = note["finding"]
@@ -120,10 +127,10 @@ class DrawnFigure:
     """Figure with everything that the page shows of it.
 
     Attributes:
-        source: Its query and its texts.
-        frame: The rows behind it.
+        source: Its query, title and caption.
+        frame: Rows that the query returned.
         picture: Picture for the page; None without rows, or if drawing failed.
-        finding: Result that these rows show, in one sentence; empty without a picture.
+        finding: Sentence on the result that these rows show; empty without a picture.
         error: Reason why drawing failed, else empty.
         files: Files next to the page: files for papers (light theme), and the frame as CSV.
     """
@@ -143,7 +150,7 @@ class DrawnFigure:
 
 @dataclass(frozen=True)
 class _DrawingJob:
-    """Figure to draw."""
+    """Figure to draw in a process: its name, rows, input digest, and kinds of files to write."""
 
     name: str
     frame: Frame
@@ -159,11 +166,11 @@ class Drawings:
     """
 
     def __init__(self, folder: Path, workers: int, kinds: Collection[str] = ()) -> None:
-        """Set up the folder's figures without writing.
+        """Set up without writing anything.
 
         Args:
             folder: Folder to write to.
-            workers: Number of drawing processes, including this one, which draws last.
+            workers: Number of drawing processes, including this one, which draws in `finish`.
             kinds: Kinds of files for papers, a subset of `KINDS`.
         """
         self._folder, self._workers, self._kinds = folder, workers, kinds
@@ -186,7 +193,7 @@ class Drawings:
         gc.set_threshold(*self._collected_at)
 
     def add(self, source: ReportSource, frame: Frame) -> None:
-        """Add a figure; a free process starts drawing it."""
+        """Add a figure with its rows; if it must be drawn, a free process may start to draw it at once."""
         self._material.append((source, frame))
         if not frame.rows:
             return
@@ -207,7 +214,7 @@ class Drawings:
 
         Raises:
             OSError: A file cannot be written.
-            UserError: A process that draws was killed.
+            UserError: A drawing process was killed.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
         with counting("figures") if progress else nullcontext(lambda n_done, total: None) as on_drawing:
@@ -220,7 +227,7 @@ class Drawings:
         return tuple(self._finished(source, frame) for source, frame in self._material)
 
     def _begin(self) -> None:
-        """Submit the tasks that no process has yet."""
+        """Submit the drawing jobs that were added since the last call; start the pool of processes if there is none."""
         if self._pool is None:  # DuckDB's threads must not be forked
             self._pool = ProcessPoolExecutor(self._workers - 1, get_context("spawn"), _prepare_worker)
         for task in list(self._tasks.values())[len(self._begun) :]:
@@ -253,13 +260,13 @@ class Drawings:
 
 
 def _prepare_worker() -> None:
-    """Set the parent's garbage collection threshold, and exit with the parent even if it is killed."""
+    """Set up a drawing process: collect garbage as rarely as the parent, and exit if the parent exits or is killed."""
     gc.set_threshold(_COLLECTED_AT)
     threading.Thread(target=_end_with_parent, name="lifeline", daemon=True).start()
 
 
 def _end_with_parent() -> None:
-    """Exit when the parent is gone: an idle pool process would survive a `kill -9` of its parent."""
+    """Wait until the parent process ends, then kill this one, which would survive a `kill -9` of its parent."""
     parent = parent_process()
     assert parent is not None
     parent.join()
@@ -267,10 +274,12 @@ def _end_with_parent() -> None:
 
 
 def draw(name: str, frame: Frame, folder: Path, kinds: Collection[str] = KINDS) -> Drawing:
-    """Write one figure for the page and as files of some kinds. A failure is returned as the drawing's error.
+    """Draw one figure and write its files: the page's picture, and one file for papers per kind.
+
+    If drawing fails, the returned `Drawing` has the error.
 
     Args:
-        name: Name of the figure; unlike its module, it can be sent to another process.
+        name: Name of the figure. A name can be sent to another process, the figure's module cannot.
         frame: At least one row.
         folder: Folder to write to.
         kinds: Kinds of files for papers, in addition to the page's picture.
@@ -294,7 +303,7 @@ def draw(name: str, frame: Frame, folder: Path, kinds: Collection[str] = KINDS) 
 
 
 def plotted(source: ReportSource, frame: Frame) -> tuple[style.ReportFigure, str]:
-    """Return a figure, laid out, and its finding.
+    """Return a figure drawn from its rows, with its layout computed, and its finding (one sentence).
 
     Args:
         source: The figure's source.

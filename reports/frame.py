@@ -28,7 +28,9 @@ _MOST_CHARACTERS = 1_000
 
 @dataclass(frozen=True)
 class Frame:
-    """Ordered table. Every query ends in a total ORDER BY, so that a frame's order is unique.
+    """Result of a query: named columns, and rows in order.
+
+    Every query ends in a total ORDER BY, so that the order of the rows is unique.
 
     Attributes:
         columns: Column names, in order.
@@ -60,11 +62,13 @@ class Frame:
         return cls(columns, tuple(dict(zip(columns, map(rounded, row), strict=True)) for row in rows))
 
     def bounded(self) -> "Frame":
-        """Return the frame with long texts shortened in the middle: names in a database can be a megabyte long."""
+        """Return the frame with texts over 1,000 characters cut in the middle: names in a database can be very long."""
         return Frame(self.columns, tuple({name: _cut(value) for name, value in row.items()} for row in self.rows))
 
     def groups(self, *names: str) -> Iterator[tuple[tuple[Any, ...], "Frame"]]:
-        """Group rows by the columns `names`, sorted by their values; rows keep their order within a group.
+        """Yield (values, rows) per combination of values in the columns `names`, sorted by these values.
+
+        Rows keep their order within a group.
 
         Examples:
             >>> frame = Frame(("task", "share"), ({"task": "squad", "share": 0.5}, {"task": "xsum", "share": 0.25}))
@@ -104,7 +108,7 @@ def _cut(value: Any) -> Any:
 
 
 def rounded(value: Any) -> Any:
-    """Return a float rounded to the digits that are reproducible, and any other value unchanged."""
+    """Return a float rounded to ten significant digits, which are reproducible; return any other value unchanged."""
     return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
 
 

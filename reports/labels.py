@@ -41,7 +41,7 @@ def setting(row: Row) -> Setting:
 
 
 def describe(params: dict[str, Any], *, brief: bool = False) -> str:
-    """Return ``'name=value, ...'`` with short numbers; `brief` omits the names of thresholds and of text values."""
+    """Return parameters as ``'name=value, ...'``; if `brief`, thresholds and text values are without their names."""
     return ", ".join(
         _value(value) if brief and (name == _THRESHOLD or isinstance(value, str)) else f"{name}={_value(value)}"
         for name, value in params.items()
@@ -74,13 +74,13 @@ def labels(rows: Iterable[Row], *, brief: bool = False) -> dict[Setting, str]:
 
 
 def against_float32(row: Row) -> str | None:
-    """Return how a row's number format changes full depth, such as ``'0.14 nats, 98.0 % of choices equal'``.
+    """Return how full depth in a row's number format differs from float32: ``'0.14 nats, 98.0 % of choices equal'``.
 
     Args:
-        row: Row with dtype and the view frontier's columns on number formats.
+        row: Row with dtype, format_logprob_gap, format_choice_gap and format_match, as in the view `frontier`.
 
     Returns:
-        None for float32; ``'not measured'`` if unknown.
+        The differences; None for float32; ``'not measured'`` if they are unknown.
     """
     if row["dtype"] == FLOAT32:
         return None
@@ -92,13 +92,13 @@ def against_float32(row: Row) -> str | None:
 
 
 def number_format(row: Row) -> str | None:
-    """Return `against_float32` as the beginning of a sentence, ``'bfloat16 against float32: ...'``."""
+    """Return how a row's number format changes full depth, ``'bfloat16 against float32: ...'``; None for float32."""
     note = against_float32(row)
     return None if note is None else f"{row['dtype']} against {FLOAT32}: {note}"
 
 
 def label_in_sentence(label: str) -> str:
-    """Return a label for use in a sentence: ``'calm-softmax at 0.9 with decay=code'``."""
+    """Return a label reworded for a sentence: ``'calm-softmax at 0.9'`` for ``'calm-softmax threshold=0.9'``."""
     method, _, params = label.partition(" ")
     first, _, remainder = params.partition(", ")
     if not first.startswith(f"{_THRESHOLD}="):
@@ -108,7 +108,7 @@ def label_in_sentence(label: str) -> str:
 
 
 def varying_parameters(rows: Iterable[Row]) -> dict[str, frozenset[str]]:
-    """Return by method the parameters (including the KV policy) whose values differ between its rows."""
+    """Return, by method, the names of the parameters (and `kv_policy`) whose values differ between its rows."""
     by_method: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         by_method[row["method"]].append(_params(row))
@@ -126,7 +126,7 @@ def natural_key(text: str) -> list[tuple[str, float]]:
 
 
 def count(numbers: Iterable[int | None], unit: str) -> str:
-    """Return the documents or tokens behind some results, as one number or a range; empty if none is known."""
+    """Return a sample size as text, ``'n = 50 documents'``, or a range if `numbers` differ; empty if all are None."""
     if not (counts := [number for number in numbers if number is not None]):
         return ""
     fewest, most = min(counts), max(counts)
@@ -134,7 +134,7 @@ def count(numbers: Iterable[int | None], unit: str) -> str:
 
 
 def differing_conditions(conditions: Iterable[str]) -> dict[str, str]:
-    """Return, by each text of comma-separated conditions, those of its parts that some of the others do not have.
+    """Map each text of comma-separated conditions to those of its conditions that not all texts have.
 
     Examples:
         >>> differing_conditions(["float32, cpu, batch 1", "float32, cpu, batch 8"])
@@ -165,7 +165,7 @@ def _params(row: Row) -> dict[str, Any]:
 
 
 def _parameters_to_show(settings: dict[Setting, dict[str, Any]]) -> dict[Setting, dict[str, Any]]:
-    """Return the parameters to show per setting of one method, swept ones first."""
+    """Return, for each setting of one method, the parameters that its label shows, swept ones first."""
     if len(settings) == 1:
         ((key, params),) = settings.items()
         # A value of 0 or nothing means switched off, and is not shown.
@@ -226,7 +226,7 @@ def times(ratio: float, low: float | None = None, high: float | None = None) -> 
 
 
 def listed(parts: Sequence[str]) -> str:
-    """Return ``'a, b and c'``."""
+    """Join words for a sentence: ``'a, b and c'``."""
     return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
@@ -237,7 +237,10 @@ def extremes(rows: Iterable[Row], column: str) -> tuple[Row, Row]:
 
 
 def between(rows: Sequence[Row], column: str, write: Callable[[float], str], columns: Sequence[str]) -> str:
-    """Return a column's range, ``'12 % (model, task) to 98 % (model, task)'``; one value if the ends are equal."""
+    """Return a column's range as text, ``'12 % (model, task) to 98 % (model, task)'``; one value if the ends are equal.
+
+    `write` formats a value. In parentheses are the values of `columns` in the row of the lowest or highest value.
+    """
     low, high = extremes(rows, column)
     ends = [write(row[column]) for row in (low, high)]
     if ends[0] == ends[1]:
@@ -251,5 +254,5 @@ def row_label(row: Row, columns: Sequence[str]) -> str:
 
 
 def label_of(names: dict[Setting, str], row: Row) -> str:
-    """Return the label of a row's setting, shortened to fit into a sentence."""
+    """Return the label of a row's setting, shortened to fit into a sentence; `names` are the labels by setting."""
     return called(names[setting(row)])

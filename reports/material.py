@@ -1,4 +1,4 @@
-"""Read all inputs of a report in one pass; drawing can start with the first figure's rows."""
+"""Read all inputs of a report from the database in one pass; drawing can start with the first figure's rows."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def severe_findings(database: Database) -> tuple[str, ...]:
 
 
 def require_final(severe: tuple[str, ...], path: Path, draft: bool) -> None:
-    """Refuse to write a final report on severe findings.
+    """Check that a report may be written: there are no severe findings, or a draft was requested.
 
     Raises:
         UserError: There are severe findings, and no draft was requested.
@@ -56,14 +56,14 @@ _SHARED_VIEWS = (
 
 @dataclass(frozen=True)
 class Material:
-    """Inputs of a report.
+    """Inputs of a report, as read from the database.
 
     Attributes:
         paper: The paper that the report is limited to; None for everything.
         tables: Every table with its rows, in the order of the page.
         claims: Verdicts on the claims of papers.
-        severe: Findings that forbid a final report.
-        front: Rows for the first screen, in addition to the tables.
+        severe: Findings that forbid a final report, as sentences.
+        front: Rows for the first screen that no table has.
         documents: Payload of the page's document browser (`reports.answers.documents`); None without answers.
     """
 
@@ -75,7 +75,7 @@ class Material:
     documents: bytes | None
 
     def rows(self, table: str) -> tuple[Row, ...]:
-        """Return the rows of a table; empty if the report has no such table."""
+        """Return the rows of the table with this name; empty if the report has no such table."""
         return next((frame.rows for source, frame in self.tables if source.name == table), ())
 
 
@@ -86,7 +86,7 @@ def read_material(
     on_figure: Callable[[ReportSource, Frame], None] = lambda source, frame: None,
     answers: Path | None = None,
 ) -> Material:
-    """Run the query of every figure, table and claim.
+    """Run the query of every figure, table and claim; figures are passed to `on_figure`, all else is returned.
 
     Args:
         path: The result database, opened read-only.
@@ -118,7 +118,7 @@ def read_material(
 def read_only(
     path: Path, package: ModuleType, only: str, *, paper: str | None = None, draft: bool = False
 ) -> tuple[tuple[ReportSource, Frame], ...]:
-    """Run only the queries of some figures, or of some tables.
+    """Run the queries of only those figures, or tables, whose names match a glob; return each with its rows.
 
     Args:
         path: As for `read_material`.

@@ -37,11 +37,11 @@ class ReportSource:
     """Figure or table: its query and the module that draws or formats the rows.
 
     Attributes:
-        name: Stem of both files, `<paper>_<fig or table><number>_<subject>`; also names the written files.
+        name: Stem of the .sql and .py file, `<paper>_<fig or table><number>_<subject>`; also names the written files.
         sql: Query over the documented views of the database. A line `-- continues in shared/X.sql` of the file is
             replaced by that file.
         module: Module with TITLE, CAPTION, EMPTY (text without rows; default: its folder's), and `plot` and `finding`
-            or `COLUMNS`; ORDER (its place) if the name has no number; SECTION if the section is neither a paper's nor
+            or `COLUMNS`; ORDER (a sort key) if the name has no number; SECTION if the section is neither a paper's nor
             this project's.
     """
 
@@ -51,12 +51,12 @@ class ReportSource:
 
     @property
     def empty(self) -> str:
-        """Text shown without rows."""
+        """Text shown in place of the figure or table if its query returns no rows."""
         return str(getattr(self.module, "EMPTY", None) or sys.modules[str(self.module.__package__)].EMPTY)
 
     @property
     def section(self) -> str:
-        """Key in SECTIONS."""
+        """Section of the report in which the figure or table is: a key of `SECTIONS`."""
         prefix = self.name.partition("_")[0]
         section: str = getattr(self.module, "SECTION", prefix)
         return section if section in SECTIONS else OURS
@@ -64,12 +64,16 @@ class ReportSource:
 
 @cache
 def discover(package: ModuleType) -> tuple[ReportSource, ...]:
-    """Return the sources of `package` (a folder of .sql/.py pairs, or of such folders), in the order of the page."""
+    """Return all figures, or all tables, in the order of the page.
+
+    Args:
+        package: The package `figures` or `tables`: a folder of .sql/.py pairs, or of such folders.
+    """
     return tuple(sorted(_sources(package.__name__, Path(package.__path__[0])), key=_place))
 
 
 def _sources(package: str, folder: Path) -> Iterator[ReportSource]:
-    """Yield the sources of a folder and of its subpackages."""
+    """Yield the figures or tables of a folder and of its subpackages."""
     for module in pkgutil.iter_modules([str(folder)]):
         query, name = folder / f"{module.name}.sql", f"{package}.{module.name}"
         if module.ispkg:
@@ -79,12 +83,12 @@ def _sources(package: str, folder: Path) -> Iterator[ReportSource]:
 
 
 def _full_query(path: Path) -> str:
-    """Return a query with its shared parts inserted, so that it runs as it is when copied."""
+    """Return a .sql file's text including the shared file that continues it, so that a copy of it runs as it is."""
     text = path.read_text("utf-8")
     return _CONTINUED.sub(lambda match: (path.parent / match[1]).read_text("utf-8").rstrip("\n"), text)
 
 
 def _place(source: ReportSource) -> tuple[int, float, list[tuple[str, float]]]:
-    """Return a sort key: section, then ORDER, then the name with its numbers in numeric order."""
+    """Return a figure's or table's sort key: section, then ORDER, then its name with numbers in numeric order."""
     order = getattr(source.module, "ORDER", 0)
     return list(SECTIONS).index(source.section), order, natural_key(source.name)

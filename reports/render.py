@@ -35,7 +35,7 @@ def write_report(
 ) -> ReportSummary:
     """Write the report of `database` to the folder `output_folder`; one database always gives the same bytes.
 
-    PDF and other files for papers are written by `write_figures`; existing ones are redrawn with the page.
+    PDF and other files for papers are written by `write_figures`; those that exist are redrawn with the page.
 
     Args:
         database: The result database, opened read-only.
@@ -43,7 +43,7 @@ def write_report(
             alone.
         paper: One of `registry.PAPERS` to limit figures, tables and claims to; results and provenance are always
             included.
-        draft: Whether to write the report despite severe findings.
+        draft: Whether to write the report, marked as a draft, despite severe findings about runs.
         single_file: Whether the page embeds its pictures and data; the files next to it are written in any case.
         workers: Number of drawing processes.
         progress: Whether to show a progress bar on a terminal.
@@ -85,9 +85,9 @@ def write_figures(
     workers: int = 1,
     progress: bool = False,
 ) -> tuple[DrawnFigure, ...]:
-    """Draw figures whose names match the glob `only`, as files for papers of some of `KINDS`.
+    """Draw the figures whose names match the glob `only`, as files for papers of the given `kinds` (pdf, svg, png).
 
-    They are written to `output_folder`/figures; other files there are left alone. The other arguments and the errors
+    Files are written to `output_folder`/figures; other files there are left alone. The other arguments and the errors
     are those of `write_report`; it is also an error if no name matches.
     """
     with _naming_folder(output_folder), Drawings(output_folder / "figures", workers, kinds) as drawings:
@@ -105,7 +105,10 @@ def _naming_folder(folder: Path) -> Iterator[None]:
 
 
 def _pictures_of(index: Path) -> list[str]:
-    """Return the file names of the existing page's pictures, which may be open in a browser."""
+    """Return the file names of the SVG pictures that an existing page refers to; empty if there is no page.
+
+    `write_report` does not remove them yet, because that page may be open in a browser.
+    """
     return _PICTURE.findall(index.read_text("utf-8", "replace")) if index.is_file() else []
 
 
@@ -129,14 +132,14 @@ def _files(drawn: tuple[DrawnFigure, ...]) -> tuple[Path, ...]:
 
 
 def _names(drawn: tuple[DrawnFigure, ...], filled: tuple[FilledTable, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the names of the figures drawn, and of the figures and tables without rows."""
+    """Return the names of the figures drawn, and the names of the figures and tables whose queries return no rows."""
     figures = tuple(figure.source.name for figure in drawn if figure.picture)
     empty = (figure.source.name for figure in drawn if not figure.frame.rows)
     return figures, (*empty, *(table.source.name for table in filled if not table.rows))
 
 
 def one_figure(database: Database, name: str, *, draft: bool = False) -> ReportFigure:
-    """Run a figure's query and draw its rows.
+    """Return one figure, drawn from the rows that its query returns.
 
     Args:
         database: An open database.
@@ -144,7 +147,7 @@ def one_figure(database: Database, name: str, *, draft: bool = False) -> ReportF
         draft: Whether to draw it despite severe findings.
 
     Raises:
-        UserError: No figure has that name, the database has no rows for it, or findings forbid it.
+        UserError: No figure has that name, its query returns no rows, or severe findings forbid it.
     """
     sources = require_named(figures, name)
     if len(sources) > 1:

@@ -1,8 +1,8 @@
-"""Task base class: documents, a prompt, a target, a score, and how scores add up.
+"""Base class of tasks: documents, prompts, targets, scores, and how scores are aggregated.
 
 A task reads the same records from three sources: built-in generated data, local files in the data set's original
 format, or the hub. Scoring never needs the network. Scores are kept per document, as values and as sufficient
-statistics, so that a metric over any subset of documents is one sum away.
+statistics, so that a metric over any subset of documents is computed from sums.
 """
 
 from abc import ABC, abstractmethod
@@ -33,14 +33,14 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Source:
-    """Source of a task's records.
+    """Origin of a task's records: generated data, local files, or a data set of the hub.
 
     Attributes:
         kind: "builtin" (generated, no network), "local" (files in the data set's original format) or "hub".
         data_dir: Local only: folder that the paths in `files` are relative to.
-        files: Local only: pairs (role, path). The roles are the task's `local_roles`.
+        files: Local only: pairs (role, path). The roles are one of the sets in the task's `local_roles`.
         level: Built-in data only: difficulty, 1 to 3.
-        part: Local only: the part of the documents that is read.
+        part: Local only: which of the documents are read: all, or those of the train or test part (`Part`).
     """
 
     kind: SourceKind = "builtin"
@@ -60,16 +60,17 @@ class Task(ABC):
     Attributes:
         name: The task's name in suites.
         metric_version: Changes whenever a score could change; part of a cell's identity.
-        metrics: Names of the metrics, headline first.
-        lower_is_better: Metrics, of `metrics`, for which lower is better; for all others, higher is better.
+        metrics: Names of the metrics; the first is the headline metric.
+        lower_is_better: Those of `metrics` for which lower is better; for all others, higher is better.
         output_type: The kind of request: generated text, likelihoods of given texts, or a label or number per text.
-        consistency_metric: Metric, of `metrics`, that compares two texts in calibrations.
+        consistency_metric: The one of `metrics` with which calibrations compare an early-exit answer with the
+            full-depth answer.
         default_max_new_tokens: Maximum number of generated tokens if the suite sets none.
-        local_roles: Sets of roles that `Source.files` may consist of.
+        local_roles: Allowed sets of roles in `Source.files`. A role says what a file is for, such as `data`.
         redistributable: True if the licence of its local and hub records allows redistributing their texts without
             further conditions; otherwise exports leave the texts out. Generated records may always be redistributed.
-        style_texts: Texts of the prompt styles `chat` and `completion`; None: the task has only its own prompts.
-        prompting: Prompts of another style, set by a cell's request for documents; None: the task's own prompts.
+        style_texts: Texts of the prompt styles `chat` and `completion`; None if the task has only its own prompts.
+        prompting: Prompts of another style, if the cell requests one; None: the task's own prompts.
     """
 
     name: str
@@ -86,7 +87,7 @@ class Task(ABC):
 
     @property
     def headline(self) -> str:
-        """The headline metric: the first of `metrics`."""
+        """Name of the headline metric: the first of `metrics`."""
         return self.metrics[0]
 
     def load(self, source: Source, split: str, limit: int | None, seed: int = 0) -> list[Document]:
@@ -95,8 +96,7 @@ class Task(ABC):
         Args:
             source: Where the records are read from. `split` does not select among the records of local files.
             split: "train", "calibration", "validation" or "test" (hub: the data set's own names).
-            limit: Keep the n documents whose keys come first in hash order, so that a larger limit gives a superset.
-                None keeps all.
+            limit: Maximum number of documents, chosen by hash so that a larger limit gives a superset. None keeps all.
             seed: Seed of the built-in data; ignored for other sources.
 
         Raises:
@@ -132,22 +132,22 @@ class Task(ABC):
 
     @abstractmethod
     def _read_local(self, files: Mapping[str, Path]) -> list[dict[str, Any]]:
-        """Read the fields of every record of local files, given by their roles."""
+        """Read local files, given by their roles, into one dictionary of fields per record."""
 
     @abstractmethod
     def _read_hub(self, split: str) -> list[dict[str, Any]]:
-        """Read the fields of every record of a hub split."""
+        """Read a split of the hub's data set into one dictionary of fields per record."""
 
     @abstractmethod
     def prompt(self, doc: Document) -> str:
-        """Return the complete input text of an encoder-decoder model."""
+        """Return a document's complete input text for an encoder-decoder model."""
 
     def causal_prompt(self, doc: Document) -> str:
-        """Return the complete input text of a decoder-only model; by default `prompt`."""
+        """Return a document's complete input text for a decoder-only model; by default `prompt`."""
         return self.prompt(doc)
 
     def prompt_for(self, doc: Document, kind: ModelKind) -> str:
-        """Return the complete input text of a model of this kind, without a chat template."""
+        """Return a document's complete input text for a model of this kind, in the cell's style; no chat template."""
         if self.prompting is not None:
             return self.prompting.text(doc.fields)
         return self.causal_prompt(doc) if kind == "causal" else self.prompt(doc)
@@ -165,23 +165,26 @@ class Task(ABC):
         return self.likeness(doc)
 
     def group(self, doc: Document) -> str:
-        """Return a text that is equal for documents that belong to the same part of a file; by default `passage`."""
+        """Return a text that is equal for documents that must be in the same part (train or test) of a file.
+
+        By default, it is the `passage`.
+        """
         return self.passage(doc)
 
     @abstractmethod
     def target(self, doc: Document) -> str:
-        """Return the training target, which is the first reference."""
+        """Return the training target, which is the document's first reference."""
 
     @abstractmethod
     def with_reference(self, doc: Document, text: str) -> Document:
-        """Return the document with `text` as its only reference (used to measure textual consistency)."""
+        """Return a copy of the document with `text` as its only reference, to measure how far two outputs agree."""
 
     @abstractmethod
     def score(self, doc: Document, output: str) -> DocumentScore:
-        """Score one output text against the document's references."""
+        """Return the scores of one output text against the document's references."""
 
     def aggregate(self, metric: str, total: FloatArray, n: FloatArray) -> FloatArray:
-        """Turn summed statistics into the metric's value; by default, a plain mean.
+        """Return a metric's value from statistics summed over documents; by default, a plain mean.
 
         Args:
             metric: One of `metrics`.
@@ -195,15 +198,16 @@ class Task(ABC):
         return total[..., 0] / n
 
     def aggregator(self, metric: str) -> Callable[[FloatArray, FloatArray], FloatArray]:
-        """Return the function that computes a metric: by default, `aggregate` of that metric.
+        """Return the function from summed statistics and numbers of documents to the metric; by default `aggregate`.
 
-        A metric that is no function of sums, such as a rank correlation, returns a function with a true attribute
-        `of_columns`. It maps the summands of all documents [n, S] and their counts [..., n] to the metric [...].
+        For a metric that is not a function of sums, such as a rank correlation, the function has a true attribute
+        `of_columns`. It maps the summands of all documents [n, S], and how often each document counts [..., n], to the
+        metric [...].
         """
         return partial(self.aggregate, metric)
 
     def bounds(self, metric: str) -> tuple[float, float] | None:
-        """Return the smallest and the largest possible value of a metric; None if it is unbounded."""
+        """Return the lowest and the highest possible value of a metric; None if it is unbounded."""
         return 0.0, 100.0
 
     def shortfall(self, metric: str, value: float, reference: float | None = None) -> float:
@@ -224,19 +228,19 @@ class Task(ABC):
 
         Prompts are those for a model of this kind.
 
-        Every record carries `doc_key`. Samples hold the per-document values under the metrics'
-        names; lm-eval's aggregated results equal `aggregate` over all documents.
+        Every record carries `doc_key`. Samples hold the per-document values under the metrics' names. lm-eval's
+        aggregated results equal `aggregate` over all documents.
         """
         return lm_eval_bridge.config(self, documents, kind)
 
 
 def part_of(group: str) -> Part:
-    """Return the part of a file that a group of documents belongs to: about one in five groups is in `test`."""
+    """Return the part (train or test) of a group of documents, by a hash; about one in five groups is in `test`."""
     return "test" if int(sha256(group.encode()).hexdigest()[:8], 16) % 5 == 0 else "train"
 
 
 def take_by_hash(documents: Sequence[Document], limit: int | None) -> list[Document]:
-    """Keep the `limit` documents whose keys sort first, in the given order; None keeps all."""
+    """Return the `limit` documents with the smallest keys, in their given order; all documents if `limit` is None."""
     if limit is None or limit >= len(documents):
         return list(documents)
     last = sorted(document.key for document in documents)[limit - 1]
@@ -244,7 +248,7 @@ def take_by_hash(documents: Sequence[Document], limit: int | None) -> list[Docum
 
 
 def documents_sha256(documents: Sequence[Document]) -> str:
-    """Return the SHA-256 of the fields of all documents, in their order."""
+    """Return the SHA-256 of the fields of all documents, in the documents' order."""
     digest = sha256()
     for document in documents:
         digest.update(canonical_json(document.fields).encode() + b"\n")

@@ -1,4 +1,4 @@
-"""Base class of tasks that require a label, or a number, per text or pair of texts: the tasks of encoders."""
+"""Base class of classification and regression tasks on a text or a pair of texts, for encoder-only models."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ClassificationTask(Task):
     """Task whose answer is one of its labels, or a number if it has no labels (regression).
 
     Attributes:
-        labels: Names of the labels, in the order of `gold`; None for a regression.
+        labels: Names of the labels; `gold` returns an index into them. None for a regression.
     """
 
     output_type: OutputType = "classification"
@@ -24,30 +24,30 @@ class ClassificationTask(Task):
 
     @abstractmethod
     def texts(self, doc: Document) -> tuple[str, ...]:
-        """Return the text, or both texts of a pair."""
+        """Return the text of a document, or both texts of its pair."""
 
     @abstractmethod
     def gold(self, doc: Document) -> int | float:
-        """Return the index of the correct label, or the correct number."""
+        """Return the index of the document's correct label or, for a regression, the correct number."""
 
     @abstractmethod
     def score_prediction(self, doc: Document, prediction: int | float) -> DocumentScore:
-        """Score a predicted label index, or a predicted number."""
+        """Return the scores of a predicted label index or, for a regression, of a predicted number."""
 
     @property
     def is_regression(self) -> bool:
-        """True for regression tasks."""
+        """True if the task has no labels, so that its answer is a number."""
         return self.labels is None
 
     def prediction_text(self, prediction: int | float) -> str:
-        """Return a prediction as written in results: the label's name, or the number."""
+        """Return a prediction as it is stored in results: the label's name or, for a regression, the number."""
         return repr(float(prediction)) if self.labels is None else self.labels[int(prediction)]
 
     def parse_prediction(self, text: str) -> int | float:
-        """Return the prediction that a text stands for.
+        """Convert a stored prediction to a label index or, for a regression, a number; inverse of `prediction_text`.
 
         Raises:
-            UserError: The text is no label, or no finite number.
+            UserError: The text is not a label of the task or, for a regression, not a finite number.
         """
         if self.labels is not None:
             if text not in self.labels:
@@ -62,17 +62,17 @@ class ClassificationTask(Task):
         return number
 
     def score(self, doc: Document, output: str) -> DocumentScore:
-        """Score a prediction given as text."""
+        """Return the scores of a prediction given as text: a label's name or, for a regression, a number."""
         return self.score_prediction(doc, self.parse_prediction(output))
 
     def prompt(self, doc: Document) -> str:
-        """Return the texts, one per line."""
+        """Return the document's texts, one per line."""
         return "\n".join(self.texts(doc))
 
     def prompts(self, documents: Sequence[Document], kind: ModelKind) -> list[str]:
-        """Return the texts of each document as JSON, so that no two pairs give the same text."""
+        """Return each document's texts as JSON, so that two different pairs of texts never give the same string."""
         return [canonical_json(self.texts(document)) for document in documents]
 
     def target(self, doc: Document) -> str:
-        """Return the correct answer as text."""
+        """Return the correct label's name or, for a regression, the correct number as text."""
         return self.prediction_text(self.gold(doc))

@@ -1,4 +1,4 @@
-"""Two processes that score a program: one runs it, the other runs its tests and decides. A stand-alone script.
+"""Stand-alone script that tests a program written by a model: one process runs the program, another runs the tests.
 
 The program runs in one process; the tests and the pass token are in another, so that nothing the program does to its
 own interpreter can decide the result. In the tests, names that the program defines are proxies: a call sends plain
@@ -66,11 +66,11 @@ _X32_BIT: Final = 0x4000_0000
 
 
 def confine(limits: dict[str, int], disk_bytes: int) -> None:
-    """Confine this process permanently: no writes outside a small file system of its own, and no sockets.
+    """Confine this process permanently: it can write only to a small private file system, and open no sockets.
 
     Args:
-        limits: Limits of `resource`, by their names.
-        disk_bytes: Size of the working folder; every other folder is read-only, and /proc is empty.
+        limits: Resource limits, by names of constants of `resource`, such as `RLIMIT_CPU`.
+        disk_bytes: Size of the working folder. Every other folder is read-only, and /proc is empty.
 
     Raises:
         OSError: This system does not support the confinement.
@@ -89,7 +89,7 @@ def confine(limits: dict[str, int], disk_bytes: int) -> None:
 
 
 def _forbid_calls(libc: ctypes.CDLL) -> None:
-    """Install a seccomp filter that refuses sockets, mounts, namespaces and other processes' memory with EPERM."""
+    """Install a seccomp filter: sockets, mounts, namespaces and access to other processes' memory fail with EPERM."""
     architecture, clone, own_calls = _FORBIDDEN[platform.machine()]
     calls = (*own_calls, *_FORBIDDEN_EVERYWHERE)
     load, equal, at_least, has_bits, answer = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -124,11 +124,11 @@ def _check(result: int) -> None:
 
 
 def encode(value: Any, hold: Any) -> Any:
-    """Return a value in a form that JSON can hold; a subclass of a plain type is encoded as that type.
+    """Return a value as JSON data that `decode` can restore; a subclass of a plain type is encoded as that type.
 
     Args:
         value: Any object.
-        hold: Called with a value that is not plain; returns the number of its handle.
+        hold: Function called with an object that is not plain data; stores the object and returns its handle number.
     """
     match value:
         case None | bool() | str():
@@ -162,11 +162,11 @@ def encode(value: Any, hold: Any) -> Any:
 
 
 def decode(message: Any, resolve: Any) -> Any:
-    """Return the value that was given to `encode`.
+    """Return the value that `encode` encoded as JSON data.
 
     Args:
         message: Result of `encode`.
-        resolve: Called with the number of a handle; returns the object for it.
+        resolve: Function from the number of a handle to the object that it stands for.
     """
     if not isinstance(message, dict):
         return message
@@ -202,19 +202,19 @@ def decode(message: Any, resolve: Any) -> Any:
 
 
 class Channel:
-    """Channel to the other process, one JSON message per line."""
+    """Connection to the other process through two pipes, with one JSON message per line."""
 
     def __init__(self, receiving: int, sending: int) -> None:
         self._receiving: BinaryIO = os.fdopen(receiving, "rb")
         self._sending: BinaryIO = os.fdopen(sending, "wb")
 
     def send(self, message: Any) -> None:
-        """Send one message."""
+        """Send one JSON message."""
         self._sending.write(json.dumps(message).encode("ascii") + b"\n")
         self._sending.flush()
 
     def receive(self) -> Any:
-        """Wait for one message.
+        """Wait for one JSON message and return it.
 
         Raises:
             EOFError: The other process has ended, or the message is too long.
@@ -229,7 +229,10 @@ class Channel:
 
 
 def serve(program: str, channel: Channel) -> NoReturn:
-    """Run a program, then answer the requests of the tests. The program controls everything in this process."""
+    """Run the model's program, then answer the tests' requests: names of the program, calls, attributes and items.
+
+    The program may have changed anything in this process.
+    """
     scope: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(program, "<model>", "exec"), scope)
     things: list[Any] = []
@@ -271,13 +274,13 @@ def serve(program: str, channel: Channel) -> NoReturn:
 
 
 class Proxy:
-    """Handle in the tests' process to an object of the program's process. It equals only itself."""
+    """Handle, in the tests' process, to an object in the program's process; a proxy equals only itself."""
 
     def __init__(self, channel: Channel, number: int) -> None:
         self.__dict__.update(channel=channel, number=number)
 
     def __call__(self, *args: Any, **named: Any) -> Any:
-        """Call the program's object with plain values, and return the plain value of its answer."""
+        """Call the object in the program's process; return the result as a plain value or as another proxy."""
         return _ask(self.channel, "call", self.number, encode(list(args), _number), encode(named, _number))
 
     def __getattr__(self, name: str) -> Any:
@@ -301,7 +304,7 @@ class Proxy:
 
 
 def _number(thing: Any) -> int:
-    """Return the number of the handle that is passed back to the program."""
+    """Return the handle number of a proxy, so that it can be passed back to the program as an argument."""
     if isinstance(thing, Proxy):
         number: int = thing.__dict__["number"]
         return number
@@ -321,10 +324,10 @@ def _value(channel: Channel, answer: Any) -> Any:
 
 
 def judge(tests: str, channel: Channel) -> None:
-    """Run the tests, in whose scope the program's names are proxies of its process.
+    """Run the tests; the names of the program that they use are proxies of objects in the program's process.
 
-    A built-in name is taken from the program only if the tests use no other name of the program: `sum` is the program's
-    if `sum` is what it had to implement, but not if the tests compare with it.
+    A built-in name is taken from the program only if the tests use no other name of the program. For example, `sum` is
+    the program's if it had to implement `sum`, but Python's own if the tests use it to check another function.
 
     Raises:
         Exception: A test failed, or the program's process has ended.
@@ -341,7 +344,10 @@ def judge(tests: str, channel: Channel) -> None:
 
 
 def _take_names(names: list[str], channel: Channel, scope: dict[str, Any]) -> bool:
-    """Add the program's names to the tests' scope; return whether any is not a module in `_MODULES`."""
+    """Add those of `names` that the program defines to the tests' scope; modules in `_MODULES` are imported instead.
+
+    Return whether a name was taken from the program's process.
+    """
     has_value = False
     for name in names:
         channel.send(["name", None, name])
@@ -355,7 +361,7 @@ def _take_names(names: list[str], channel: Channel, scope: dict[str, Any]) -> bo
 
 
 def main() -> None:
-    """Run the program or the tests, or only check that a process can be confined."""
+    """As the first argument says, run the program, run the tests, or only check that a process can be confined."""
     config = json.load(sys.stdin)
     confine(config["limits"], config["disk_bytes"])
     if sys.argv[1] == "try":

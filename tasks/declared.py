@@ -18,11 +18,11 @@ from exitbench.tasks.translation import bleu_by, chrf_statistics, corpus_bleu, c
 
 @dataclass(frozen=True)
 class MetricRule:
-    """Definition of a metric.
+    """Definition of a metric that declared tasks can use.
 
     Attributes:
-        version: Changes whenever a score could change.
-        value: Maps an output and its references to a value, 0..100.
+        version: String that changes whenever a score could change.
+        value: Maps an output and its references to the document's value, 0..100.
         statistics: Corpus metrics only: maps an output and its only reference to statistics that are summed, [S].
         aggregate: Corpus metrics only: maps sums [..., S] to the metric [...].
     """
@@ -58,7 +58,7 @@ BLEU_TOKENIZERS: Final = ("13a", "intl", "zh", "char", "none", "ja-mecab", "ko-m
 
 
 def bleu_rule(tokenizer: str) -> MetricRule:
-    """Return BLEU with one of sacrebleu's tokenizers.
+    """Return the definition of BLEU with one of sacrebleu's tokenizers.
 
     Raises:
         UserError: sacrebleu needs another package for this tokenizer.
@@ -92,17 +92,18 @@ CHOICE_METRICS: Final = ("acc", "acc_norm")
 
 @dataclass(frozen=True)
 class Declaration:
-    """Task without code.
+    """Content of a TOML file that declares a task.
 
     Attributes:
         name: Name of the task, without `PREFIX`.
         fields: Pairs (name, column of the file); a column with dots leads into nested JSON objects.
-        prompt: Template of the input of an encoder-decoder model.
+        prompt: Template of the prompt for encoder-decoder models.
         causal_prompt: Template for decoder-only models; None: `prompt`.
-        target: Field with the reference or (JSON) a list of references; for tasks with choices, the correct choice.
+        target: Name of the field with the reference or (JSON) a list of references; for tasks with choices, the correct
+            choice.
         metrics: Metrics of `METRICS` or, for tasks with choices, of `CHOICE_METRICS`, headline first.
-        max_new_tokens: Maximum length of an answer if the suite sets none.
-        choices: Field with a list of choices, or one template per choice; None: the answer is generated.
+        max_new_tokens: Maximum number of generated tokens of an answer if the suite sets none.
+        choices: Name of the field with a list of choices, or one template per choice; None if the answer is generated.
         bleu_tokenize: BLEU's tokenizer, one of `BLEU_TOKENIZERS`; None: sacrebleu's default, 13a.
     """
 
@@ -117,7 +118,7 @@ class Declaration:
     bleu_tokenize: str | None = None
 
     def __post_init__(self) -> None:
-        """Check that the attributes are consistent. The caller adds the place in the file to the message.
+        """Check that the attributes are consistent. The caller adds the location in the file to the message.
 
         Raises:
             UserError: A field, a metric or a template is invalid.
@@ -169,36 +170,36 @@ class Declaration:
 
     @property
     def task_name(self) -> str:
-        """Name of the task in results."""
+        """Name of the task in results: `toml:` and its name."""
         return f"{PREFIX}{self.name}"
 
     @property
     def seq2seq_pieces(self) -> Pieces:
-        """The parsed prompt of an encoder-decoder model."""
+        """Parsed prompt template for encoder-decoder models."""
         return parse(self.prompt, frozenset(name for name, _ in self.fields), "prompt")
 
     @property
     def causal_pieces(self) -> Pieces:
-        """The parsed prompt of a decoder-only model."""
+        """Parsed prompt template for decoder-only models."""
         if self.causal_prompt is None:
             return self.seq2seq_pieces
         return parse(self.causal_prompt, frozenset(name for name, _ in self.fields), "causal_prompt")
 
     @property
     def choice_pieces(self) -> tuple[Pieces, ...]:
-        """The parsed templates of the choices; empty if the choices are a field."""
+        """Parsed templates of the choices; empty if the task has no choices, or has them in a field."""
         if self.choices is None or isinstance(self.choices, str):
             return ()
         names = frozenset(name for name, _ in self.fields)
         return tuple(parse(template, names, "choices") for template in self.choices)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON data."""
+        """Return the declaration as plain JSON data."""
         return {key: value for key, value in asdict(self).items() if key != "bleu_tokenize" or value is not None}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> "Declaration":
-        """Rebuild a declaration from its JSON."""
+        """Rebuild a declaration from its JSON data (`to_json`)."""
         fields = tuple((name, column) for name, column in record["fields"])
         choices = record.get("choices")
         converted = {"fields": fields, "metrics": tuple(record["metrics"])}
@@ -209,7 +210,7 @@ Record = Mapping[str, Any]
 
 
 class DeclaredTask(Task):
-    """Task declared in a TOML file by its fields, its prompt, and existing metrics."""
+    """Task declared in a TOML file by its fields, its prompt template, and names of existing metrics."""
 
     local_roles = (frozenset({"data"}),)
 
@@ -228,23 +229,23 @@ class DeclaredTask(Task):
         self._prompt, self._causal_prompt = declaration.seq2seq_pieces, declaration.causal_pieces
 
     def prompt(self, doc: Document) -> str:
-        """Return the prompt template filled with the document's fields."""
+        """Return the prompt template for encoder-decoder models, filled with the document's fields."""
         return render(self._prompt, doc.fields)
 
     def causal_prompt(self, doc: Document) -> str:
-        """Return the prompt template of decoder-only models filled with the document's fields."""
+        """Return the prompt template for decoder-only models, filled with the document's fields."""
         return render(self._causal_prompt, doc.fields)
 
     def target(self, doc: Document) -> str:
-        """Return the first reference."""
+        """Return the document's first reference."""
         return self._references(doc)[0]
 
     def with_reference(self, doc: Document, text: str) -> Document:
-        """Return the document with `text` as its only reference."""
+        """Return a copy of the document with `text` as its only reference."""
         return Document(doc.key, {**doc.fields, self.declaration.target: [text]})
 
     def score(self, doc: Document, output: str) -> DocumentScore:
-        """Score an output against the document's references."""
+        """Return the scores of an output against the document's references."""
         references = self._references(doc)
         values = {name: rule.value(output, references) for name, rule in self._rules.items()}
         statistics = {name: rule.statistics for name, rule in self._rules.items() if rule.statistics is not None}
@@ -294,7 +295,7 @@ class DeclaredTask(Task):
 
 
 def aggregate(metric: str, total: FloatArray, n: FloatArray) -> FloatArray:
-    """Return a metric from summed statistics [..., S] over n documents [...]: 0..100.
+    """Return a metric's value [...], 0..100, from sums [..., S] of statistics over `n` documents [...].
 
     Raises:
         UserError: The metric does not exist.
@@ -306,7 +307,7 @@ def aggregate(metric: str, total: FloatArray, n: FloatArray) -> FloatArray:
 
 
 def value_at(record: Record, column: str, location: str) -> Any:
-    """Return the value of a column; a name with dots leads into nested objects, such as ``answers.text``.
+    """Return a record's value in a column; a name with dots leads into nested objects, such as ``answers.text``.
 
     Raises:
         UserError: The column does not exist; the message lists the existing ones.
@@ -322,10 +323,10 @@ def value_at(record: Record, column: str, location: str) -> Any:
 
 
 def text_of(value: object, location: str) -> str:
-    """Return a text, or a number as text.
+    """Return the value of a field as text; only texts and numbers are allowed.
 
     Raises:
-        UserError: The value is neither, or contains half of a surrogate pair.
+        UserError: The value is neither a text nor a number, or contains half of a surrogate pair.
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         kind = "null" if value is None else type(value).__name__

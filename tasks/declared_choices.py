@@ -16,7 +16,10 @@ DATASET: Final = "exitbench:declared"
 
 
 def choice_config(declaration: Declaration) -> dict[str, Any]:
-    """Return lm-eval's configuration of a declared task with choices; as in lm-eval, a space precedes each choice."""
+    """Return the lm-eval configuration of a declared task with choices.
+
+    As in lm-eval, a space precedes each choice.
+    """
     return {
         "task": declaration.name,
         "dataset_path": DATASET,
@@ -35,11 +38,11 @@ def choice_config(declaration: Declaration) -> dict[str, Any]:
 
 
 def read_choices(path: Path, name: str | None, split: str) -> Sequence[Mapping[str, Any]]:
-    """Return the records of a file with the column names of lm-eval's configuration.
+    """Read a data file into records with the columns that `choice_config` names: prompt, choices and right.
 
     Args:
-        path: The file.
-        name: The declaration, as JSON.
+        path: The data file.
+        name: The declaration of the task, as JSON.
         split: Ignored.
 
     Raises:
@@ -76,7 +79,7 @@ def _choices(declaration: Declaration, values: Mapping[str, Any], texts: Mapping
 
 
 def right_choice(target: object, choices: Sequence[str], location: str) -> int:
-    """Return the index of the correct choice, given as its text, its number from 0, or a letter from A (in this order).
+    """Return the index of the correct choice, given as its text, its number from 0, or a letter from A, in this order.
 
     >>> right_choice("no", ["yes", "no"], "line 1"), right_choice("A", ["yes", "no"], "line 1")
     (1, 0)
@@ -103,7 +106,7 @@ def _is_text(value: object) -> bool:
 
 
 class _Texts(dict[str, str]):
-    """Text fields by name; raises `UserError` when a template uses another field."""
+    """Text fields of a record by name, for a template; reading any other field raises `UserError`."""
 
     def __init__(self, texts: Mapping[str, str], location: str) -> None:
         super().__init__(texts)

@@ -1,4 +1,4 @@
-"""Documents, and scores of the outputs for documents."""
+"""Documents of a task, and scores of a model's outputs for them."""
 
 import json
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ def canonical_json(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Document:
-    """One record of a task, with the field names of the real data set.
+    """One record of a task, such as a question with its passage, with the field names of the original data set.
 
     Attributes:
         key: First 16 hexadecimal digits of the SHA-256 of the canonical JSON of `fields`.
         fields: squad: id, title, context, question, answers{text, answer_start};
             samsum: id, dialogue, summary; wmt: id, en, fr.
-        token_kinds: Built-in data only: the kind of each target word. Not part of the key.
+        token_kinds: Built-in data only: the kind of each target word (`builtin.words.Kind`). Not part of the key.
     """
 
     key: str
@@ -31,25 +31,29 @@ class Document:
 
     @classmethod
     def from_fields(cls, fields: Mapping[str, Any], token_kinds: tuple[str, ...] = ()) -> "Document":
-        """Build a document, deriving its key from its fields."""
+        """Build a document from its fields; its key is a digest of them."""
         digest = sha256(canonical_json(fields).encode()).hexdigest()
         return cls(key=digest[:16], fields=fields, token_kinds=token_kinds)
 
 
 @dataclass(frozen=True)
 class DocumentScore:
-    """Scores of one output.
+    """Scores of a model's output for one document.
 
     Attributes:
-        values: One value per metric, on a scale of 0..100. For a corpus metric, its sentence-level value.
-        statistics: Corpus metrics only: sufficient statistics, which are summed over documents.
+        values: One value per metric, usually 0..100. For a corpus metric such as BLEU, the value of this document
+            alone.
+        statistics: Corpus metrics only: sufficient statistics, whose sums over documents determine the metric.
     """
 
     values: dict[str, float]
     statistics: dict[str, list[float]] = field(default_factory=dict)
 
     def summands(self, metric: str) -> list[float]:
-        """Return the summands of `Task.aggregate`: the statistics or, if there are none, the value, [S]."""
+        """Return the numbers, [S], that `Task.aggregate` sums over documents for a metric.
+
+        These are the metric's statistics or, if it has none, its value.
+        """
         return self.statistics.get(metric, [self.values[metric]])
 
 
@@ -60,7 +64,7 @@ DEFAULT_LEVEL: Final = 2
 
 
 def require_level(level: int) -> None:
-    """Check that a level exists.
+    """Check that a difficulty level of the built-in data exists.
 
     Raises:
         UserError: The level does not exist.

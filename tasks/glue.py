@@ -1,4 +1,4 @@
-"""GLUE: classification of sentences and sentence pairs, and one data set of rated pairs."""
+"""GLUE: classification of sentences and sentence pairs, and one data set (STS-B) of rated pairs."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,17 +19,18 @@ HUB: Final = "nyu-mll/glue"
 
 @dataclass(frozen=True)
 class DataSet:
-    """One data set of GLUE.
+    """One data set of GLUE: its fields, labels and metrics, on the hub and in the original files.
 
     Attributes:
-        texts: Field names of its one or two texts on the hub.
+        texts: Names on the hub of the fields with its one or two texts.
         columns: Column names of these texts in the original files.
         label_column: Column of the label in the original files.
-        labels: Names of the classes in the order of the hub's numbers; None if pairs are rated.
+        labels: Names of the classes, in the order of the hub's class numbers; None if the label is a rating of the
+            pair.
         written: Spellings of these classes in the original files.
-        metrics: Headline first.
+        metrics: Names of the metrics; the first is the headline metric.
         hub: Name of its configuration on the hub.
-        validation: Suffix of the hub's `validation` and `test` splits.
+        validation: Suffix of the hub's `validation` and `test` splits, such as `_matched`.
         header: Columns of an original file without a header line; None: the first line is the header.
         cut_rows: True if some rows of the original file are cut by line breaks within a text. The hub's copy omits
             these rows.
@@ -106,11 +107,11 @@ RATINGS: Final = (0.0, 5.0)
 
 
 def read_glue(path: Path, data_set: DataSet) -> list[dict[str, Any]]:
-    """Read an original file into records with the hub's fields and ids from 1.
+    """Read an original GLUE file (TSV) into records with the hub's field names and an id counted from 1.
 
     Raises:
-        UserError: A column is missing (including the labels of a test split), a row and the header differ in columns,
-            or a label is invalid; the message names the line.
+        UserError: A column is missing (including the labels of a test split), a row has another number of columns than
+            the header, or a label is invalid. The message names the line.
     """
     lines = read_lines(path)
     header = data_set.header or _header(path, lines, data_set)
@@ -149,7 +150,7 @@ def _header(path: Path, lines: Sequence[str], data_set: DataSet) -> tuple[str, .
 def _rows(
     path: Path, lines: Sequence[str], header: Sequence[str], data_set: DataSet
 ) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Yield the place and the values of each row."""
+    """Yield the location (file and line, for messages) and the values by column of each table row."""
     first = 0 if data_set.header is not None else 1
     for number, line in enumerate(lines[first:], start=first + 1):
         values = line.split("\t")
@@ -181,7 +182,7 @@ _CONSTANT: Final = 1e-12
 
 
 def confusion(gold: int, predicted: int) -> list[float]:
-    """Return true positives, false positives, false negatives and true negatives of one binary prediction."""
+    """Return the counts (0 or 1) of true and false positives, false and true negatives of a binary prediction, [4]."""
     return [
         float(gold == 1 == predicted),
         float(gold == 0 and predicted == 1),
@@ -191,24 +192,24 @@ def confusion(gold: int, predicted: int) -> list[float]:
 
 
 def f1(total: FloatArray) -> FloatArray:
-    """Return F1 of class 1, 0..1, from sums [..., 4] of `confusion`; 0 if nothing is positive."""
+    """Return F1 of class 1, 0..1, from sums [..., 4] of `confusion`; 0 if no label and no prediction is class 1."""
     hits, false, missed, _ = np.moveaxis(total, -1, 0)
     return _divided(2 * hits, 2 * hits + false + missed)
 
 
 def matthews(total: FloatArray) -> FloatArray:
-    """Return the Matthews correlation coefficient, -1..1, from sums [..., 4] of `confusion`."""
+    """Return the Matthews correlation coefficient, -1..1, from sums [..., 4] of `confusion`; 0 if it is undefined."""
     tp, fp, fn, tn = np.moveaxis(total, -1, 0)
     return _divided(tp * tn - fp * fn, np.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)))
 
 
 def moments(gold: float, predicted: float) -> list[float]:
-    """Return the summands of `pearson` for one document, [5]."""
+    """Return x, y, x^2, y^2 and xy of one document, [5], where x is the correct and y the predicted rating."""
     return [gold, predicted, gold * gold, predicted * predicted, gold * predicted]
 
 
 def pearson(total: FloatArray, n: FloatArray) -> FloatArray:
-    """Return Pearson's correlation, -100..100, from sums [..., 5] of `moments` over [...] documents."""
+    """Return Pearson's correlation, -100..100, from sums [..., 5] of `moments` over `n` documents; 0 if undefined."""
     x, y, xx, yy, xy = np.moveaxis(total, -1, 0)
     spread_x, spread_y = (
         np.where(n * squares - total_ * total_ > _CONSTANT * n * squares, n * squares - total_ * total_, 0)
@@ -218,11 +219,11 @@ def pearson(total: FloatArray, n: FloatArray) -> FloatArray:
 
 
 def spearman(rows: FloatArray, counts: FloatArray) -> FloatArray:
-    """Return Spearman's correlation: Pearson's of the ranks (tied values share their mean rank).
+    """Return Spearman's correlation, -100..100: Pearson's of the ranks, where tied values share their mean rank.
 
     Args:
-        rows: Gold and predicted value per document, [n, 2].
-        counts: Number of times that each document counts, [..., n].
+        rows: Correct and predicted value of each document, [n, 2].
+        counts: How often each document counts, [..., n], for example in a bootstrap resample.
     """
     gold, predicted = (_ranks(column, counts) for column in rows.T)
     products = (gold, predicted, gold * gold, predicted * predicted, gold * predicted)
@@ -234,7 +235,10 @@ spearman.of_columns = True  # type: ignore[attr-defined]
 
 
 def _ranks(values: FloatArray, counts: FloatArray) -> FloatArray:
-    """Return centered mean ranks [..., n] of values [n] that count [..., n] times each."""
+    """Return the ranks [..., n], minus their mean, of values [n] that occur `counts` [..., n] times each.
+
+    Tied values share their mean rank.
+    """
     _, place = np.unique(values, return_inverse=True)
     order = np.argsort(place, kind="stable")
     starts = np.flatnonzero(np.diff(place[order], prepend=-1))
@@ -260,10 +264,10 @@ _CORRELATIONS: Final = frozenset({"mcc", "pearson", "spearman"})
 
 
 class Glue(ClassificationTask):
-    """Classification of a sentence or a pair of sentences, or a pair's rating.
+    """GLUE task: classify a sentence or a pair of sentences, or rate a pair.
 
-    Metrics: GLUE's own. F1 and correlations are undefined for one document: its value is 100 if its class is correct,
-    else 0; for a rating, 100 minus its distance in percent of the scale.
+    Metrics: GLUE's own. F1 and correlations are undefined for one document. Its value is 100 if its class is correct,
+    else 0; for a rating, it is 100 minus the distance from the correct rating in percent of the scale.
 
     Args:
         name: Name of a data set in `DATA_SETS`.
@@ -278,20 +282,20 @@ class Glue(ClassificationTask):
         self.consistency_metric = self.metrics[0]
 
     def texts(self, doc: Document) -> tuple[str, ...]:
-        """Return the sentence or both sentences."""
+        """Return the document's sentence, or both sentences of its pair."""
         return tuple(str(doc.fields[name]) for name in self.data_set.texts)
 
     def gold(self, doc: Document) -> int | float:
-        """Return the class index or the rating."""
+        """Return the index of the correct class, or the correct rating."""
         label: int | float = doc.fields["label"]
         return label
 
     def with_reference(self, doc: Document, text: str) -> Document:
-        """Return the document with `text` as its label."""
+        """Return a copy of the document with the class named `text` (or the rating `text`) as its reference."""
         return Document(doc.key, {**doc.fields, "label": self.parse_prediction(text)})
 
     def score_prediction(self, doc: Document, prediction: int | float) -> DocumentScore:
-        """Score a class index or a rating."""
+        """Return the scores of a predicted class index, or of a predicted rating."""
         gold = self.gold(doc)
         if self.labels is None:
             distance = min(1.0, abs(prediction - gold) / (RATINGS[1] - RATINGS[0]))
@@ -302,7 +306,7 @@ class Glue(ClassificationTask):
         return DocumentScore(values, {metric: counts for metric in self.metrics if metric != "acc"})
 
     def aggregate(self, metric: str, total: FloatArray, n: FloatArray) -> FloatArray:
-        """Return the metric from summed statistics; see `Task.aggregate`."""
+        """Return the metric's value from summed statistics; see `Task.aggregate`."""
         return _BY_SUMS[metric](total, n)
 
     def aggregator(self, metric: str) -> Callable[[FloatArray, FloatArray], FloatArray]:

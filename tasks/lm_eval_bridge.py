@@ -23,27 +23,26 @@ COLUMNS = ("doc_key", "prompt", "target", "fields")
 
 
 class MetricValue(float):
-    """Per-document value of a metric that carries the document's whole score.
+    """Per-document value of one metric: a float that also carries the document's whole `DocumentScore`.
 
-    lm-eval passes the result of `process_results` to the aggregation and logs the same object with the sample. As a
-    float it is the per-document value there; corpus metrics still aggregate exactly; and no document is scored twice
-    (`scores`).
+    lm-eval passes the result of `process_results` to the aggregation and logs the same object with the sample. The log
+    shows the per-document value, while corpus metrics still aggregate exactly. No document is scored twice (`scores`).
     """
 
     score: DocumentScore
 
     def __new__(cls, metric: str, score: DocumentScore) -> "MetricValue":
-        """Create the value of one metric from a score."""
+        """Create the value of one metric from a document's score."""
         self = super().__new__(cls, score.values[metric])
         self.score = score
         return self
 
 
 class Bound(partial[Any]):
-    """Function with its first arguments bound, whose repr is its name only.
+    """A `functools.partial` whose repr is only the function's name.
 
-    lm-eval writes the repr of every callable into its results; that of a plain partial would contain the texts of the
-    whole data set and addresses of objects.
+    lm-eval writes the repr of every callable into its results. The repr of a plain partial would contain the texts of
+    the whole data set, and memory addresses.
     """
 
     def __repr__(self) -> str:
@@ -51,7 +50,7 @@ class Bound(partial[Any]):
 
 
 def config(task: "Task", documents: "Sequence[Document]", kind: "ModelKind") -> dict[str, Any]:
-    """Return the configuration described in `Task.lm_eval_config`."""
+    """Return a task configuration with which lm-eval evaluates these documents; see `Task.lm_eval_config`."""
     records = tuple(
         (document.key, task.prompt_for(document, kind), task.target(document), json.dumps(dict(document.fields)))
         for document in documents
@@ -91,7 +90,7 @@ def _process_results(task: "Task", doc: Mapping[str, Any], results: Sequence[str
 
 
 def scores(task: "Task", results: Mapping[str, Any]) -> dict[str, DocumentScore]:
-    """Return the score of every document, by its key, from the result of lm-eval's `evaluate` with its samples."""
+    """Return each document's `DocumentScore`, by document key, from lm-eval's `evaluate()` results with samples."""
     return {sample["doc"]["doc_key"]: sample[task.headline].score for sample in results["samples"][task.name]}
 
 

@@ -1,4 +1,4 @@
-"""Registry of tasks: this project's, those of other distributions and plug-ins, and those of lm-eval.
+"""Registry of tasks: bundled tasks, third-party tasks from packages and plug-ins, and tasks of lm-eval.
 
 Third parties publish tasks through the entry-point group ``exitbench.tasks``; the entry point names the class.
 """
@@ -33,10 +33,12 @@ _unusable: dict[str, str] = {}
 
 
 def register(task: type[Task]) -> type[Task]:
-    """Register a task by its name in this process; a run's workers find those of entry points and plug-ins.
+    """Register a task class by its name, in this process only; return the class.
+
+    Workers of a run have only the bundled tasks and those of entry points and plug-ins.
 
     Raises:
-        TypeError: The object is no complete task class.
+        TypeError: The object is not a subclass of `Task` with all required methods and attributes.
         ValueError: Another task has the name, or the name is reserved for other kinds of tasks.
     """
     if not (isinstance(task, type) and issubclass(task, Task)) or getattr(task, "__abstractmethods__", None):
@@ -66,13 +68,13 @@ def _discover() -> None:
 
 
 def task_names() -> tuple[str, ...]:
-    """Return the names of all tasks except lm-eval's, sorted; one translation pair stands for all of them."""
+    """Return the sorted names of all tasks except lm-eval's; of all translation tasks, only `wmt-en-fr` is listed."""
     _discover()
     return tuple(sorted(_TASKS))
 
 
 def unusable_tasks() -> dict[str, str]:
-    """Return the entry points whose task cannot be used, by name, with the reason."""
+    """Return why each unusable third-party task cannot be loaded, by the name of its entry point."""
     _discover()
     return dict(sorted(_unusable.items()))
 
@@ -86,7 +88,7 @@ def task_origin(task: type[Task]) -> str | None:
 
 
 def get_task(name: str, settings: LmEvalSettings | None = None) -> Task:
-    """Return the task of a name.
+    """Return the task with this name.
 
     Args:
         name: One of `task_names`; a translation data set with a pair, such as `wmt16-ro-en`; or `lm-eval:` and a task,
@@ -115,7 +117,9 @@ def get_task(name: str, settings: LmEvalSettings | None = None) -> Task:
 
 
 def aggregation(name: str, metric: str) -> Callable[[FloatArray, FloatArray], FloatArray]:
-    """Return the function that computes a task's metric, by their names in results; see `Task.aggregator`.
+    """Return the function from summed statistics to a metric's value, by the names of task and metric in results.
+
+    See `Task.aggregator`.
 
     Raises:
         UserError: The task or metric does not exist.

@@ -26,13 +26,15 @@ _INTEGERS = 1 << 63
 def resolve_files(
     task: str, data_dir: Path | None, files: Iterable[tuple[str, str]], role_sets: tuple[frozenset[str], ...]
 ) -> dict[str, Path]:
-    """Return the path of each role, after checking that the roles are one of the allowed sets.
+    """Return the path of each file of a local source by its role, after checking the roles.
+
+    A role says what a file is for, such as `data`, or the code of the file's language.
 
     Args:
         task: The task's name, for messages.
         data_dir: Folder that the paths are relative to.
-        files: Pairs (role, path).
-        role_sets: The sets of roles that form a complete source.
+        files: Pairs (role, path) from the suite.
+        role_sets: Allowed combinations of roles.
 
     Raises:
         UserError: data_dir is None; or a role is unknown, repeated or missing.
@@ -59,10 +61,12 @@ def resolve_files(
 
 
 def path_inside(folder: Path, path: str) -> Path:
-    """Return a path within a folder: a suite must not read other files of its user's machine.
+    """Return `folder / path`, after checking that it is inside the folder.
+
+    A suite, which may be third-party, must not read other files of its user's machine.
 
     Raises:
-        UserError: The path leads outside, directly or by a link.
+        UserError: The path leads out of the folder, directly or by a link.
     """
     inside = folder / path
     try:
@@ -77,7 +81,7 @@ def path_inside(folder: Path, path: str) -> Path:
 
 
 def read_text(path: Path) -> str:
-    """Read a UTF-8 file, plain or (by its name) .gz; a byte-order mark is removed.
+    """Read a UTF-8 file, plain or (if its name ends in .gz) compressed; a byte-order mark is removed.
 
     Raises:
         UserError: The file is missing or unreadable, damaged gzip, or not UTF-8; the message names the line.
@@ -93,7 +97,7 @@ def read_text(path: Path) -> str:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Read a text file as a list of lines, without line ends.
+    """Read a text file into a list of lines, without line ends.
 
     Lines end at a newline only: `str.splitlines` would also split at U+2028 and similar characters, which occur inside
     sentences of parallel corpora, and would shift all following pairs.
@@ -105,7 +109,7 @@ def read_lines(path: Path) -> list[str]:
 
 
 def read_parallel(path_a: Path, path_b: Path) -> list[tuple[str, str]]:
-    """Read two files whose lines correspond.
+    """Read two line-aligned files into pairs of corresponding lines.
 
     Raises:
         UserError: The files have different numbers of lines.
@@ -120,10 +124,10 @@ def read_parallel(path_a: Path, path_b: Path) -> list[tuple[str, str]]:
 
 
 def read_tab_separated(path: Path) -> list[tuple[str, str]]:
-    """Read the pairs of a tatoeba/manythings file: two texts per line and, in newer files, an attribution.
+    """Read the sentence pairs of a tatoeba/manythings file: two texts per line and, in newer files, an attribution.
 
     Raises:
-        UserError: A line has another number of columns.
+        UserError: A line has neither two nor three columns.
     """
     pairs = []
     for number, line in enumerate(read_lines(path), start=1):
@@ -138,7 +142,7 @@ def read_tab_separated(path: Path) -> list[tuple[str, str]]:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file.
+    """Read a JSON file; return its value.
 
     Raises:
         UserError: The file is not JSON; the message names line and column.
@@ -161,7 +165,7 @@ def require(value: object, kind: type[T], location: str) -> T:
     Args:
         value: The value that was read.
         kind: The required type: dict, list, str or int.
-        location: File and location, for the message.
+        location: File and position of the value, for the message.
 
     Raises:
         UserError: The value has another type, is too large an integer, or is a string that UTF-8 cannot encode.
@@ -178,13 +182,13 @@ def require(value: object, kind: type[T], location: str) -> T:
 
 
 def member(record: Mapping[str, object], key: str, kind: type[T], location: str) -> T:
-    """Return a record's value after checking that it exists and has the required type.
+    """Return the value of a key in a record, after checking that it exists and has the required type.
 
     Args:
         record: A JSON object.
-        key: Its key.
+        key: The key to read.
         kind: The required type.
-        location: File and location of the record, for the message.
+        location: File and position of the record, for the message.
 
     Raises:
         UserError: The key is missing or its value has another type.
@@ -195,7 +199,7 @@ def member(record: Mapping[str, object], key: str, kind: type[T], location: str)
 
 
 def read_hub(name: str, config: str | None, split: str) -> Iterable[Mapping[str, Any]]:
-    """Load one split of a hub data set.
+    """Load one split of a data set of the Hugging Face hub, or of its local cache.
 
     Raises:
         UserError: The hub cannot be reached or has no such split.
@@ -237,7 +241,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _at_most(file: gzip.GzipFile | io.BufferedReader, size_bytes: int) -> bytes:
-    """Read up to `size_bytes` of a file: a packed file may unpack to a thousand times its size."""
+    """Read at most `size_bytes` bytes of a file: a compressed file may unpack to a thousand times its size."""
     data = bytearray()
     while len(data) < size_bytes and (chunk := file.read(min(_CHUNK_BYTES, size_bytes - len(data)))):
         data += chunk
@@ -264,7 +268,7 @@ _MAX_MEMBERS = 10_000
 
 
 def read_members(path: Path, endings: str | tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    """Yield name and text of each regular file of a tar archive whose name has one of the endings.
+    """Yield (name, text) of each regular file in a tar archive, if the file's name has one of the endings.
 
     Raises:
         UserError: The file is not a tar archive, is damaged or too large, or contains text that is not UTF-8.
@@ -312,10 +316,13 @@ _MAX_FIELD_CHARACTERS = 1 << 24
 
 
 def read_table(path: Path) -> list[Mapping[str, Any]]:
-    """Read the records of a file in the format of its name's ending, with or without `.gz`.
+    """Read the records of a JSON, JSON lines, CSV, TSV or Parquet file; the ending of its name decides the format.
+
+    All formats but Parquet may be compressed (`.gz`).
 
     Raises:
-        UserError: The ending is not supported, or a record is no table of fields.
+        UserError: The ending is not supported, or the file does not have that format or contains a record without named
+            fields.
     """
     form = path.name.removesuffix(".gz").rpartition(".")[2]
     if form == "parquet":
@@ -331,16 +338,16 @@ def read_table(path: Path) -> list[Mapping[str, Any]]:
 
 
 def read_json_lines(path: Path) -> list[Mapping[str, Any]]:
-    """Read one JSON object per line; empty lines are skipped.
+    """Read a file with one JSON object per line; empty lines are skipped.
 
     Raises:
-        UserError: A line is no JSON object.
+        UserError: A line is not a JSON object.
     """
     return parse_json_lines(read_text(path), str(path))
 
 
 def parse_json_lines(text: str, location: str) -> list[Mapping[str, Any]]:
-    """Parse the text of JSON lines; see `read_json_lines`."""
+    """Parse text with one JSON object per line, as `read_json_lines` does; `location` is for error messages."""
     records: list[Mapping[str, Any]] = []
     # Split at newlines only: JSON may contain U+2028 and similar characters unescaped.
     for number, line in enumerate(text.split("\n"), start=1):
@@ -356,16 +363,16 @@ def parse_json_lines(text: str, location: str) -> list[Mapping[str, Any]]:
 
 
 def read_csv(path: Path, delimiter: str = ",") -> list[Mapping[str, Any]]:
-    """Read a table whose first line names the columns; every value is text.
+    """Read a CSV file into one dictionary per record; the first line names the columns, and every value is text.
 
     Raises:
-        UserError: A record does not have the columns of the first line.
+        UserError: A record has another number of columns than the first line.
     """
     return parse_csv(read_text(path), str(path), delimiter)
 
 
 def parse_csv(text: str, location: str, delimiter: str = ",") -> list[Mapping[str, Any]]:
-    """Parse the text of a table; see `read_csv`."""
+    """Parse the text of a CSV table, as `read_csv` does; `location` is for error messages."""
     before = csv.field_size_limit(_MAX_FIELD_CHARACTERS)
     rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     records: list[Mapping[str, Any]] = []

@@ -58,7 +58,7 @@ FIELDS = ("id", "title", "context", "question", "answers")
 
 
 class Squad(Task):
-    """Extractive question answering: SQuAD v1.1, and sets of the same JSON form.
+    """Extractive question answering: SQuAD v1.1, and data sets in the same JSON format.
 
     Metrics: `f1` and `em`, 0..100, the maximum over the reference answers.
     """
@@ -79,31 +79,31 @@ class Squad(Task):
     )
 
     def prompt(self, doc: Document) -> str:
-        """Return the question in T5's format."""
+        """Return the prompt in T5's format: the question, then the context."""
         return f"question: {doc.fields['question']} context: {doc.fields['context']}"
 
     def causal_prompt(self, doc: Document) -> str:
-        """Return the context followed by the question: a decoder-only model answers what it reads last."""
+        """Return the prompt with the context before the question: a decoder-only model answers what it reads last."""
         return f"context: {doc.fields['context']} question: {doc.fields['question']}"
 
     def passage(self, doc: Document) -> str:
-        """Return the passage, which several questions share."""
+        """Return the passage, which several questions may share."""
         return str(doc.fields["context"])
 
     def group(self, doc: Document) -> str:
-        """Return the title of the article, which several passages share."""
+        """Return the title of the article, so that all passages of an article are in the same part (train or test)."""
         return str(doc.fields["title"])
 
     def target(self, doc: Document) -> str:
-        """Return the first reference answer."""
+        """Return the document's first reference answer."""
         return str(doc.fields["answers"]["text"][0])
 
     def with_reference(self, doc: Document, text: str) -> Document:
-        """Return the document with `text` as its only reference."""
+        """Return a copy of the document with `text` as its only reference."""
         return Document(doc.key, {**doc.fields, "answers": {"text": [text], "answer_start": [0]}})
 
     def score(self, doc: Document, output: str) -> DocumentScore:
-        """Score an answer against the reference answers."""
+        """Return F1 and exact match of an answer: for each, the best value over the reference answers."""
         answers = doc.fields["answers"]["text"]
         return DocumentScore({"f1": 100 * token_f1(output, answers), "em": 100 * exact_match(output, answers)})
 
@@ -118,7 +118,7 @@ def read_squad(path: Path) -> list[dict[str, Any]]:
     """Flatten a SQuAD v1.1 JSON file to one record per question, with the hub's field names.
 
     Raises:
-        UserError: A record does not have the form of SQuAD v1.1; the message names the record and the key.
+        UserError: A record does not have the format of SQuAD v1.1; the message names the record and the key.
     """
     root = require(read_json(path), dict, str(path))
     records = []

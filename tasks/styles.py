@@ -1,7 +1,8 @@
 """Prompt styles of this project's tasks: T5's format, chats with an instruction, and completions with examples.
 
-`t5` is the format of `Task.prompt` and `Task.causal_prompt`, which encoder-decoders and this project's trained models
-know. Instruct models are asked in a chat, and base decoders continue a text that ends with a cue for the answer.
+Style `t5` is the format of `Task.prompt` and `Task.causal_prompt`, which encoder-decoder models and this project's
+trained models know. Style `chat` is for instruction-tuned models. In style `completion`, a base model continues a text
+that ends with a cue for the answer.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ class StyleTexts:
     """Texts of a task in the styles `chat` and `completion`.
 
     Attributes:
-        instruction: What to do.
-        chat_instruction: What a chat model is told in addition, because it tends to write whole sentences.
-        question: Template of what the model is given.
-        cue: Words after which a completion has the answer.
-        stop: String that ends the answer of a completion.
-        fields: Names of the fields that templates may use: all without the reference.
-        examples: Default number of examples of a completion.
-        hub_split: Split of the hub's data set that examples are drawn from.
+        instruction: Instruction at the start of the prompt.
+        chat_instruction: Sentence that style `chat` adds to the instruction, because chat models tend to write whole
+            sentences.
+        question: Template of the document's input, with names of fields in braces.
+        cue: Text at the end of a `completion` prompt, after which the model writes the answer, such as `Answer:`.
+        stop: String at which the generated answer ends, in style `completion`.
+        fields: Names of the document's fields that templates may use: all but the reference.
+        examples: Default number of few-shot examples in style `completion`.
+        hub_split: Split of the hub's data set from which few-shot examples are drawn.
     """
 
     instruction: str
@@ -54,15 +56,15 @@ class StyleTexts:
 
 @dataclass(frozen=True)
 class Prompting:
-    """Prompts of a task in a style other than the task's own format.
+    """Rule that builds a task's prompts in a style other than the task's own format.
 
     Attributes:
-        style: The style; `t5` with a template of the user's.
+        style: Prompt style; `t5` only together with the user's own template.
         template: Template of a document's question, up to the cue.
         fields: Names of the fields that the template may use.
-        instruction: What to do; empty for none.
-        examples: Questions with answers that precede the question.
-        excluded: Digests of the examples' passages, which no document of a cell may have.
+        instruction: Instruction at the start of the prompt; empty for none.
+        examples: Few-shot examples as text, each a question with its answer.
+        excluded: Digests of the examples' passages; documents with one of these passages are not evaluated.
     """
 
     style: PromptStyle
@@ -77,17 +79,17 @@ class Prompting:
         return parse(self.template, frozenset(self.fields), "prompt")
 
     def text(self, fields: Mapping[str, Any]) -> str:
-        """Return the prompt of a document with these fields."""
+        """Return the prompt of a document, given its fields by name."""
         parts = [self.instruction] if self.instruction else []
         return _BETWEEN.join([*parts, *self.examples, render(self._pieces, fields)])
 
     def excludes(self, task: Task, document: Document) -> bool:
-        """Return whether a document has the passage of an example."""
+        """Return whether a document shares its passage with a few-shot example, and so must not be evaluated."""
         return bool(self.excluded) and _digest(task, document) in self.excluded
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Prompting:
-        """Rebuild it from its JSON."""
+        """Rebuild a `Prompting` from its JSON record."""
         lists = {name: tuple(record[name]) for name in ("fields", "examples", "excluded")}
         return cls(**{**record, **lists})
 
@@ -95,14 +97,14 @@ class Prompting:
 def prompting(
     texts: StyleTexts, task: Task, style: PromptStyle, template: str | None, examples: Sequence[Document] = ()
 ) -> Prompting:
-    """Return a task's prompts in a style.
+    """Return the rule that builds a task's prompts in a style.
 
     Args:
-        texts: The task's texts.
+        texts: The task's texts for the styles `chat` and `completion`.
         task: The task.
-        style: The style; `t5` needs a template.
-        template: The user's template, which replaces instruction, question and cue; None: the task's texts.
-        examples: Documents that precede the question with their answers, for completions.
+        style: The style; `t5` requires a template.
+        template: The user's template, which replaces instruction, question and cue; None: use those of `texts`.
+        examples: Documents that become few-shot examples in style `completion`.
 
     Example: the question of a SQuAD document as a completion without examples.
 
@@ -132,10 +134,10 @@ def prompting(
 def choose_examples(
     task: Task, pool: Iterable[Document], evaluated: Iterable[Document], number: int, seed: int
 ) -> list[Document]:
-    """Return examples from a pool: those that come first in an order given by the seed.
+    """Return `number` few-shot examples from a pool of documents, in an order determined by the seed.
 
     Only the shorter half of the pool is used, since every prompt contains the examples. No two examples have the same
-    passage, and none has that of an evaluated document.
+    passage, and no example has the passage of an evaluated document.
     """
     taken = {task.passage(document) for document in evaluated}
     free = {passage: document for document in pool if (passage := task.passage(document)) not in taken}

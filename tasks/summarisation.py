@@ -29,7 +29,7 @@ ROUGE_VERSION: Final = f"rouge-score|f-measure|stemmer:porter|version:{version('
 
 @cache
 def rouge_scorer(*names: str) -> "RougeScorer":
-    """Return a scorer for some of ROUGE's variants, such as ``rougeL``."""
+    """Return rouge-score's scorer, with stemming, for the named variants of ROUGE, such as ``rougeL``."""
     # Imported at the first score: nltk and SciPy take a second, which listing tasks should not wait for.
     from rouge_score.rouge_scorer import RougeScorer
 
@@ -37,7 +37,7 @@ def rouge_scorer(*names: str) -> "RougeScorer":
 
 
 def read_dialogues(path: Path) -> list[dict[str, Any]]:
-    """Read SAMSum's original format, a JSON list of objects with id, dialogue and summary.
+    """Read SAMSum's original format: a JSON list of objects with id, dialogue and summary.
 
     Raises:
         UserError: A record has another form; the message names the record and the key.
@@ -51,9 +51,10 @@ def read_dialogues(path: Path) -> list[dict[str, Any]]:
 
 
 def read_dialogues_of_lines(path: Path) -> list[dict[str, Any]]:
-    """Read DialogSum's original format: JSON lines with fname, dialogue, and summary or (test split) summary1 of three.
+    """Read DialogSum's original format: JSON lines with fname, dialogue and summary.
 
-    The hub's CSV file, with id, dialogue, summary and topic, is read too.
+    The test split has three summaries, of which summary1 is used. The hub's CSV file, with id, dialogue, summary and
+    topic, is read too.
 
     Raises:
         UserError: A record has another form; the message names the record and the key.
@@ -85,7 +86,7 @@ def read_articles(path: Path) -> list[dict[str, Any]]:
 
 
 def read_patents(path: Path) -> list[dict[str, Any]]:
-    """Read BigPatent's original format: JSON lines with publication_number, description, abstract, or a tar of these.
+    """Read BigPatent's original JSON lines with publication_number, description and abstract, or a tar of such files.
 
     Raises:
         UserError: A record has another form; the message names the record and the key.
@@ -115,16 +116,16 @@ METRICS: Final = ("rougeL", "rouge1", "rouge2")
 
 @dataclass(frozen=True)
 class SummaryDataset:
-    """Data set of texts with summaries.
+    """Data set of texts with summaries, and the texts of its prompts.
 
     Attributes:
         fields: Names of its fields: id, text, summary. Records of a data set without ids get their number as id.
         hub: Name of the data set on the hub, and its configuration.
-        read: Function that reads a local file in its original format into records with these fields.
-        max_new_tokens: Maximum number of tokens of a summary.
-        instruction: What the styles `chat` and `completion` tell the model to do.
-        title: Word that introduces the text in these styles.
-        examples: Default number of examples of a completion; none where texts are long.
+        read: Function that reads a local file in the original format into records with these fields.
+        max_new_tokens: Maximum number of generated tokens of a summary.
+        instruction: Instruction to the model in the styles `chat` and `completion`.
+        title: Word that precedes the text in these styles.
+        examples: Default number of few-shot examples in style `completion`; 0 if texts are long.
     """
 
     fields: tuple[str, str, str]
@@ -161,7 +162,7 @@ CORPORA: Final = {
 
 
 class Summarisation(Task):
-    """Summaries of texts.
+    """Summarisation of dialogues, news articles or patents.
 
     Metrics: `rougeL`, `rouge1`, `rouge2`: F-measures with stemming, 0..100.
 
@@ -189,19 +190,19 @@ class Summarisation(Task):
         )
 
     def prompt(self, doc: Document) -> str:
-        """Return the text to summarise in T5's format."""
+        """Return the prompt in T5's format: the text to summarise after `summarize:`."""
         return f"summarize: {doc.fields[self.corpus.fields[1]]}"
 
     def target(self, doc: Document) -> str:
-        """Return the reference summary."""
+        """Return the document's reference summary."""
         return str(doc.fields[self.corpus.fields[2]])
 
     def with_reference(self, doc: Document, text: str) -> Document:
-        """Return the document with `text` as its only reference."""
+        """Return a copy of the document with `text` as its only reference."""
         return Document(doc.key, {**doc.fields, self.corpus.fields[2]: text})
 
     def score(self, doc: Document, output: str) -> DocumentScore:
-        """Score a summary against the reference."""
+        """Return the ROUGE F-measures of a summary against the reference."""
         scores = rouge_scorer(*METRICS).score(self.target(doc), output)
         return DocumentScore({metric: 100 * scores[metric].fmeasure for metric in self.metrics})
 

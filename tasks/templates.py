@@ -10,18 +10,18 @@ Pieces = tuple[tuple[str, str | None], ...]
 
 
 def parse(template: str, fields: frozenset[str], location: str) -> Pieces:
-    """Parse a template such as ``question: {question}``; a literal brace is doubled.
+    """Parse a template such as ``question: {question}`` into literal texts and field names; a literal brace is doubled.
 
     >>> parse("Q: {question}", frozenset({"question"}), "prompt")
     (('Q: ', 'question'),)
 
     Args:
-        template: The text.
+        template: Text with names of fields in braces.
         fields: Names that may be used in braces.
-        location: Location of the template, for messages.
+        location: File and key of the template, for messages.
 
     Raises:
-        UserError: Braces contain something else than a field's name, or a brace is unmatched.
+        UserError: Braces contain something other than a field's name, or a brace is unmatched.
     """
     try:
         parts = list(Formatter().parse(template))
@@ -39,10 +39,10 @@ def parse(template: str, fields: frozenset[str], location: str) -> Pieces:
 
 
 def fields_of(pieces: Pieces) -> frozenset[str]:
-    """Return the fields that a template uses."""
+    """Return the names of the fields that a parsed template uses."""
     return frozenset(name for _, name in pieces if name is not None)
 
 
 def render(pieces: Pieces, values: Mapping[str, object]) -> str:
-    """Return the template filled with the fields' values; values are not parsed as templates."""
+    """Return a parsed template filled with the fields' values; values are not parsed as templates."""
     return "".join(literal + ("" if name is None else str(values[name])) for literal, name in pieces)

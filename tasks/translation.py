@@ -74,9 +74,12 @@ _NAME: Final = re.compile(r"(?P<data_set>[a-z]+\d*)-(?P<source>[a-z]{2,3})-(?P<t
 
 
 class LanguagePair(NamedTuple):
-    """Data set, source language and target language.
+    """Data set and languages that the name of a translation task stands for.
 
     Attributes:
+        data_set: Name of the data set, such as `wmt16`.
+        source: Code of the source language, such as `ro`.
+        target: Code of the target language.
         hub: Name of the data set on the hub; None if it is not there.
     """
 
@@ -93,7 +96,7 @@ def is_pair(name: str) -> bool:
 
 
 def parse_pair(name: str) -> LanguagePair:
-    """Return the pair that a translation task's name stands for.
+    """Parse the name of a translation task into its data set and languages.
 
     Raises:
         UserError: The name contains an unknown language, or the same language twice.
@@ -126,12 +129,12 @@ class Bleu:
         self._sentence = BLEU(tokenize=tokenizer, effective_order=True)
 
     def statistics(self, output: str, reference: str) -> list[float]:
-        """Return system length, reference length, 4 correct and 4 total n-gram counts, [10]."""
+        """Return token counts (output, reference), then matching and total n-gram counts for n from 1 to 4, [10]."""
         score = _sentence_bleu(self._sentence, output, reference)
         return [float(count) for count in (score.sys_len, score.ref_len, *score.counts, *score.totals)]
 
     def sentence_score(self, output: str, reference: str) -> float:
-        """Return sacrebleu's sentence BLEU, 0..100."""
+        """Return sacrebleu's sentence BLEU of an output, 0..100."""
         return float(_sentence_bleu(self._sentence, output, reference).score)
 
 
@@ -146,19 +149,19 @@ bleu_by = functools.cache(Bleu)
 
 @functools.cache
 def signature(bleu: Bleu) -> str:
-    """Return sacrebleu's signatures of BLEU and chrF, which name every setting and the version."""
+    """Return sacrebleu's signatures of BLEU and chrF, which contain all their settings and sacrebleu's version."""
     for metric in (bleu.corpus, _CHRF):
         metric.corpus_score(["a"], [["a"]])  # sets the number of references in the signature
     return f"bleu[{bleu.corpus.get_signature()}] chrf[{_CHRF.get_signature()}]"
 
 
 def sentence_chrf(output: str, reference: str) -> float:
-    """Return sacrebleu's sentence chrF, 0..100."""
+    """Return sacrebleu's sentence chrF of an output, 0..100."""
     return float(_CHRF._aggregate_and_compute([_chrf_counts(output, reference)]).score)
 
 
 def chrf_statistics(output: str, reference: str) -> list[float]:
-    """Return hypothesis, reference and matching n-gram counts for each of 6 character orders, [18]."""
+    """Return the character n-gram counts (output, reference, matching) for each n from 1 to 6, [18]."""
     return [float(count) for count in _chrf_counts(output, reference)]
 
 
@@ -173,7 +176,7 @@ def corpus_bleu(total: FloatArray) -> FloatArray:
     """Return corpus BLEU (exponential smoothing), 0..100.
 
     Args:
-        total: [..., 10] sums of `Bleu.statistics`.
+        total: [..., 10] sums over documents of `Bleu.statistics`.
     """
     system_length, reference_length = total[..., 0], total[..., 1]
     correct, count = total[..., 2 : 2 + _ORDER], total[..., 2 + _ORDER :]
@@ -191,7 +194,7 @@ def corpus_chrf(total: FloatArray) -> FloatArray:
     """Return corpus chrF, 0..100.
 
     Args:
-        total: [..., 18] sums of `chrf_statistics`.
+        total: [..., 18] sums over documents of `chrf_statistics`.
     """
     counts = total.reshape(*total.shape[:-1], -1, 3)
     hypothesis, reference, match = counts[..., 0], counts[..., 1], counts[..., 2]
@@ -212,15 +215,16 @@ class Translation(Task):
     """Translation of sentences from one language to another: WMT, IWSLT, and any other sentence pairs.
 
     Metrics: `bleu` and `chrf`, 0..100, corpus scores equal to sacrebleu's; a document's value is the sentence score.
-    Local files: one per language, aligned line by line, with the languages' codes as roles (`en` and `fr`); or `pairs`,
-    a file of columns, of which English is the first.
+
+    Local files: one per language, aligned line by line, with the languages' codes as roles (`en` and `fr`). Or one
+    tab-separated file with the role `pairs`, whose first column is English.
 
     Args:
-        name: Data set and pair, such as `wmt-en-fr`, `wmt16-ro-en`, `iwslt14-de-en`. The data set matters for the hub
-            source only; `wmt` is WMT14.
+        name: Data set and languages, such as `wmt-en-fr`, `wmt16-ro-en`, `iwslt14-de-en`. The data set matters for the
+            hub source only; `wmt` is WMT14.
 
     Raises:
-        UserError: The name contains an unknown language.
+        UserError: The name contains an unknown language, or the same language twice.
     """
 
     metrics = ("bleu", "chrf")
@@ -244,20 +248,20 @@ class Translation(Task):
         )
 
     def prompt(self, doc: Document) -> str:
-        """Return the sentence to translate in T5's format."""
+        """Return the prompt in T5's format: the sentence after, for example, `translate English to French:`."""
         source, target = LANGUAGES[self.pair.source], LANGUAGES[self.pair.target]
         return f"translate {source} to {target}: {doc.fields[self.pair.source]}"
 
     def target(self, doc: Document) -> str:
-        """Return the reference translation."""
+        """Return the document's reference translation."""
         return str(doc.fields[self.pair.target])
 
     def with_reference(self, doc: Document, text: str) -> Document:
-        """Return the document with `text` as its only reference."""
+        """Return a copy of the document with `text` as its only reference."""
         return Document(doc.key, {**doc.fields, self.pair.target: text})
 
     def score(self, doc: Document, output: str) -> DocumentScore:
-        """Score a translation against the reference."""
+        """Return BLEU and chrF of a translation against the reference."""
         reference = self.target(doc)
         statistics = {
             "bleu": self._bleu.statistics(output, reference),
@@ -270,7 +274,7 @@ class Translation(Task):
         return DocumentScore(values, statistics)
 
     def aggregate(self, metric: str, total: FloatArray, n: FloatArray) -> FloatArray:
-        """Return the corpus score from summed statistics; see `Task.aggregate`."""
+        """Return the corpus score of a metric from summed statistics; see `Task.aggregate`."""
         return {"bleu": corpus_bleu, "chrf": corpus_chrf}[metric](total)
 
     def _read_local(self, files: Mapping[str, Path]) -> list[dict[str, Any]]:
@@ -291,6 +295,6 @@ class Translation(Task):
         return self._numbered((row["translation"][languages[0]], row["translation"][languages[1]]) for row in rows)
 
     def _numbered(self, pairs: Iterable[tuple[str, str]]) -> list[dict[str, Any]]:
-        """Return records whose id is the line number, since corpora repeat sentence pairs."""
+        """Return records of sentence pairs, with the line number as id, since corpora repeat sentence pairs."""
         source, target = self.pair.source, self.pair.target
         return [{"id": str(number), source: text, target: other} for number, (text, other) in enumerate(pairs, start=1)]

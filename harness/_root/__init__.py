@@ -77,7 +77,7 @@ register_with_lm_eval()
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name when it is first used."""
+    """Import and return a public name of this package when it is first used."""
     if name not in _PLACES:
         raise AttributeError(f"module 'exitbench' has no attribute {name!r}")
     module, _, attribute = _PLACES[name].partition(":")

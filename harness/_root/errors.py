@@ -23,7 +23,7 @@ _NO_MEMORY: Final = (
 
 
 class UserError(ValueError):
-    """Bad input. The message names the wrong value, its place and the allowed values, and fits on one screen.
+    """Exception for bad input. The message names the wrong value, its place and the allowed values, on one screen.
 
     Examples:
         >>> try:

@@ -23,7 +23,7 @@ _LIST: Final = "lm_eval.models"
 
 
 def register_with_lm_eval() -> None:
-    """Register with lm-eval now if it has been imported, otherwise when it is imported."""
+    """Register this project's models with lm-eval: now if lm-eval has been imported, otherwise when it is imported."""
     if _LIST in sys.modules:
         _register()
     elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):

@@ -42,19 +42,19 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Expected:
-    """Kind of a cell, and the estimated seconds it takes if there is an estimate, both available before it runs."""
+    """Kind of a cell and its estimated duration in seconds (None without an estimate), both known before it runs."""
 
     kind: str = ""
     seconds: float | None = None
 
 
 def progress(cells: Mapping[str, Expected], cell_noun: str = "cells", unit: str = "document") -> Progress:
-    """Return bars on stderr if it is a terminal, otherwise plain lines.
+    """Return a progress display on stderr: bars if stderr is a terminal, otherwise plain lines.
 
     Args:
         cells: All cells to run, by label.
         cell_noun: Plural noun for the cells.
-        unit: Singular noun for the parts of a cell.
+        unit: Singular noun for what is counted within a cell.
     """
     stream = sys.stderr
     return Bars(cells, stream, cell_noun) if stream.isatty() else Lines(cells, stream, unit)
@@ -63,7 +63,7 @@ def progress(cells: Mapping[str, Expected], cell_noun: str = "cells", unit: str 
 class TimeLeft:
     """Estimate of the remaining time, corrected by how long finished cells of the same kind took.
 
-    A timing cell takes a hundred times as long as a replay, so the mean over all cells misleads: replays come last.
+    A timing cell takes a hundred times as long as a replay, so a mean over all kinds would mislead.
     """
 
     def __init__(self, cells: Mapping[str, Expected]) -> None:
@@ -80,7 +80,7 @@ class TimeLeft:
             self._taken[weight[0]].append((seconds, weight[1]))
 
     def seconds(self, now_s: float) -> float | None:
-        """Return the estimated seconds until all cells have ended; None before any has ended."""
+        """Return the estimated seconds from `now_s` until all cells have ended; None until the first cell has ended."""
         finished = [pair for pairs in self._taken.values() for pair in pairs]
         taken_s = sum(seconds for seconds, _ in finished)
         if taken_s <= 0:
@@ -97,7 +97,11 @@ def _rate(finished: Sequence[tuple[float, float]]) -> float:
 
 @contextmanager
 def counting(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show one bar on a terminal, or nothing elsewhere. Yield a callback that takes (number done, total)."""
+    """Show one progress bar, named `what`, on a terminal while the context is open; show nothing elsewhere.
+
+    Yields:
+        A callback that updates the bar; its arguments are the number done and the total.
+    """
     if not sys.stderr.isatty():
         yield lambda n_done, total: None
         return
@@ -111,7 +115,7 @@ MAX_BARS = 8
 
 
 class Bars:
-    """Progress bars: all cells, and the documents of each running cell, with the remaining time."""
+    """Display with one progress bar for all cells, one per running cell for its documents, and the remaining time."""
 
     def __init__(self, cells: Mapping[str, Expected], stream: TextIO, cell_noun: str = "cells") -> None:
         self._bars, self._time_left = _bars(stream), TimeLeft(cells)
@@ -126,12 +130,12 @@ class Bars:
             self._running[label] = self._bars.add_task(visible(label), total=documents)
 
     def documents_done(self, label: str, n_done: int) -> None:
-        """Update the cell's bar."""
+        """Set the cell's bar to `n_done` documents."""
         if (bar := self._running.get(label)) is not None:
             self._bars.update(bar, completed=n_done, refresh=True)
 
     def end(self, label: str, status: str) -> None:
-        """Advance the overall bar. A status other than ``ok`` stays on the screen."""
+        """Remove the cell's bar and advance the bar of all cells; print a status other than ``ok`` above the bars."""
         if (bar := self._running.pop(label, None)) is not None:
             self._bars.remove_task(bar)
         if status != "ok":
@@ -141,7 +145,7 @@ class Bars:
         self._bars.update(self._cells, advance=1, left_s=self._time_left.seconds(now_s))
 
     def note(self, text: str) -> None:
-        """Write the line above the bars."""
+        """Write a message above the bars."""
         self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def __enter__(self) -> Self:
@@ -170,7 +174,7 @@ def _bars(stream: TextIO) -> "rich.progress.Progress":
     from rich.text import Text
 
     class Remaining(TimeRemainingColumn):
-        """Column with the remaining time: the estimate of the bar if given, otherwise rich's from the speed so far."""
+        """Column with the remaining time: the bar's field `left_s` if it is set, otherwise rich's own estimate."""
 
         def render(self, task: Task) -> Text:
             left_s = task.fields.get("left_s")
@@ -233,7 +237,7 @@ class Lines:
             tell(f"{self._ended} of {self._cells} done, {n_left} left: about {about}", self._stream)
 
     def note(self, text: str) -> None:
-        """Write the text as a line."""
+        """Write a message on a line of its own."""
         with self._lock:
             print(text, file=self._stream, flush=True)
 

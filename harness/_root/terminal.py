@@ -79,7 +79,7 @@ def without_middle(text: str, width: int) -> str:
 
 
 def one_screen(text: str) -> str:
-    """Return a message cut to 20 lines and each line to about twenty terminal lines."""
+    """Return a message cut to 20 lines, and each line to 1,600 characters (about twenty lines of a terminal)."""
     lines = text.split("\n")
     n_cut = len(lines) - _SCREEN_LINES
     if n_cut > 0:

@@ -1,1 +1,1 @@
-"""Postprocessing of stored results: rescoring, part-of-speech tags, replays, tuning, reproducibility checks."""
+"""Work on stored results: rescoring, part-of-speech tags, replays, tuning, and checks of reproducibility."""

@@ -1,4 +1,4 @@
-"""Tag parts of speech in the tokens of full depth's stored answers. Needs the database, but no model."""
+"""Part-of-speech tags for the tokens of full depth's stored answers; needs the database, but no model."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -30,12 +30,12 @@ _TOKENIZERS: Final = "SELECT DISTINCT tokenizer_sha256 AS t FROM vocabulary"
 
 @dataclass(frozen=True)
 class AnnotationReport:
-    """Outcome of `annotate`.
+    """Numbers of runs that `annotate` has tagged or left out.
 
     Attributes:
         tagged: Number of runs whose tags were written.
-        current: Number of runs that already had tags of this tagger.
-        unspelled: Attempts that were skipped because their tokenizer's vocabulary is not stored.
+        current: Number of runs that already had tags from this tagger.
+        unspelled: Ids of attempts that were skipped, because the vocabulary of their tokenizer is not stored.
     """
 
     tagged: int
@@ -46,14 +46,14 @@ class AnnotationReport:
 def annotate(
     database: Database, spool_root: Path, names: Sequence[str], tagger: Tagger, progress: Callable[[int, int], None]
 ) -> AnnotationReport:
-    """Tag the named full-depth runs; without names, tag all full-depth runs.
+    """Write part-of-speech tags for the answers of the named full-depth runs; without names, of all full-depth runs.
 
     Args:
-        database: Open database with the answers.
-        spool_root: The spool, to which tags are written (`results.beside.derived`).
+        database: Open database that contains the answers.
+        spool_root: Folder of the spool, to which the tags are written (`results.beside.derived`).
         names: Names of runs (see `results.analysis.selection`).
         tagger: Tagger for the language of the answers.
-        progress: Called with (runs done, runs to do).
+        progress: Callback that receives (number of runs done, number of runs to do).
 
     Raises:
         UserError: A name matches no run, or the spool cannot be written.
@@ -87,7 +87,7 @@ def _run(row: Mapping[str, Any]) -> Run:
 
 
 def _tags(database: Database, attempt_id: str, tokenizer_sha256: str, tagger: Tagger) -> pa.Table:
-    """Return the tags of one run's answers, one row per token that belongs to a word."""
+    """Return the part-of-speech tags of one run's answers, as a table with one row per token that belongs to a word."""
     answers = database.query(_TOKENS, {"attempt": attempt_id}).to_pylist()
     texts = token_texts(
         database, tokenizer_sha256, {token_id for answer in answers for token_id in answer["token_ids"]}

@@ -1,4 +1,4 @@
-"""Candidates of a tuning: settings that keep full depth's tokens in a replay, and that can save time on the model."""
+"""Candidates of a tuning: settings that keep most of full depth's tokens in a replay and can save time on the model."""
 
 from __future__ import annotations
 
@@ -32,27 +32,35 @@ _DRAFTS: Final = (1, 2, 3, 4, 6, 8)
 
 @dataclass(frozen=True)
 class DecoderCosts:
-    """Memory traffic of one decoded token on a model, in units of one decoder block.
+    """Memory traffic of parts of a model for one decoded token, in units of the traffic of one decoder block.
 
     Attributes:
-        lm_head_blocks: One read of the LM head.
-        gate_blocks: One evaluation of each method's gate, by method; a missing method's gate costs nothing.
+        lm_head_blocks: Traffic of one read of the LM head.
+        gate_blocks: Traffic of one evaluation of a method's gate, by method name; gates of other methods cost nothing.
     """
 
     lm_head_blocks: float = 0.0
     gate_blocks: Mapping[str, float] = field(default_factory=dict)
 
     def speedup(self, n_blocks: int, token_blocks: float) -> float:
-        """Return the predicted speed-up over full depth of a token that costs ``token_blocks`` without the LM head."""
+        """Return the predicted speed-up over full depth, which is full depth's traffic per token over the method's.
+
+        Args:
+            n_blocks: Number of decoder blocks.
+            token_blocks: The method's mean traffic per token without the final read of the LM head, in blocks.
+        """
         return (n_blocks + self.lm_head_blocks) / (token_blocks + self.lm_head_blocks)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A setting worth decoding, with the results of its replay (`simulated`).
+    """A setting (method with parameters) that may be decoded, with the results of its replay.
 
     Attributes:
-        token_blocks: Cost of a token in blocks: exit layer plus gate evaluations that did not lead to an exit.
+        point: The setting.
+        mean_exit_layer: Mean exit layer in the replay.
+        token_match: Share of tokens in the replay that equal full depth's.
+        token_blocks: Mean cost of a token, in blocks: exit layer, plus gate evaluations that did not lead to an exit.
     """
 
     point: Point
@@ -63,7 +71,12 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Search:
-    """Candidates, and the reason why a method has none, one sentence per method."""
+    """Result of a search: candidates to decode, and why some methods have none.
+
+    Attributes:
+        candidates: The candidates of all methods.
+        omissions: One sentence for each method without a candidate, with the reason.
+    """
 
     candidates: tuple[Candidate, ...]
     omissions: tuple[str, ...]
@@ -77,20 +90,21 @@ def find_candidates(
     costs: DecoderCosts | None = None,
     shares: Sequence[float] = SHARES,
 ) -> Search:
-    """Search the thresholds of every method, and every static depth, by replay.
+    """Search for candidates by replay: all thresholds of each method, and all static exit layers.
 
     Args:
-        database: Database with a probe of the model's answers to the task.
+        database: Database that contains a probe of the model's answers to the task.
         place: MODEL/TASK of the probe.
-        methods: Names of methods with a threshold.
-        max_loss_percent: Maximum loss, in percent of full depth's quality.
-        costs: Costs of gates on this model. With costs, an expensive gate is evaluated at fewer blocks, drafting is
-            considered too, and settings that cannot be faster than full depth are left out. None: every gate is
+        methods: Names of the methods to search; each has a threshold.
+        max_loss_percent: Maximum loss of quality, in percent of full depth's quality.
+        costs: Costs of LM head and gates on this model. With them, expensive gates are evaluated at fewer blocks, and
+            drafting is considered too. Settings that cannot be faster than full depth are left out. None: every gate is
             evaluated at every block, and nothing is left out.
         shares: Multiples of the allowed loss (`SHARES`).
 
     Returns:
-        A few candidates per method: for every share, the cheapest setting that keeps it.
+        A few candidates per method: for each share, the cheapest setting whose share of differing tokens is small
+        enough.
 
     Raises:
         UserError: A parameter does not fit the model.
@@ -137,10 +151,14 @@ def _why_left_out(name: str, gate_blocks: float, can_be_faster: bool, max_loss_p
 
 
 def unsearched_candidates(methods: Sequence[str], n_blocks: int) -> tuple[Candidate, ...]:
-    """Return every static depth and a coarse grid of each method's threshold, for models without a replay.
+    """Return candidates without a replay: every static exit layer, and a coarse grid of each method's threshold.
 
-    A method without a threshold has an integer parameter of its own that counts blocks. Costs and token matches are not
-    known (nan).
+    For a method without a threshold, its integer parameters that count blocks take every value. Costs and token matches
+    are unknown (nan).
+
+    Args:
+        methods: Names of the methods.
+        n_blocks: Number of the model's blocks.
     """
     fixed, parameter = fixed_depth_method()
     settings: list[tuple[type[Method], dict[str, Any]]] = [(fixed, {parameter: depth}) for depth in range(1, n_blocks)]
@@ -166,12 +184,12 @@ def _counts_of_blocks(kind: type[Method]) -> list[str]:
 
 
 def used_params(method: Method) -> set[str]:
-    """Return the names of the parameters that have an effect."""
+    """Return the names of a method's parameters that have an effect, given the values of the other parameters."""
     return method.params().keys() - method.unused_params()
 
 
 def threshold_grid(kind: type[Method]) -> list[float]:
-    """Return the thresholds to search: evenly spaced between the bounds, or geometric if there is no upper bound."""
+    """Return a method's thresholds to search: evenly spaced between its bounds; geometric without an upper bound."""
     (bounds,) = (entry for entry in dataclasses.fields(kind) if entry.name == "threshold")
     low, high = bounds.metadata["low"], bounds.metadata["high"]
     if high is not None:
@@ -180,7 +198,11 @@ def threshold_grid(kind: type[Method]) -> list[float]:
 
 
 def _periods(kind: type[Method], gate_blocks: float, n_blocks: int) -> list[int]:
-    """Return the periods n to try: the gate is evaluated at blocks n, 2n, ...; 1 alone if the gate is cheap."""
+    """Return the periods n to try for a method's gate, which is then evaluated at blocks n, 2n, ... only.
+
+    It is [1] if the gate is cheap or the method has no parameters for this. `gate_blocks` is the cost of one
+    evaluation.
+    """
     is_periodic = {"every", "min_exit"} <= {entry.name for entry in dataclasses.fields(kind)}
     if gate_blocks <= CHEAP_GATE_BLOCKS or not is_periodic:
         return [1]
@@ -211,15 +233,16 @@ def _static_settings(probe: Probe) -> list[Candidate]:
 
 
 def _matches_by_block(probe: Probe) -> Any:
-    """Return the share of tokens that each block would emit as full depth does, [L]."""
+    """Return, for each block, the share of tokens whose most probable token there is full depth's token, [L]."""
     chosen_NL = np.array(probe.table["top1_id"].to_pylist())
     return (chosen_NL == np.array(probe.table["full_token_id"])[:, None]).mean(axis=0)
 
 
 def _best_draft(probe: Probe, costs: DecoderCosts) -> Candidate:
-    """Return the drafting setting with the smallest predicted cost; its answers are full depth's.
+    """Return the setting of the drafting method with the smallest predicted cost; its answers equal full depth's.
 
-    A block's agreement with full depth is taken as the probability that a draft is accepted, independently.
+    A block's share of tokens equal to full depth's is taken as the probability that a draft is accepted, independently
+    of other drafts.
     """
     kind, draft_layer, n_drafts = drafting_method()
     matches, head = _matches_by_block(probe), costs.lm_head_blocks
@@ -246,7 +269,13 @@ def _why_no_draft(draft: Candidate, n_blocks: int, costs: DecoderCosts) -> str:
 
 
 def _cheapest(candidates: Iterable[Candidate], max_loss_percent: float, shares: Sequence[float]) -> Iterator[Candidate]:
-    """Yield, for every share, the cheapest candidate whose differing tokens stay within it, without duplicates."""
+    """Yield, for each share, the cheapest candidate with few enough differing tokens; equal results only once.
+
+    Args:
+        candidates: The candidates of one method.
+        max_loss_percent: Maximum loss of quality, in percent.
+        shares: Multiples of the maximum loss; each is a limit on the share of tokens that differ from full depth's.
+    """
     pool, outcomes = list(candidates), set[tuple[float, float]]()
     for share in shares:
         within_share = [candidate for candidate in pool if candidate.token_match >= 1 - share * max_loss_percent / 100]

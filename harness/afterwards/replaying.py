@@ -51,15 +51,15 @@ _SCORED: Final = """
 
 @dataclass(frozen=True)
 class Probe:
-    """Each block's prediction for every token of full depth's answers.
+    """Probe of a model: what each block predicts for every token of full depth's answers to a task.
 
     Attributes:
         table: One row per token, with the columns of the database's probe table (`exitbench sql --schema`).
-        n_blocks: Number of decoder blocks of the model.
+        n_blocks: Number of the model's decoder blocks.
         max_new_tokens: Maximum number of tokens per answer.
-        is_causal: Whether the first token is read from the prefill, and so never exits early.
-        scored_by: Method whose gate scored every token, in the columns ``score`` and ``emitted_id``. With None, these
-            columns are missing, and only methods whose score is computed from the other columns can be replayed.
+        is_causal: Whether the first token is read from the prefill and therefore never exits early.
+        scored_by: Method whose gate's scores are in the columns ``score`` and ``emitted_id``. None if there are no such
+            columns; then only methods whose score is computed from other columns can be replayed.
     """
 
     table: pa.Table
@@ -69,7 +69,7 @@ class Probe:
     scored_by: str | None = None
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return the table as a pandas data frame."""
+        """Return the probe's table as a pandas data frame, one row per token."""
         frame: pd.DataFrame = self.table.to_pandas()
         return frame
 
@@ -78,14 +78,15 @@ def replay(probe: Probe, method: str, thresholds: Sequence[float], **params: Any
     """Apply a method's exit rule to a probe at many thresholds in one pass, without decoding (simulated exits).
 
     Args:
-        probe: From `probe`.
+        probe: The probe to replay.
         method: A method whose score can be computed from the probe's columns, such as ``calm-softmax``, or the method
             in ``probe.scored_by``.
         thresholds: Thresholds to replay, at least one.
         **params: Other parameters of the method.
 
     Returns:
-        One row per threshold: ``threshold``, ``mean_exit_layer``, ``token_match`` (share of full depth's tokens).
+        One row per threshold: ``threshold``, ``mean_exit_layer``, ``token_match`` (share of tokens equal to full
+        depth's).
 
     Raises:
         UserError: The method has no threshold or ignores it, parameters do not fit the model, or the method's score
@@ -131,13 +132,15 @@ def replay(probe: Probe, method: str, thresholds: Sequence[float], **params: Any
 
 
 def stored_probe(database: Database, name: str, method: Method | None = None) -> Probe:
-    """Return the newest stored probe of a model's generated answers to a task; probes of scored texts are left out.
+    """Return the newest stored probe of a model's generated answers to a task.
+
+    Probes of tasks that score given texts are left out.
 
     Args:
         database: An open database.
         name: Glob over MODEL/TASK that matches one probe.
-        method: Method to replay. If its score cannot be computed from a probe, its stored scores are added if a suite
-            recorded them (cells of kind ``scores``).
+        method: Method to replay. If its score cannot be computed from a probe, its scores are added, provided that a
+            suite has recorded them (cells of kind ``scores``).
 
     Raises:
         UserError: The glob matches no probe, or several; the message lists existing probes.
@@ -163,7 +166,7 @@ def stored_probe(database: Database, name: str, method: Method | None = None) ->
 
 
 def _scores(database: Database, probe_cell_id: str, method: Method) -> str | None:
-    """Return the newest attempt that scored a probe's tokens with the method's gate; None if there is none."""
+    """Return the id of the newest attempt that stores a gate's scores for a probe's tokens; None if there is none."""
     params = json.loads(json.dumps(method.score_params()))
     rows = database.query(_SCORES, [probe_cell_id, method.name]).to_pylist()
     return next((row["attempt_id"] for row in rows if json.loads(row["params"]) == params), None)

@@ -28,11 +28,11 @@ REPEATABLE = ("quality", "probe", "scores", "replay", "fit", "calibration")
 
 @dataclass(frozen=True)
 class StoredAttempt:
-    """A finished attempt to be repeated.
+    """A finished attempt of the spool that is to be repeated, with its records.
 
     Attributes:
-        cell: Content of its cell.json.
-        env: Content of its env.json.
+        cell: Content of the attempt's cell.json.
+        env: Content of the attempt's env.json.
     """
 
     attempt: Attempt
@@ -42,13 +42,13 @@ class StoredAttempt:
 
 @dataclass(frozen=True)
 class RerunResult:
-    """Result of repeating a stored cell.
+    """Result of a repetition of a stored cell: the new attempt, and its comparison with the stored one.
 
     Attributes:
         repeated: Folder of the new attempt.
         status: Final status of the new attempt.
-        reason: Reason of the status, if not ``ok``.
-        compared: One comparison per file, if the status is ``ok``.
+        reason: Reason of the status; None if it is ``ok``.
+        compared: One comparison per file of the attempt; empty if the status is not ``ok``.
     """
 
     repeated: Path
@@ -58,19 +58,19 @@ class RerunResult:
 
     @property
     def equal(self) -> bool:
-        """Whether the new attempt succeeded and equals the stored attempt."""
+        """Whether the new attempt succeeded and all its files equal those of the stored attempt."""
         return self.status == "ok" and all(comparison.equal for comparison in self.compared)
 
 
 def find_stored(spool: Path, name: str) -> StoredAttempt:
-    """Return the successful attempt that a name selects.
+    """Return the latest successful attempt of the one run that a name selects.
 
     Args:
-        spool: The spool.
+        spool: Folder of the spool.
         name: Name of a run (see `results.analysis.selection`).
 
     Raises:
-        UserError: The name matches no attempt or several, or the attempt's files are damaged.
+        UserError: The name matches no run or several, or the attempt's files are damaged.
     """
     attempts = {attempt.attempt_id: attempt for attempt in scan_spool(spool) if attempt.finished}
     runs = RunIndex(filter(None, map(_run, attempts.values())), what="repeatable run")
@@ -93,13 +93,14 @@ def verify(
     threads: int,
     confirm_run_unsafe_code: bool = False,
 ) -> RerunResult:
-    """Run a stored cell again, and compare the new attempt with the stored one.
+    """Run a stored cell again, and compare the new attempt's files with those of the stored attempt.
 
     Args:
         stored: The attempt to repeat.
-        spool: Spool with the attempt and the cells that it depends on.
-        repetitions: Spool of the new attempt. In the original spool, it would replace the stored attempt.
-        folder: Folder of the checkpoint.
+        spool: Spool with the stored attempt and the cells that it depends on.
+        repetitions: Other spool, which receives the new attempt. In the original spool, it would replace the stored
+            attempt.
+        folder: Folder of the model's checkpoint.
         data_dir: Root folder of the local files from which the documents were read.
         threads: Number of torch threads.
         confirm_run_unsafe_code: Whether scoring may execute code that the model wrote.
@@ -135,12 +136,12 @@ def verify(
 
 
 def find_checkpoint(stored: StoredAttempt, models: Path, logs: Path) -> Path:
-    """Return the folder of the checkpoint with the stored weights, configuration and tokenizer.
+    """Return the folder of a checkpoint with the same weights, configuration and tokenizer as a stored attempt.
 
     Args:
         stored: The attempt to repeat.
-        models: Folder of trained recipes; bundled models and, for a hub model, the hub's cache are also searched.
-        logs: Folder of the workers' specifications, which contain the folders of other checkpoints.
+        models: Folder of trained models. Bundled models and, for a hub model, the hub's local cache are also searched.
+        logs: Folder of the workers' specifications, which name the folders of other checkpoints.
 
     Raises:
         UserError: No such checkpoint is found.
@@ -168,14 +169,14 @@ def _checkpoints(models: Path, logs: Path) -> Iterator[Path]:
 
 
 def _hub_folder(source: str | None) -> Iterator[Path]:
-    """Yield the folder of a hub checkpoint in the local cache, if it exists."""
+    """Yield the folder of a Hugging Face hub checkpoint in the local cache, if `source` names one that is there."""
     name = read_name(source) if source is not None else None
     if name is not None and (located := find(name)) is not None:
         yield located.folder
 
 
 def _run(attempt: Attempt) -> Run | None:
-    """Return an attempt with its names; None if it did not succeed or its kind cannot be repeated."""
+    """Return the names under which an attempt can be selected; None if it failed or its kind cannot be repeated."""
     cell, status = (_json(attempt.path / name) for name in ("cell.json", "status.json"))
     if status.get("status") != "ok" or cell.get("kind") not in REPEATABLE:
         return None
@@ -201,10 +202,10 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _item(stored: StoredAttempt, repetitions: Path, folder: Path, data_dir: Path | None) -> CellJob:
-    """Rebuild the stored cell from the current code and data, as a job with the same identity.
+    """Return a job that runs a stored cell again with the current code and data.
 
     Raises:
-        UserError: The identity differs; the message lists the differences.
+        UserError: The cell would have another identity than the stored cell; the message lists the differences.
     """
     data = DataRequest.from_json(stored.cell["data"])
     held_out_data = stored.cell["held_out"] and DataRequest.from_json(stored.cell["held_out"])
@@ -225,7 +226,7 @@ def _item(stored: StoredAttempt, repetitions: Path, folder: Path, data_dir: Path
 
 
 def _as_of_now(record: dict[str, Any], model: ModelRef, corpus: Corpus, held_out_sha256: str) -> Cell:
-    """Return a stored cell with the current versions and digests."""
+    """Return a stored cell with current versions of engine, method and metric, and digests of model and data."""
     method = {**record["method"], "revision": revision(get_method(record["method"]["name"]))}
     task = {
         **record["task"],

@@ -1,4 +1,4 @@
-"""Rescoring: score stored answers with the tasks' current metric versions. Reads the documents, loads no model."""
+"""Rescoring: score stored answers with the tasks' current metric versions; reads the documents, but loads no model."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,12 +25,12 @@ _SHOWN_DIGITS = 12
 
 @dataclass(frozen=True)
 class RescoreReport:
-    """Outcome of `rescore`.
+    """Numbers of runs that `rescore` has scored or left out.
 
     Attributes:
-        rescored: Number of runs whose scores under the current metric version were written.
+        rescored: Number of runs for which new scores under the current metric version were written.
         current: Number of runs that already had scores of this version.
-        problems: Attempts that could not be scored, by reason.
+        problems: Ids of the attempts that could not be scored, by reason.
     """
 
     rescored: int
@@ -40,10 +40,10 @@ class RescoreReport:
 
 @dataclass(frozen=True)
 class _AnsweredRun:
-    """A finished attempt with answers.
+    """A successful attempt of a quality cell, whose stored answers can be scored again.
 
     Attributes:
-        cell: Content of its cell.json.
+        cell: Content of the attempt's cell.json.
     """
 
     attempt_id: str
@@ -52,7 +52,7 @@ class _AnsweredRun:
 
     @property
     def request(self) -> DataRequest:
-        """Request for the documents that were answered."""
+        """Selection of the documents that were answered, from which they can be loaded again."""
         return DataRequest.from_json(self.cell["data"])
 
     @property
@@ -77,13 +77,15 @@ def rescore(
     progress: Callable[[int, int], None],
     confirm_run_unsafe_code: bool = False,
 ) -> RescoreReport:
-    """Rescore the named runs (without names, all runs) that have no scores of the current metric version.
+    """Score the stored answers of the named runs (without names, of all runs) with the current metric version.
+
+    Runs that already have scores of that version are left out.
 
     Args:
-        spool_root: The spool, to which scores are written (`results.beside.derived`).
+        spool_root: Folder of the spool, to which the scores are written (`results.beside.derived`).
         names: Suites (a name or TOML file), or names of runs (see `results.analysis.selection`).
         data_dir: Root folder of the local files from which documents were read.
-        progress: Called with (runs done, runs to do).
+        progress: Callback that receives (number of runs done, number of runs to do).
         confirm_run_unsafe_code: Whether scoring may execute code that a model wrote.
 
     Raises:
@@ -110,7 +112,7 @@ def rescore(
 
 
 def _stored_answers(spool_root: Path) -> Iterator[_AnsweredRun]:
-    """Yield the latest successful attempt of every quality cell."""
+    """Yield the latest successful attempt of every quality cell in the spool."""
     latest: dict[str, _AnsweredRun] = {}
     for attempt in scan_spool(spool_root):
         if attempt.finished:
@@ -121,7 +123,7 @@ def _stored_answers(spool_root: Path) -> Iterator[_AnsweredRun]:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; empty if the file is damaged. Ingest reports damaged files."""
+    """Return the JSON object in a file; empty if the file is damaged or missing, which ingest reports."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -130,7 +132,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _select(stored: Sequence[_AnsweredRun], names: Sequence[str]) -> list[_AnsweredRun]:
-    """Return the runs that the names select, each once; all runs if there are no names."""
+    """Return the runs that are selected by suites or names of runs, each once; all runs if `names` is empty."""
     runs = RunIndex((attempt.run for attempt in stored), what="quality run")
     wanted: set[str] = set()
     for name in names:
@@ -152,13 +154,13 @@ class _Rescorer:
         self._load = cache(self._load_documents)
 
     def is_current(self, stored: _AnsweredRun) -> bool:
-        """Return whether a run has scores of the task's current metric version."""
+        """Return whether a run already has scores of the task's current metric version."""
         version = stored.request.task_object.metric_version
         is_same_version = stored.cell["task"]["metric_version"] == version
         return is_same_version or is_rescored(self._spool_root, stored.attempt_id, version)
 
     def score(self, stored: _AnsweredRun) -> None:
-        """Score a run, and write its scores to the spool."""
+        """Score the stored answers of a run with the current metrics, and write scores and metrics to the spool."""
         task, record = stored.request.task_object, read_attempt(stored.path)
         rows = _rows(record, "samples")
         documents = self._documents(stored)
@@ -179,7 +181,10 @@ class _Rescorer:
         record_rescore(self._spool_root, new)
 
     def _documents(self, stored: _AnsweredRun) -> Mapping[str, Document]:
-        """Return the documents of a run, by key, after comparing their digest with the stored digest."""
+        """Return the documents of a run, by key; raise UserError if they are not the documents that were answered.
+
+        Their digest is compared with the stored digest.
+        """
         task = stored.cell["task"]
         request = stored.request
         if request.source == "local" and self._data_dir is None:
@@ -200,5 +205,5 @@ class _Rescorer:
 
 
 def _rows(record: AttemptRecord, table: str) -> list[dict[str, Any]]:
-    """Return the rows of an attempt's table; empty if there is no such table."""
+    """Return the rows of a table that an attempt has stored; empty if it has no such table."""
     return [row for batch in record.batches(table) for row in batch.to_pylist()] if table in record.tables else []

@@ -1,6 +1,6 @@
 """Part-of-speech taggers: spaCy and Stanza, if one of them is installed with a model.
 
-Neither is a dependency: their models are not on the Python Package Index, and each model is for one language.
+Neither library is a dependency: their models are not on the Python Package Index, and each model is for one language.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +17,13 @@ NO_WORD: Final = ("", "SPACE")
 
 @dataclass(frozen=True)
 class Word:
-    """A word of a text: character range [``start``, ``end``) and universal part-of-speech tag."""
+    """A word of a text with its universal part-of-speech tag.
+
+    Attributes:
+        start: Offset of the first character of the word in the text.
+        end: Offset after the last character of the word.
+        upos: Universal part-of-speech tag.
+    """
 
     start: int
     end: int
@@ -25,21 +31,21 @@ class Word:
 
 
 class Tagger(Protocol):
-    """A loaded tagging model.
+    """Protocol of a loaded model for part-of-speech tags.
 
     Attributes:
-        name: Library, model and their versions; stored with the tags.
+        name: Names and versions of library and model; stored with the tags.
     """
 
     name: str
 
     def words(self, text: str) -> Sequence[Word]:
-        """Return the words of a text in order."""
+        """Return the words of a text with their tags, in order."""
         ...
 
 
 class SpacyTagger:
-    """Tagger that wraps a spaCy pipeline with universal parts of speech."""
+    """Part-of-speech tagger that wraps a spaCy pipeline."""
 
     def __init__(self, model: str) -> None:
         spacy = import_module("spacy")
@@ -59,12 +65,12 @@ class SpacyTagger:
             )
 
     def words(self, text: str) -> Sequence[Word]:
-        """Return the words of a text in order."""
+        """Return the words of a text with their tags, in order."""
         return [Word(word.idx, word.idx + len(word), word.pos_) for word in self._pipeline(text)]
 
 
 class StanzaTagger:
-    """Tagger that wraps a Stanza pipeline for one language."""
+    """Part-of-speech tagger that wraps a Stanza pipeline for one language."""
 
     def __init__(self, model: str) -> None:
         stanza = import_module("stanza")
@@ -81,7 +87,7 @@ class StanzaTagger:
         self.name = f"stanza {stanza.__version__} {model}"
 
     def words(self, text: str) -> Sequence[Word]:
-        """Return the words of a text in order; a multi-word token has the tag of its first word."""
+        """Return the words of a text with their tags, in order; a multi-word token has the tag of its first word."""
         tokens = (token for sentence in self._pipeline(text).sentences for token in sentence.tokens)
         return [Word(token.start_char, token.end_char, token.words[0].upos) for token in tokens]
 
@@ -101,14 +107,14 @@ TAGGERS: Final[Mapping[str, _Kind]] = {
 
 
 def load_tagger(name: str | None, model: str | None) -> Tagger:
-    """Load a tagger.
+    """Load a part-of-speech tagger.
 
     Args:
-        name: A key of `TAGGERS`; None for the first that is installed.
-        model: Model name in the library; None for an English model.
+        name: Library: a key of `TAGGERS`; None for the first library that is installed.
+        model: Name of a model of that library; None for an English model.
 
     Raises:
-        UserError: The library or the model is not installed, or the model sets no tags; the message suggests a fix.
+        UserError: The library or the model is not installed, or the model gives no tags; the message suggests a fix.
     """
     if name is not None and name not in TAGGERS:
         raise UserError(f"no tagger {name!r}.{suggestion(name, TAGGERS)}")
@@ -124,11 +130,11 @@ def load_tagger(name: str | None, model: str | None) -> Tagger:
 
 
 def tags_of(pieces: Sequence[str], words: Sequence[Word]) -> Iterator[str | None]:
-    """Yield, per piece of a text, the tag of the word to which the piece belongs, or None if there is none.
+    """Yield, for each token of a text, the tag of the word to which the token belongs; None if it belongs to no word.
 
     Args:
         pieces: Token texts whose concatenation is the text.
-        words: Words of the text, in order.
+        words: Tagged words of the text, in order.
     """
     start = 0
     for piece in pieces:

@@ -1,7 +1,7 @@
-"""Choose a method and threshold for a model and a task: search by replay, confirm by decoding, time the finalists.
+"""Choose a method and threshold for a model and a task: search by replay, confirm by decoding, time the best settings.
 
-Each stage runs as an ordinary suite, so that finished cells are kept and an interrupted choice can resume. Search and
-confirmation use another split than the documents on which the choice is timed and reported.
+Each stage runs as an ordinary suite, so that finished cells are kept and an interrupted tuning can resume. Search and
+confirmation use other documents than those on which the choice is timed and reported.
 """
 
 from __future__ import annotations
@@ -46,16 +46,20 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Tuning:
-    """A tuning problem: model, task, candidate methods and allowed loss.
+    """A tuning problem: model, task, methods to search and allowed loss of quality.
+
+    Its methods return the suites of the stages: pilot, search, confirmation, calibration (`certify`), final timing.
 
     Attributes:
         suite: Suite that declares the model and the task; its sweeps are not run.
-        methods: Names of methods with a threshold.
-        max_loss_percent: Maximum loss, in percent of full depth's quality.
+        model: The model.
+        task: The task with the documents on which the choice is reported.
+        methods: Names of the methods to search; each has a threshold.
+        max_loss_percent: Maximum loss of quality, in percent of full depth's quality.
         documents: Number of documents for search and confirmation.
-        finalists: Maximum number of methods to time.
-        epsilon: Probability that the bound on the expected loss is violated (Learn then Test); None to choose only by
-            the bound of the paired interval.
+        finalists: Maximum number of methods that are timed, each with its best setting.
+        epsilon: Probability that the guaranteed bound on the expected loss is violated (Learn then Test). None for no
+            guarantee: the choice is by the paired interval only.
     """
 
     suite: Suite
@@ -69,9 +73,9 @@ class Tuning:
 
     @cached_property
     def searched(self) -> TaskEntry:
-        """The task on the documents for search and confirmation.
+        """The task with the documents on which settings are searched and confirmed.
 
-        They are disjoint from the reported documents and, with a guarantee, from the calibration documents.
+        These documents are disjoint from the reported documents and, with a guarantee, from the calibration documents.
         """
         if self.task.data.limit is not None and not self.task.has_other_split("calibration"):
             # One set of documents for both purposes: those beyond the task's limit, in the order of their hashes.
@@ -83,13 +87,13 @@ class Tuning:
         return replace(self.task, label=f"{self.task.label}-calibration", data=data)
 
     def require_enough_documents(self, full_share: float = 1.0) -> None:
-        """Check that a guarantee is achievable: the test must pass if no document loses any quality.
+        """Check that there are enough documents for a guarantee, which must hold at least if no document loses quality.
 
         Args:
-            full_share: Full depth's score as a share of the scale; 1.0, the maximum, before it is measured.
+            full_share: Full depth's score as a share of the metric's maximum; 1.0 as long as it is not measured.
 
         Raises:
-            UserError: There are too few documents; the message contains the number that is needed.
+            UserError: There are too few documents; the message has the number that is needed.
         """
         if self.epsilon is None:
             return
@@ -106,15 +110,19 @@ class Tuning:
 
     @property
     def certified_metric(self) -> str:
-        """Metric whose expected loss a guarantee bounds; defined per document."""
+        """Name of the metric whose expected loss a guarantee bounds; it is defined per document."""
         return self.task.data.task_object.consistency_metric
 
     def points_of(self, full_share: float) -> float:
-        """Return the maximum loss in points of the certified metric, given full depth's share of the scale."""
+        """Return the maximum loss in points of the certified metric.
+
+        Args:
+            full_share: Full depth's score as a share of the metric's maximum.
+        """
         return self._delta(full_share) * self._scale
 
     def share_of(self, points: float) -> float:
-        """Return a number of points of the certified metric as a share of its scale."""
+        """Return a value of the certified metric, in points, as a share of the metric's maximum."""
         return points / self._scale
 
     @property
@@ -125,25 +133,35 @@ class Tuning:
         return self.max_loss_percent / 100 * full_share
 
     def pilot(self, documents: int, batch_rows: int) -> Suite:
-        """Return the suite that decodes a few of the search's documents at full depth, to see how long one takes."""
+        """Return a suite that decodes a few documents at full depth, to measure the time per document.
+
+        Args:
+            documents: Number of documents, from those of the search.
+            batch_rows: Number of documents decoded together.
+        """
         task = replace(self.searched, data=replace(self.searched.data, limit=documents), batch_rows=batch_rows)
         return self._suite(task, [self._sweep(task, baseline_method()(), (), "quality")])
 
     def search(self) -> Suite:
-        """Return the search suite: full depth, its probe, and gate scores that the probe does not determine."""
+        """Return the suite of the search: full depth, its probe, and scores of gates that a probe does not contain."""
         needing_scores = [name for name in self.methods if not get_method(name)().probe_has_score()]
         sweeps = [self._sweep(self.searched, baseline_method()(), (), "quality", "probe")]
         sweeps += [self._sweep(self.searched, get_method(name)(), (), "scores") for name in needing_scores]
         return self._suite(self.searched, sweeps)
 
     def confirm(self, candidates: Iterable[Candidate]) -> Suite:
-        """Return the suite that decodes the candidates and full depth on the documents of the search."""
+        """Return a suite that decodes full depth and the candidates on the documents of the search."""
         return self._suite(self.searched, self._sweeps(self.searched, candidates, "quality"))
 
     def certify(self, finalists: Sequence[Candidate], candidates: Iterable[Candidate], full_share: float) -> Suite:
-        """Return the suite that calibrates each finalist's method.
+        """Return a suite that calibrates the threshold of each finalist's method, for the guarantee.
 
-        The error probability `epsilon` is divided among the finalists (union bound).
+        The error probability `epsilon` is divided equally among the finalists (union bound).
+
+        Args:
+            finalists: The best candidate of each method.
+            candidates: Candidates whose thresholds are tried.
+            full_share: Full depth's score as a share of the metric's maximum.
         """
         assert self.epsilon is not None
         entries = []
@@ -166,7 +184,12 @@ class Tuning:
         return replace(self._suite(self.task, []), calibrations=tuple(entries))
 
     def final(self, finalists: Iterable[Candidate], timing: TimingSettings | None = None) -> Suite:
-        """Return the suite that decodes and times the finalists and full depth on the task's own documents."""
+        """Return a suite that decodes and times full depth and the finalists on the documents to report.
+
+        Args:
+            finalists: The settings to time.
+            timing: Settings of the timing; None for those of the suite.
+        """
         full = self._sweep(self.task, baseline_method()(), (), "quality", "timing")
         suite = self._suite(self.task, [full, *self._sweeps(self.task, finalists, "quality", "timing")])
         return suite if timing is None else replace(suite, timing=timing)
@@ -186,12 +209,15 @@ class Tuning:
 
 
 def tunable_methods() -> tuple[str, ...]:
-    """Return the names of methods with a threshold that need no training and can be replayed from a probe alone."""
+    """Return the names of the methods that `tune` searches by default.
+
+    They have a threshold, need no training, and can be replayed from a probe alone.
+    """
     return tuple(name for name in method_names() if _is_quick(get_method(name)()))
 
 
 def require_tunable(name: str) -> None:
-    """Check that a method has a threshold that a replay can search.
+    """Check that a method has a threshold that can be searched by replay.
 
     Raises:
         UserError: The method does not exist, has no threshold, or verifies drafts, which a replay cannot simulate.
@@ -211,7 +237,7 @@ def _is_quick(method: Method) -> bool:
 
 
 def _conservative_first(candidates: Sequence[Candidate]) -> tuple[float, ...]:
-    """Return the thresholds of one method's candidates, from the strictest to the least strict."""
+    """Return the thresholds of one method's candidates, from the strictest (fewest early exits) to the laxest."""
     ordered = sorted(
         candidates, key=lambda candidate: -candidate.point.method.parts(n_blocks=2).threshold.value(1, 1, 1)
     )
@@ -220,13 +246,15 @@ def _conservative_first(candidates: Sequence[Candidate]) -> tuple[float, ...]:
 
 @dataclass(frozen=True)
 class Choice:
-    """Finalists chosen from decoded candidates.
+    """Result of the confirmation stage: the finalists, chosen among decoded candidates.
 
     Attributes:
-        rows: Each candidate with its result row.
-        finalists: Best candidate per method within the allowed loss, cheapest first, at most `Tuning.finalists`.
-        depth: The cheapest static exit layer within the allowed loss, or None.
-        is_shown: Whether the bound of the interval is within the allowed loss; False if only the point estimate is.
+        rows: Each candidate with its row of the result table.
+        finalists: Best candidate of each method within the allowed loss, at most `Tuning.finalists`. The cheapest is
+            first or, if `is_shown` is False, the one of smallest risk.
+        depth: Candidate with the cheapest static exit layer within the allowed loss; None if there is none.
+        is_shown: Whether the upper bound of the loss interval is within the allowed loss; False if only the point
+            estimate is.
     """
 
     rows: tuple[tuple[Candidate, Row], ...]
@@ -236,7 +264,15 @@ class Choice:
 
 
 def choose(tuning: Tuning, results: Sequence[tuple[Candidate, Row]]) -> Choice:
-    """Choose the finalists among decoded candidates."""
+    """Choose the finalists among decoded candidates: per method, the cheapest setting within the allowed loss.
+
+    If no loss interval is within it, settings whose point estimate is within it are chosen, in order of the upper
+    bound.
+
+    Args:
+        tuning: The tuning problem.
+        results: Each candidate with its row of the result table.
+    """
     most, fixed = tuning.max_loss_percent, fixed_depth_method()[0].name
     within_bound = [(candidate, row) for candidate, row in results if _is_shown(row, most)]
     is_shown = any(candidate.point.method.name != fixed for candidate, _ in within_bound)
@@ -265,31 +301,31 @@ def _risk(row: Row) -> tuple[float, float, float, float]:
 
 
 def _work(row: Row) -> tuple[float, float]:
-    """Return a sort key: bytes read in decoding relative to full depth, then blocks run; smaller is cheaper."""
+    """Return a sort key of a result's cost: bytes read relative to full depth, then blocks run; smaller is cheaper."""
     saved = row["ideal_speedup_bytes"]
     return (-saved if saved is not None else math.inf, row["mean_blocks_run"])
 
 
 def results_of(database: Database, cell_ids: Mapping[str, Candidate]) -> list[tuple[Candidate, Row]]:
-    """Return each candidate with its result row, given the candidates by id of their quality cell."""
+    """Return each candidate with its row of the result table, given the candidates by the id of their quality cell."""
     rows = database.query(_RESULTS, [sorted(cell_ids)]).to_pylist()
     return [(cell_ids[row["cell_id"]], row) for row in rows]
 
 
 def full_score(database: Database, cell_ids: Sequence[str], metric: str) -> float:
-    """Return full depth's value of a metric, in the stage with these quality cells."""
+    """Return full depth's value of a metric on the documents of the given quality cells."""
     (row,) = database.query(_FULL_SCORE, [list(cell_ids), metric]).to_pylist()
     return float(row["value"])
 
 
 def certified(database: Database, cell_ids: Sequence[str]) -> dict[str, float]:
-    """Return the calibrated threshold per method; methods without a passing threshold are left out."""
+    """Return the calibrated threshold of each method whose calibration passed, given ids of calibration cells."""
     rows = database.query(_CERTIFIED, [list(cell_ids)]).to_pylist()
     return {row["method"]: row["threshold"] for row in rows}
 
 
 def why_not_certified(database: Database, cell_ids: Sequence[str]) -> list[str]:
-    """Return one sentence per failed calibration: its loss, and the number of documents that would be needed."""
+    """Return one sentence per failed calibration, with its loss and the number of documents that would be needed."""
     return [
         f"{row['method']} at {row['threshold']:g} lost {100 * row['mean_loss']:.2g} % of the scale on "
         f"{row['n']:,} documents, where {100 * row['delta']:.2g} % may be lost: {_needed(row)}."

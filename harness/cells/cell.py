@@ -63,15 +63,15 @@ INPUTS = ("probe_cell_id", "scores_cell_id", "fit_cell_id")
 
 @dataclass(frozen=True)
 class MethodRef:
-    """A method with every parameter, defaults included, and the revision of its computation.
+    """A cell's method: its name, all its parameters (defaults included), and the version of its computation.
 
     Attributes:
-        revision: The version that the method declares. For a third-party method also its distribution and the digest
-            of its syntax (`methods.registry.revision`).
+        revision: Version that the method declares. For a third-party method also its distribution, and a digest of
+            its syntax trees (`methods.registry.revision`).
         distribution: Name of the installed distribution that contains the method; None if there is none.
         version: Version of the distribution.
-        unused_params: Parameters without effect given the others. They are not part of the identity, which contains all
-            parameters.
+        unused_params: Names of parameters that have no effect, given the values of the others. The identity of a cell
+            contains all parameters, but not this list.
     """
 
     name: str
@@ -89,7 +89,7 @@ class ModelRef:
     Attributes:
         name: The suite's name for the checkpoint.
         kind: ``seq2seq``, ``causal`` or ``encoder``.
-        source: Origin: ``hub:OWNER/NAME@COMMIT`` or ``gguf:FILE@SHA256``; None for any other folder and for a recipe.
+        source: Origin: ``hub:OWNER/NAME@COMMIT`` or ``gguf:FILE@SHA256``; None for other folders and trained recipes.
             Not part of the identity: a copy of the same files is the same model.
     """
 
@@ -128,26 +128,26 @@ class TaskRef:
 
 @dataclass(frozen=True)
 class GenerationSettings:
-    """Settings of prompts and of greedy generation; None for those that a suite does not set.
+    """Settings of prompts and of greedy generation; a setting is None if the suite does not set it.
 
     Attributes:
-        max_new_tokens: Longest answer.
+        max_new_tokens: Maximum length of an answer, in tokens.
         stop: Strings that end an answer.
-        repetition_penalty: Divisor of logits of tokens seen before (factor if negative).
+        repetition_penalty: Divisor of the positive logits, and factor of the negative logits, of tokens seen before.
         no_repeat_ngram_size: No n-gram of this size appears twice.
-        min_length: Tokens before which no answer ends, counted as transformers does: including the prompt of a
+        min_length: Minimum number of tokens of an answer, counted as transformers does: including the prompt of a
             decoder-only model, or the start token of an encoder-decoder.
         forced_bos_token_id: First new token of an encoder-decoder.
         chat_template_sha256: Digest of the checkpoint's chat template, if prompts use it.
         system: System message of the chat.
-        max_prompt_tokens: Longest prompt, special tokens included.
+        max_prompt_tokens: Maximum number of tokens of a prompt, special tokens included.
         truncate: Side on which longer prompts are cut (``left`` keeps their end), or ``drop``: their documents are
             excluded.
-        first_token: Decoder-only models: ``gated`` lets the first token exit early like every other; None reads it
-            from the prompt's own pass, at full depth.
-        scope: ``answer`` keeps the depth of an answer's first token for its other tokens. Log-likelihoods: ``context``
-            keeps the depth of the first scored token for all tokens of all choices of its context. None decides per
-            token.
+        first_token: Decoder-only models: ``gated`` lets the first token exit early like every other; None computes it
+            in the prefill of the prompt, at full depth.
+        scope: ``answer``: all tokens of an answer exit where its first token exits. ``context``, for log-likelihoods:
+            all tokens of all choices of a context exit where its first scored token exits. None: each token
+            exits on its own.
         prompt_style: Style of the prompts (`tasks.styles`); None for the task's own format, ``t5``.
         num_fewshot: Number of examples in each prompt; None for styles without examples.
         fewshot_seed: Seed that chose the examples; None if there are none.
@@ -171,7 +171,10 @@ class GenerationSettings:
 
     @property
     def gates_first_token(self) -> bool:
-        """True if the last prompt token of a decoder-only model goes through the decode loop."""
+        """True if the first token of a decoder-only model may exit early.
+
+        The decode loop then runs the last prompt token; otherwise the prefill does.
+        """
         return self.first_token == "gated"
 
     @cached_property
@@ -181,7 +184,7 @@ class GenerationSettings:
         return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def to_json(self) -> dict[str, Any]:
-        """Return answer length, stop strings and all other settings that are not None, as part of an identity."""
+        """Return all settings that are not None, as JSON data that is part of the cell's identity."""
         settings = {name: value for name, value in asdict(self).items() if value is not None}
         return {**settings, "stop": list(self.stop)}
 
@@ -192,9 +195,9 @@ class TimingSettings:
 
     Attributes:
         documents: Number of documents timed, taken in order. Intervals are over documents, so fewer documents than the
-            default cause a remark; more rounds over the same documents do not improve coverage.
-        seconds: Time budget per arm: stop after `least_rounds` or more, once each arm has been timed for this long.
-            None sets no budget, as in older cells.
+            default cause a remark; more rounds over the same documents do not make them narrower.
+        seconds: Time budget per arm (method, full depth): stop once each arm has been timed for this long, after
+            `least_rounds` or more. None sets no budget.
         max_rounds: Upper bound of ABBA rounds over the documents.
         target_half_width: Stop earlier, after `least_rounds` or more, once the 95% interval of the paired speed-up is
             within this half width, relative to the speed-up.
@@ -209,13 +212,13 @@ class TimingSettings:
 
     @property
     def least_rounds(self) -> int:
-        """Minimum number of rounds: a median of fewer readings is not robust to stalled readings."""
+        """Minimum number of ABBA rounds; a median over fewer rounds is not robust against single slow measurements."""
         from exitbench.results.statistics.speed import MIN_ROUNDS
 
         return min(MIN_ROUNDS, self.max_rounds)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the settings that are not None, as part of an identity."""
+        """Return all settings that are not None, as JSON data that is part of the cell's identity."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -226,7 +229,7 @@ class CalibrationSettings:
     Attributes:
         levels: Thresholds to try, the most conservative first.
         delta: Bound on the expected loss.
-        epsilon: Probability that the bound is violated, over draws of the calibration documents.
+        epsilon: Maximum probability that the bound is violated, over draws of the calibration documents.
         consistency: Definition of the loss. ``textual`` compares with full depth's text; ``risk`` is the decrease of
             the score against the references.
         rule: Name of the risk-control rule (`results.risk_control.RULES`).
@@ -243,10 +246,10 @@ class CalibrationSettings:
 
 @dataclass(frozen=True)
 class RecordSettings:
-    """Settings of a probe or timing cell that stores special records instead of its usual ones.
+    """Settings of a probe or timing cell that stores additional kinds of data (`RECORDS`) instead of its usual results.
 
-    Probes can record the inside of blocks (`engine.decoding.sublayers`) and the ids of prompts. Timing cells can record
-    the time of each token (`work.recording`).
+    Probes can record predictions after each sublayer, differences between blocks (`engine.decoding.sublayers`), and the
+    token ids of prompts. Timing cells can record the time of each token (`work.recording`).
 
     Attributes:
         what: Names from `RECORDS`, in the order of `RECORDS`.
@@ -269,12 +272,12 @@ class Cell:
     Attributes:
         engine_version: `harness.engine.ENGINE_VERSION`.
         engine: Engine that runs the blocks: the lean engine, or transformers' own blocks (`harness.engine.hosted`).
-        batch_size: Number of rows decoded together in timed work.
-        batch_rows: Maximum number of rows decoded together in an untimed cell; None for the default (`rows`). Part of
-            the identity: a product with more rows is summed in another order, which can decide between tied tokens.
+        batch_size: Number of documents decoded together in timed work; elsewhere see `default_batch_rows`.
+        batch_rows: Maximum number of documents decoded together in an untimed cell; None for the default. Part of
+            the identity: a matrix product of a larger batch is summed in another order and can break ties differently.
         timing: Only for timing cells; part of the identity.
         calibration: Only for calibration cells; part of the identity.
-        record: Only for probe and timing cells that store special records; part of the identity.
+        record: Only for probe and timing cells that store additional data; part of the identity.
         full_depth_cell_id: Quality cell of full depth on the same model and documents; None in that cell.
         probe_cell_id: Probe that a scores or replay cell reads.
         scores_cell_id: Scores cell that a replay also reads, if the probe does not determine the method's score.
@@ -312,7 +315,7 @@ class Cell:
 
     @property
     def rows(self) -> int:
-        """Number of documents that share a batch."""
+        """Maximum number of documents decoded in one batch."""
         return self.batch_rows or default_batch_rows(self.kind, self.batch_size)
 
     @property
@@ -329,7 +332,7 @@ class Cell:
 
     @property
     def first_token(self) -> FirstToken:
-        """``full`` if the first token is read from the prompt's own pass, ``gated`` if it may exit early."""
+        """``full`` if the first token is computed at full depth, by the prefill; ``gated`` if it may exit early."""
         return "gated" if self.model.kind == "seq2seq" or self.generation.gates_first_token else "full"
 
     @cached_property

@@ -29,14 +29,14 @@ _unkept: dict[Path, dict[str, Any]] = {}
 
 @dataclass(frozen=True)
 class Corpus:
-    """Fingerprint of a set of documents: their number, and digests of their fields and prompts.
+    """Description of a set of documents: their number, and digests of their fields and prompts.
 
     Attributes:
         prompts_sha256: Digest of all prompts, by kind of model.
         prompts: For each document in order, the first 16 hexadecimal digits of the SHA-256 of `Task.likeness`.
         remarks: Metrics under which references do not score best (`self_score_remarks`), one sentence each.
-        prompt_characters: Mean length of a prompt.
-        answer_characters: Mean length of a document's first reference.
+        prompt_characters: Mean length of a prompt, in characters.
+        answer_characters: Mean length of a document's first reference, in characters.
     """
 
     documents: int
@@ -49,14 +49,14 @@ class Corpus:
 
 
 class Corpora:
-    """Descriptions of documents, cached in one file of an existing folder. An unreadable cache file is replaced."""
+    """Cache of `Corpus` descriptions, in one file of a folder. An unreadable cache file is replaced."""
 
     def __init__(self, folder: Path) -> None:
         self._cache = folder / CACHE
         self._known: dict[str, Any] = _unkept.get(self._cache) or _read(self._cache)
 
     def describe(self, data: DataRequest, data_dir: Path | None) -> Corpus:
-        """Return the description of the requested documents, from the cache if it is there.
+        """Return the `Corpus` of the requested documents, from the cache if it is there.
 
         Raises:
             UserError: The documents cannot be read.
@@ -94,18 +94,21 @@ def _described(data: DataRequest, data_dir: Path | None) -> Corpus:
 
 @functools.cache
 def _of_lm_eval(data: DataRequest, data_dir: Path | None) -> Corpus:
-    """Describe the documents of an lm-eval task; cached in memory, so that each process reads them once."""
+    """Return the `Corpus` of an lm-eval task; cached in memory, so that each process reads its documents once."""
     return _described(data, data_dir)
 
 
 def keep(folder: Path) -> None:
-    """Write the cached descriptions of a folder that was created after planning, as in a first run."""
+    """Write `Corpus` descriptions held in memory to the cache file of `folder`, which did not exist during planning."""
     if descriptions := _unkept.pop(folder / CACHE, None):
         _write(folder / CACHE, descriptions)
 
 
 def _key(data: DataRequest, data_dir: Path | None) -> str | None:
-    """Return a cache key of the documents; None if code and files do not determine them or a file is missing."""
+    """Return the cache key of a selection of documents.
+
+    None if source code and local files do not determine the documents, or a file is missing.
+    """
     if data.source == "hub" or data.settings is not None:  # an lm-eval YAML file may name any file
         return None
     try:
@@ -119,7 +122,7 @@ def _key(data: DataRequest, data_dir: Path | None) -> str | None:
 
 
 def _files(data: DataRequest) -> list[tuple[str, str]]:
-    """Return (role, path) of every file that determines the documents, including the documents to exclude."""
+    """Return (role, path) of every file that determines the documents, including the files of documents to exclude."""
     return [*data.files, *(file for other in data.apart_from for file in _files(other))]
 
 
@@ -141,7 +144,7 @@ def _read(cache: Path) -> dict[str, Any]:
 
 
 def _write(cache: Path, descriptions: Mapping[str, Any]) -> bool:
-    """Write the descriptions; return False if the folder does not exist or cannot be written."""
+    """Write the descriptions to the cache file; return False if the folder does not exist or cannot be written."""
     try:
         write_whole_file(cache, json.dumps(descriptions, indent=1))
     except OSError:

@@ -3,13 +3,13 @@
 Planner and worker communicate by files, so that the same command runs under a shell, a cluster's scheduler or a test.
 A worker
 
-* loads ``model_path`` once and runs ``cells`` in their order, with one attempt folder in ``spool`` each;
-* reports progress as events, one per line, through a separate pipe (`events`);
-* ends a cell as ``skipped``, with the reason, if a cell that it depends on did not end ``ok``;
+* loads ``model_path`` once and runs ``cells`` in their order, with one attempt folder in ``spool`` each.
+* reports progress as events, one per line, through a separate pipe (`events`).
+* ends a cell as ``skipped``, with the reason, if a cell that it depends on did not end ``ok``.
 * holds the lock of each cell while it runs (`cell_lock`). A cell that has ended since it was planned only gets its
-  ``end`` event, so that running a specification again runs the remaining cells;
+  ``end`` event, so that running a specification again runs the remaining cells.
 * on SIGINT, SIGTERM and SIGUSR2 (a scheduler's notice) ends the current attempt as ``interrupted``, reports it in an
-  ``end`` event, and exits with 130;
+  ``end`` event, and exits with 130.
 * exits immediately, without ending its attempt, when its parent process is gone (`lifeline`).
 """
 
@@ -40,11 +40,11 @@ class DataRequest:
 
     Attributes:
         files: Local source only: role and path relative to the data folder.
-        part: Local source only: the part of the documents that is read.
+        part: Local source only: ``train`` or ``test`` if only this part of the documents is read.
         limit: Number of documents kept, in hash order of their keys; None keeps all.
         seed: Seed of the built-in generator.
-        level: Difficulty of built-in data.
-        apart_from: Documents with the same prompt as one of these are excluded, before `limit` is applied.
+        level: Difficulty of built-in data, 1 to 3.
+        apart_from: Other selections: documents with the same prompt as one of theirs are excluded, before `limit`.
         settings: For lm-eval's tasks: settings of prompts; None for this project's tasks.
         declaration: For a task declared in a TOML file: the content of that file; None for all others.
         prompting: Prompts in a style other than the task's own. Documents with the passage of a few-shot example are
@@ -66,7 +66,7 @@ class DataRequest:
 
     @property
     def task_object(self) -> "Task":
-        """The task, with its settings and prompts.
+        """The task, configured with this request's settings, declaration and prompt style.
 
         Raises:
             UserError: There is no task of this name.
@@ -80,7 +80,10 @@ class DataRequest:
         return task
 
     def load(self, data_dir: Path | None) -> "list[Document]":
-        """Load the documents.
+        """Return the selected documents of the task.
+
+        Args:
+            data_dir: Folder of local files; None if there is none.
 
         Raises:
             UserError: A file is missing, damaged or malformed, or no document is left.
@@ -88,7 +91,7 @@ class DataRequest:
         return self.load_apart(data_dir)[0]
 
     def load_apart(self, data_dir: Path | None) -> "tuple[list[Document], int]":
-        """Load the documents; return them and the number of documents excluded by `apart_from`.
+        """Return the selected documents, and the number of documents left out because `apart_from` excludes them.
 
         Raises:
             UserError: A file is missing, damaged or malformed, or no document is left.
@@ -116,12 +119,12 @@ class DataRequest:
 
     @property
     def place(self) -> str:
-        """Origin of the documents for messages: file names, or the split."""
+        """Origin of the documents, for messages: file names, or the name of the split."""
         names = " and ".join(path for _, path in self.files) or f"split {self.split!r}"
         return names if self.part == "all" else f"part {self.part!r} of {names}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON data; the task's own prompts are left out."""
+        """Return the request as JSON-serializable data; `prompting` is left out if it is None."""
         return {name: value for name, value in asdict(self).items() if name != "prompting" or value is not None}
 
     @classmethod
@@ -146,7 +149,8 @@ class CellJob:
 
     Attributes:
         held_out: Documents on which a calibration is checked; None for other cells.
-        seen: Last attempt that had ended when the plan was made. A worker skips the cell if a later attempt has ended.
+        seen: Id of the last attempt that had ended when the plan was made; None if there was none. A worker skips
+            the cell if a later attempt has ended.
         conformance: Results of the method's conformance checks (`harness.conformance`); None if they were not run.
         timeout_s: Time limit of the cell in seconds, without loading its model; None for no limit.
     """
@@ -196,7 +200,7 @@ class WorkerSpec:
         inputs: Spool with the attempts of the cells that these cells depend on; None for ``spool``.
         plugins: Folder of trusted plug-ins; None if there is none.
         confirm_run_unsafe_code: Whether scoring may run code written by a model, for tasks that need it.
-        shares: Whether one pass may answer several cells (`harness.work.partners`).
+        shares: Whether one run of the model may produce the results of several cells (`harness.work.partners`).
     """
 
     cells: tuple[CellJob, ...]
@@ -227,7 +231,7 @@ class WorkerSpec:
 
     @classmethod
     def from_json(cls, text: str) -> "WorkerSpec":
-        """Parse the JSON text of SPEC.json."""
+        """Rebuild a specification from the JSON text of SPEC.json."""
         record = json.loads(text)
         plugins = record["plugins"]
         return cls(

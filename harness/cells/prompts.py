@@ -18,7 +18,11 @@ _SAMPLE, _SAMPLE_SYSTEM, _SAMPLE_ANSWER = "sample-prompt", "sample-system-messag
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids, special tokens included, and the number cut off; None if prompts may not be cut."""
+    """Token ids of a prompt, special tokens included.
+
+    Attributes:
+        n_cut: Number of tokens cut off; None if the cell sets no `max_prompt_tokens`.
+    """
 
     ids: list[int]
     n_cut: int | None = None
@@ -41,15 +45,15 @@ class Fitting:
 
 
 class Prompts:
-    """Encoder of prompts with a cell's settings.
+    """Converter of prompts to token ids, with a cell's chat template and maximum length.
 
     Args:
         tokenizer: The checkpoint's tokenizer.
         generation: Settings of the cell.
-        max_positions: Number of positions of the model, for prompt and answer; None: unlimited.
+        max_positions: Number of positions of the model, for prompt and answer; None if unlimited.
 
     Raises:
-        UserError: The chat template differs from the planned one, or the special tokens leave no room.
+        UserError: The chat template differs from the planned one, or the special tokens alone fill the maximum length.
     """
 
     def __init__(self, tokenizer: Any, generation: GenerationSettings, max_positions: int | None = None) -> None:
@@ -80,10 +84,10 @@ class Prompts:
         return self.generation.max_prompt_tokens - self._before - self._behind
 
     def __call__(self, text: str) -> Prompt:
-        """Return the tokens of a task's prompt.
+        """Return the token ids of a prompt, cut to the cell's maximum length if its settings say so.
 
         Raises:
-            UserError: The chat template fails on it.
+            UserError: The chat template fails on this prompt.
         """
         if self.is_chat:
             # The template contains the special tokens.
@@ -96,14 +100,17 @@ class Prompts:
         return self._cut(list(ids))
 
     def fits(self, prompt: Prompt) -> bool:
-        """Return whether prompt and longest answer fit the model, and the prompt its bound."""
+        """Return whether a prompt is within its maximum length and leaves enough positions for the longest answer."""
         return self._longest is None or len(prompt.ids) <= self._longest
 
     def fitting(self, texts: Sequence[tuple[Document, str]]) -> Fitting:
-        """Return the documents whose prompts fit, given with their prompts.
+        """Return the documents whose prompts are short enough (`fits`), and the numbers of dropped and truncated ones.
+
+        Args:
+            texts: Pairs of a document and its prompt.
 
         Raises:
-            UserError: None does.
+            UserError: No prompt is short enough.
         """
         if self._longest is None:
             return Fitting(tuple(document for document, _ in texts))
@@ -129,13 +136,17 @@ class Prompts:
 
 
 def check_chat_template(tokenizer: Any, system: str | None) -> str:
-    """Try a chat template on a sample.
+    """Check a checkpoint's chat template by rendering a sample chat.
+
+    Args:
+        tokenizer: The checkpoint's tokenizer.
+        system: System message; None if chats have none.
 
     Returns:
-        Its digest.
+        The SHA-256 of the template.
 
     Raises:
-        UserError: There is none, it fails, or it omits the message that it is given.
+        UserError: There is no template, it fails, or it omits the prompt or the system message.
     """
     digest = template_sha256(tokenizer)
     rendered = render_chat(tokenizer, None if system is None else _SAMPLE_SYSTEM, _SAMPLE)
@@ -146,10 +157,10 @@ def check_chat_template(tokenizer: Any, system: str | None) -> str:
 
 
 def template_sha256(tokenizer: Any) -> str:
-    """Return the digest of a tokenizer's chat template.
+    """Return the SHA-256 of a tokenizer's chat template.
 
     Raises:
-        UserError: It has none.
+        UserError: The tokenizer has no chat template.
     """
     try:
         template = tokenizer.get_chat_template()
@@ -172,13 +183,13 @@ def render_chat(tokenizer: Any, system: str | None, text: str) -> str:
 
 
 def render_turns(tokenizer: Any, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> str:
-    """Return turns rendered by the checkpoint's chat template.
+    """Return the turns of a chat, rendered as one text by the checkpoint's chat template.
 
     Args:
         tokenizer: The checkpoint's tokenizer.
         messages: Role and content of each turn.
-        add_generation_prompt: Prepare for the assistant's turn; otherwise the last turn is the assistant's and
-            continues.
+        add_generation_prompt: End with the start of the assistant's turn. Otherwise the last turn is the assistant's,
+            and it is left open so that the model continues it.
 
     Raises:
         UserError: The template cannot be rendered.
@@ -208,7 +219,7 @@ def end_of_turn(tokenizer: Any) -> str | None:
 
 
 def _special_tokens(tokenizer: Any) -> tuple[int, int]:
-    """Return how many special tokens a prompt begins and ends with."""
+    """Return the numbers of special tokens that the tokenizer adds before and after a text."""
     bare, full = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
     for before in range(len(full) - len(bare) + 1):
         if full[before : before + len(bare)] == bare:

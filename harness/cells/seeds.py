@@ -12,7 +12,7 @@ Axis = Literal["decode", "bootstrap"]
 
 
 def seed_for(axis: Axis, suite_seed: int, *keys: str) -> int:
-    """Return the seed of one axis, that is, of one use of random numbers.
+    """Return the seed for one use of random numbers (an axis).
 
     Args:
         axis: ``decode``: random numbers of methods while a document is decoded, independent of batch and order; needs
@@ -33,5 +33,5 @@ def seed_for(axis: Axis, suite_seed: int, *keys: str) -> int:
 
 
 def derivations(suite_seed: int) -> dict[Axis, str]:
-    """Return the formula of the seed for each axis, as documentation in cell.json."""
+    """Return, for each axis, the formula of its seed as text; cell.json stores it as documentation."""
     return {"decode": f"int(sha256('{suite_seed}:' + doc_key)[:15], 16)", "bootstrap": str(suite_seed)}

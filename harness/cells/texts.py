@@ -19,8 +19,8 @@ class EncodedText:
     Attributes:
         ids: Token ids, special tokens included.
         types: For each token, the index of the text to which it belongs; None if the tokenizer does not return it.
-        seed: Seed of the row, independent of the batch.
-        n_cut: Number of tokens cut off because of the model's positions or the suite's limit.
+        seed: Seed of the method's random numbers for this text, independent of the batch.
+        n_cut: Number of tokens beyond the length limit; they are cut off unless the suite excludes long texts.
     """
 
     ids: tuple[int, ...]
@@ -30,7 +30,7 @@ class EncodedText:
 
 
 class TextEncoding:
-    """Encoder of texts and pairs to token ids.
+    """Converter of a text, or a pair of texts, to token ids of limited length.
 
     Args:
         tokenizer: The checkpoint's tokenizer.
@@ -45,7 +45,13 @@ class TextEncoding:
         self._side = "left" if generation.truncate == "left" else "right"
 
     def __call__(self, texts: Sequence[str], seed: int) -> EncodedText:
-        """Return the token ids of a text or a pair. Too long inputs are truncated, the longer text of a pair first.
+        """Return the model input of one text or of a pair; too long inputs are cut, unless ``truncate`` is ``drop``.
+
+        Tokens are removed from the longer text of a pair first.
+
+        Args:
+            texts: One text, or the two texts of a pair.
+            seed: Seed to store in the result.
 
         Raises:
             UserError: There are neither one nor two texts, or the special tokens alone are too long.
@@ -72,7 +78,9 @@ class TextEncoding:
 
 
 def label_places(task: str, wanted_labels: Sequence[str] | None, labels: Sequence[str]) -> tuple[int, ...]:
-    """Return, for each label of a model, its index among the task's labels: by name if all names agree, else in order.
+    """Return, for each label of a model, the index of the matching label of the task.
+
+    Labels are matched by name, ignoring case, if task and model have the same names; otherwise by position.
 
     Args:
         task: Name of the task.

@@ -95,10 +95,10 @@ def _trust(folder: Path) -> None:
 
 
 def console() -> NoReturn:
-    """Console script: run `main`, then end the process.
+    """Entry point of the console script: run `main`, then end the process without interpreter teardown.
 
-    Skips interpreter teardown: with torch and DuckDB in one process, DuckDB's binding reports objects that torch keeps
-    alive as leaks and prints pages about them.
+    With torch and DuckDB in one process, teardown would print pages about leaks: DuckDB's binding reports objects that
+    torch keeps alive.
     """
     # A scheduler's SIGTERM ends a run like Ctrl-C: finished cells are kept.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -116,7 +116,7 @@ def console() -> NoReturn:
 
 
 def parsed(argv: Sequence[str]) -> argparse.Namespace:
-    """Parse the command line.
+    """Parse the command line; `command` of the result names the implementation as `module:function`.
 
     Raises:
         UserError: The command or an argument is invalid.
@@ -133,7 +133,7 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def whole_parser() -> "tuple[Overview, list[str]]":
-    """Return the parser of all commands, and the names of the listed commands."""
+    """Return the parser of all commands, and the names of those that help lists."""
     # Imported here, within `Interruptible`, so that Ctrl-C during the import is handled.
     from exitbench.harness.cli.arguments import keeping, querying, running
     from exitbench.harness.cli.arguments.common import HIDDEN, Overview, Parser

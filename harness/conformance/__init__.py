@@ -1,7 +1,7 @@
-"""Conformance checks: test on a small random decoder whether a method keeps the contracts of its base classes.
+"""Conformance checks: test on a small random decoder whether a method fulfils the contracts of its base classes.
 
-A short form of the conformance suite in `tests/methods`, fast enough to run before a method's first cell, also for
-third-party methods. The verdict is that a method conforms, or a list of violations.
+They are a short form of the conformance tests in `tests/methods`, fast enough to run before a method's first cell, also
+for third-party methods. The result is a verdict: the method conforms, or a list of violations.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ class ConformanceResult:
 
     @property
     def conforms(self) -> bool:
-        """Whether there are no violations."""
+        """Whether the method violates no contract."""
         return not self.problems
 
     def __str__(self) -> str:
         return "conforms" if self.conforms else f"fails: {'; '.join(self.problems)}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the JSON record stored with a run."""
+        """Return the verdict as the JSON record that is stored with a run."""
         word = "conforms" if self.conforms else "fails"
         return {"verdict": word, "problems": list(self.problems), "checked": self.checked}
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> ConformanceResult:
-        """Parse a record written by `to_json`.
+        """Return the result stored in a JSON record that `to_json` returned.
 
         Raises:
             KeyError, TypeError, ValueError: The record is invalid.
@@ -75,7 +75,7 @@ class ConformanceResult:
 
 @cache
 def checks_version() -> str:
-    """Return ExitBench's version and a digest of the checks' source, which identify the checks behind a verdict."""
+    """Return the version of these checks, stored with verdicts: ExitBench's version and a digest of their source."""
     digest = hashlib.sha256()
     for path in sorted(Path(__file__).parent.glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
@@ -97,11 +97,13 @@ _CHECKS: Final[tuple[Callable[[Trial], Iterator[str]], ...]] = (
 
 
 def examine(method: Method, shape: Shape = USUAL) -> ConformanceResult:
-    """Run all conformance checks on a method. An error ends the checks, since later ones would not be meaningful.
+    """Run all conformance checks on a method, and return the verdict.
+
+    An exception ends the checks, since the results of later ones would not be meaningful.
 
     Args:
         method: The method with its parameters.
-        shape: Shape of the model for which the parameters are meant.
+        shape: Numbers of blocks and exit heads of the model for which the parameters are meant.
     """
     problems: list[str] = []
     try:
@@ -117,7 +119,7 @@ def examine(method: Method, shape: Shape = USUAL) -> ConformanceResult:
 
 
 def _traceback_line(error: Exception, method: Method) -> str:
-    """Return the innermost line of the method's source file in an error's traceback, as text for a message."""
+    """Return the last line of an error's traceback in the method's source file as message text; empty if none."""
     source_file = inspect.getfile(type(method))
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == source_file]
     return f" ({Path(source_file).name}, line {lines[-1]})" if lines else ""

@@ -34,7 +34,7 @@ _TOLERANCE = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class _From(Threshold):
-    """Threshold with a predetermined exit layer per position: no exit before this block, always an exit from it on."""
+    """Threshold that forces the token at position p to exit at the first gate block from `firsts[p - 1]` on."""
 
     firsts: tuple[int, ...]
 
@@ -46,16 +46,16 @@ class _From(Threshold):
 
 
 def declared(trial: Trial) -> Iterator[str]:
-    """Check that declared FLOPs equal counted ones at the first and the last exit, and that no gate cost is missing."""
+    """Check that a method declares the FLOPs counted at its first and last exit, and that its gate declares a cost."""
     yield from uncounted(trial.checkpoint, trial.plain, PROMPTS[4], sorted({trial.first_exit, trial.n_blocks}))
     yield from _forgotten(trial)
 
 
 def uncounted(checkpoint: Checkpoint, parts: Parts, prompt: Sequence[int], exit_layers: Sequence[int]) -> Iterator[str]:
-    """Yield a problem for each exit layer at which counted matrix-product FLOPs differ from the declared ones.
+    """Yield a message for each exit layer at which a method's declared matrix-product FLOPs differ from those counted.
 
     An oracle declares the cost of a gate that needs no full-depth run, so such a gate is run in its place. Verification
-    is not part of a step and is not counted.
+    of drafts is not part of a decode step and is not counted.
 
     Args:
         checkpoint: The model.
@@ -97,13 +97,13 @@ def uncounted(checkpoint: Checkpoint, parts: Parts, prompt: Sequence[int], exit_
 
 
 class _FixedExits(Always):
-    """Gate that computes nothing; the threshold `_From` determines the exit layer of each token."""
+    """Gate that computes nothing; the threshold `_From` alone determines the exit layer of each token."""
 
     decides = True
 
 
 class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode visible to torch's compiler. Hiding a mode would import the compiler, which is slow."""
+    """Dispatch mode that torch's compiler may see; hiding a mode would import the compiler, which is slow."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -111,7 +111,7 @@ class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Products(_Watching):  # type: ignore[no-untyped-call]
-    """Counter of the FLOPs of all operations with a FLOP formula in torch, like torch's `FlopCounterMode`."""
+    """Dispatch mode that counts the FLOPs of operations with a FLOP formula in torch, like its `FlopCounterMode`."""
 
     flops = 0
 
@@ -130,7 +130,7 @@ class _Products(_Watching):  # type: ignore[no-untyped-call]
 
 
 class _Worked(_Watching):  # type: ignore[no-untyped-call]
-    """Recorder of the number of elements of the largest tensor that an operation reads."""
+    """Dispatch mode that records the number of elements of the largest tensor that any operation reads."""
 
     most = 0
 
@@ -142,7 +142,7 @@ class _Worked(_Watching):  # type: ignore[no-untyped-call]
 
 
 def _forgotten(trial: Trial) -> Iterator[str]:
-    """Yield a problem if a gate computes from a row's state or logits but declares no cost."""
+    """Yield a message if a gate declares no cost, although it computes from hidden states or logits."""
     gate, gate_blocks = trial.plain.gate, trial.gate_blocks
     if gate.looks_ahead or not gate_blocks or gate.cost(trial.model, gate_blocks) != Cost():
         return
@@ -156,7 +156,7 @@ def _forgotten(trial: Trial) -> Iterator[str]:
 
 
 class _Counted(Gate):
-    """Gate wrapper that records the gate's own operations, without the head's operations."""
+    """Gate wrapper that records how large the tensors are that the gate itself, but not the head, computes from."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate, self.most = gate, 0

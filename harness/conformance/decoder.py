@@ -1,8 +1,8 @@
-"""Small decoder with random weights for conformance checks, with prompts, answers and states.
+"""Small decoder with random weights for conformance checks, with fixed prompts and answers; and monitoring of methods.
 
-A method is monitored during the checks: the values that its gate returns, and whether it modifies its input tensors.
+Two things are monitored during the checks: the values that a method's gate returns, and modifications of input tensors.
 
-Shape suffixes: A rows still running at a block, K columns of the head, L blocks, N tokens, D model width.
+Shape suffixes: A batch rows still running at a block, K columns of the head, L blocks, N tokens, D hidden size.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ TensorSnapshots = list[tuple[str, Tensor, Tensor]]
 
 
 class Breach(Exception):
-    """A gate violated a contract; the message describes the violation."""
+    """Raised if a gate or head violates a contract during the checks; the message describes the violation."""
 
 
 def watched(parts: Parts) -> Parts:
-    """Return equivalent parts that raise Breach if a score is invalid or an input tensor is modified."""
+    """Return a method's parts, wrapped to raise Breach if a gate score is invalid or an input tensor is modified."""
     read: TensorSnapshots = []
     return dataclasses.replace(parts, gate=_watched_gate(parts.gate, read), head=_watched_head(parts.head, read))
 
@@ -107,7 +107,7 @@ def _watched_gate(gate: Gate, read: TensorSnapshots) -> Gate:
 
 
 def _watched_head(head: Head, read: TensorSnapshots) -> Head:
-    """Return a head that also records its logits, so that modifications by the gate are detected."""
+    """Return a head, wrapped to record its logits in `read`, so that modifications of them by the gate are detected."""
 
     class MonitoredHead(Head):
         reads_vocabulary = head.reads_vocabulary
@@ -161,7 +161,7 @@ def _check_unchanged(by: str, view: BlockView, snapshots: TensorSnapshots) -> No
 
 
 def _snapshot(view: BlockView) -> TensorSnapshots:
-    """Return (name, tensor, copy) of the view's tensors, which later code reads too and no gate may modify."""
+    """Return (name, tensor, copy) of all tensors in a gate's input `view`; no gate may modify them."""
     tensors = {"view.hidden_AD": view.hidden_AD, "view.previous_score_A": view.previous_score_A}
     tensors |= {"view.ahead_LAD": view.ahead_LAD}
     tensors |= {f"view.answer_memory[{name!r}]": value for name, value in view.answer_memory.items()}
@@ -179,11 +179,11 @@ ANSWERS: list[list[int]] = _DRAWN.tolist()
 
 @dataclass(frozen=True)
 class Shape:
-    """Model properties on which a method's parameters may depend.
+    """Properties of a model on which the parameters of a method may depend.
 
     Attributes:
         n_blocks: Number of decoder blocks.
-        exit_blocks: Blocks with a trained exit head.
+        exit_blocks: Blocks that have a trained exit head.
     """
 
     n_blocks: int = 6
@@ -194,12 +194,12 @@ USUAL = Shape()
 
 
 class Trial:
-    """A method on the random decoder, fitted if the method requires it.
+    """A method together with a random decoder on which it is tested; it is fitted if it requires that.
 
     Args:
         method: The method with its parameters.
         shape: Shape of the decoder.
-        strength: Factor on the blocks' contribution to the residual stream (see `random_checkpoint`).
+        strength: Factor on what each block adds to the residual stream (see `random_checkpoint`).
     """
 
     def __init__(self, method: Method, shape: Shape, strength: float = 1.0) -> None:
@@ -214,7 +214,7 @@ class Trial:
 
     @property
     def gate_blocks(self) -> list[int]:
-        """Blocks at which the gate is evaluated."""
+        """Blocks at which the method's gate is evaluated."""
         return self.plain.gate_blocks(self.n_blocks)
 
     @property
@@ -223,28 +223,34 @@ class Trial:
         return min([*self.gate_blocks, self.n_blocks])
 
     def fresh(self) -> Parts:
-        """Return new parts built from the stored parameters, as another process would build them."""
+        """Return the method's parts, built again from its stored parameters as another process would build them."""
         method = type(self.method).from_params(self.method.params()).bound_to(self.model.exit_blocks)
         return watched(method.parts(self.n_blocks, self.fitted))
 
     def answers(self, parts: Parts, prompts: list[list[int]] = PROMPTS, first_seed: int = 0) -> list[Generation]:
-        """Return the method's answers to prompts decoded as one batch."""
+        """Return the answers that a method's parts decode for prompts in one batch.
+
+        Args:
+            parts: The method's parts.
+            prompts: Token ids of the prompts.
+            first_seed: Seed of the first prompt; later prompts have the following numbers.
+        """
         requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts, first_seed)]
         return decode(self.checkpoint, prefill(self.model, requests, MAX_NEW_TOKENS), parts)
 
     @functools.cached_property
     def states_LND(self) -> Tensor:
-        """States of the tokens of `ANSWERS` after every block, in the order of rows."""
+        """Hidden states of the N tokens of `ANSWERS` after every block; all tokens of an answer follow each other."""
         with torch.no_grad():
             return states_of(self.checkpoint, ANSWERED, ANSWERS)
 
     @functools.cached_property
     def final_token_N(self) -> Tensor:
-        """Token chosen by the last block, for each token of `ANSWERS`."""
+        """Most probable token at the last block, for each token of `ANSWERS`."""
         return argmax_token(self.model.logits(self.states_LND[-1]))
 
     def scored(self, parts: Parts) -> tuple[Tensor, Tensor]:
-        """Return gate scores (NaN at blocks without a gate) and the tokens that would be emitted, each [L, N]."""
+        """Return gate scores (NaN at blocks without a gate) and emitted tokens for the tokens of `ANSWERS`, [L, N]."""
         n_tokens = self.states_LND.shape[1]
         scores_LN = torch.empty(self.n_blocks, n_tokens)
         emitted_LN = torch.empty(scores_LN.shape, dtype=torch.long)
@@ -255,7 +261,7 @@ class Trial:
         return scores_LN, emitted_LN
 
     def positions(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield (position from 1, indices of its tokens among the N, one per row) for every position of the answers."""
+        """Yield (position from 1, indices among the N tokens) for every position; there is one index per answer."""
         starts = torch.tensor([0, *itertools.accumulate(map(len, ANSWERS[:-1]))])
         for place in range(len(ANSWERS[0])):
             yield place + 1, starts + place
@@ -269,12 +275,12 @@ class Trial:
 
 
 def random_checkpoint(shape: Shape, strength: float = 1.0) -> Checkpoint:
-    """Return a small encoder-decoder with exit heads and random weights, whose answers are meaningless.
+    """Return a small encoder-decoder with exit heads and random weights; its answers are meaningless.
 
     Args:
         shape: Number of blocks, and blocks with exit heads.
-        strength: Factor on the blocks' contribution to the residual stream, normalized to six blocks. The smaller it
-            is, the more often an early block agrees with the last block, above all if it is confident.
+        strength: Factor on what each block adds to the residual stream, normalized to six blocks. With a smaller
+            factor, early blocks agree more often with the last block, above all if they are confident.
     """
     generator = torch.Generator().manual_seed(3)
     strength *= (6 / shape.n_blocks) ** 0.5

@@ -1,7 +1,7 @@
-"""Conformance checks in a subprocess, which isolates methods that hang or end their process.
+"""Conformance checks in a subprocess, so that a method that hangs or ends its process does no harm.
 
-The child reads settings as JSON from its standard input. It writes to a pipe: a first line after importing the methods,
-then one JSON line per verdict. Output of methods is discarded. The child ends with its parent (`lifeline`).
+The child process reads settings as JSON from its standard input. It writes to a pipe: one line after importing the
+methods, then one JSON line per verdict. Output of methods is discarded. The child ends with its parent (`lifeline`).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _READY = "ready"
 
 
 def examine_apart(settings: Sequence[Mapping[str, Any]], timeout_s: float = TIMEOUT_S) -> list[ConformanceResult]:
-    """Return a verdict for every setting.
+    """Check methods for conformance in a subprocess; return one verdict per setting, in order.
 
-    A setting that hangs or ends its process fails. All later settings of the same method then fail without being
-    checked.
+    A setting is a method with parameters. It fails if it hangs or ends the process. All later settings of the same
+    method then fail without being checked.
 
     Args:
-        settings: Each with ``name`` and ``params`` of the method, ``n_blocks`` and ``exit_blocks`` of the model.
+        settings: Mappings with ``name`` and ``params`` of the method, ``n_blocks`` and ``exit_blocks`` of the model.
         timeout_s: Seconds allowed per setting.
     """
     verdicts: list[ConformanceResult] = []
@@ -54,7 +54,7 @@ def examine_apart(settings: Sequence[Mapping[str, Any]], timeout_s: float = TIME
 
 
 class _Child:
-    """Child process that checks settings in order, until all are checked or it dies."""
+    """Child process that checks settings one after the other, until all are checked or the process ends."""
 
     def __init__(self, settings: Sequence[Mapping[str, Any]], timeout_s: float) -> None:
         self.why, self._timeout_s = "", timeout_s
@@ -69,7 +69,7 @@ class _Child:
         os.close(lifeline)
 
     def verdicts(self) -> Iterator[ConformanceResult]:
-        """Yield verdicts as they arrive. If the process dies early, `why` contains the reason."""
+        """Yield the verdicts as the child writes them; if the child ends too early, `why` then has the reason."""
         lines = _lines(self._read_end, self._timeout_s)
         try:
             if next(lines, None) != _READY:
@@ -86,7 +86,7 @@ class _Child:
         self.why = self._ended()
 
     def end(self) -> None:
-        """Kill the process and its child processes, and close the pipes."""
+        """Kill the child and all processes in its group, and close the pipes."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -100,10 +100,12 @@ class _Child:
 
 
 def _lines(read_end: int, timeout_s: float) -> Iterator[str]:
-    """Yield lines as they arrive. The first line reports that the methods were imported.
+    """Yield the lines that arrive from a pipe.
+
+    The first line reports that the methods were imported; it may take longer than the others.
 
     Raises:
-        TimeoutError: A line takes longer than allowed.
+        TimeoutError: No line arrives within `timeout_s` seconds.
     """
     buffer, deadline = b"", time.monotonic() + max(timeout_s, TIMEOUT_S)
     while True:

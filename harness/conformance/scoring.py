@@ -1,6 +1,6 @@
-"""Conformance of decoding, of scores on given states at every block, and of replays in SQL.
+"""Conformance checks of decoding, of the gate's scores at every block, and of replays in SQL.
 
-Shape suffixes: L blocks, N tokens.
+Each check yields a message per violation. Shape suffixes: L blocks, N tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SEVERAL = 3
 
 
 def same_again(trial: Trial) -> Iterator[str]:
-    """Check that a score depends only on its input, not on earlier calls, the gate object or the batch's other rows."""
+    """Check that a score depends only on its input: not on earlier calls, the gate object, or other batch rows."""
     first_LN, _ = trial.scored(trial.parts)
     for times in range(1, _SEVERAL + 1):
         for position in range(times):  # a single row, so that counters kept by the gate would differ
@@ -58,7 +58,7 @@ def same_again(trial: Trial) -> Iterator[str]:
 
 
 def depth_follows_threshold(trial: Trial) -> Iterator[str]:
-    """Check that mean depth changes monotonically over the declared range of `threshold`, and is not constant."""
+    """Check that the mean exit layer changes with `threshold` over its range, and only rises or only falls."""
     low, high = _declared(trial.method)
     if low is None or high is None:
         return
@@ -84,10 +84,10 @@ def depth_follows_threshold(trial: Trial) -> Iterator[str]:
 
 
 def direction(trial: Trial) -> Iterator[str]:
-    """Check that tokens which agree with the last block do not score lower than other tokens at the same block.
+    """Check that a gate's scores are not reversed: higher scores must go with agreement with the last block.
 
-    Uses blocks that add little, so that confident choices of early blocks rarely change. Fitted gates are not checked,
-    since fitting them to random states is meaningless.
+    The decoder's blocks add little to the residual stream here, so that confident choices of early blocks rarely
+    change. Fitted gates are not checked, since a fit to random states is meaningless.
     """
     if trial.method.fit_params():
         return
@@ -129,7 +129,10 @@ def _same_rule(trial: Trial, first: Parts, second: Parts) -> bool:
 
 
 def exit_layers(trial: Trial, parts: Parts, scores_LN: Tensor) -> Tensor:
-    """Return the exit layers of tokens with these scores, [N]; the threshold is compared in the scores' dtype."""
+    """Return the exit layers of the tokens of `ANSWERS`, [N], given the gate's score of each token at each block.
+
+    Scores are compared with the threshold in their own dtype.
+    """
     leaves_LN = torch.zeros(scores_LN.shape, dtype=torch.bool)
     leaves_LN[-1] = True
     for position, at_N in trial.positions():
@@ -144,9 +147,9 @@ def _equal(first: Tensor, second: Tensor) -> bool:
 
 
 def thresholds(trial: Trial) -> Iterator[str]:
-    """Check extreme thresholds: never exiting equals full depth, and always exiting exits at the first gate block.
+    """Check extreme thresholds: without early exits, tokens equal full depth's; else all exit at the first gate block.
 
-    Tokens that verification emits in place of rejected drafts are exempt.
+    Tokens that replace rejected drafts after verification may have any exit layer.
     """
     never = trial.answers(dataclasses.replace(trial.parts, threshold=Constant(math.inf)))
     full = trial.answers(baseline_method()().parts(trial.n_blocks))
@@ -160,7 +163,7 @@ def thresholds(trial: Trial) -> Iterator[str]:
 
 
 def independence(trial: Trial) -> Iterator[str]:
-    """Check that a batch gives the same traces as its rows decoded separately, and that a seed determines the trace."""
+    """Check that prompts give the same traces in a batch as one by one, and that a seed determines the trace."""
     together = trial.answers(trial.parts)
     some = range(0, len(PROMPTS), 3)
     alone = [trial.answers(trial.parts, [PROMPTS[row]], first_seed=row)[0] for row in some]
@@ -171,7 +174,7 @@ def independence(trial: Trial) -> Iterator[str]:
 
 
 def model_unchanged(trial: Trial) -> Iterator[str]:
-    """Check that, after all other checks, full depth gives the same answers as on a fresh decoder."""
+    """Check that the method has not changed the model: full depth gives the same answers as on a new decoder."""
     untouched = Trial(baseline_method()(), trial.shape)
     if trial.answers(untouched.plain) != untouched.answers(untouched.plain):
         yield "the model's weights are not what they were before the method ran"

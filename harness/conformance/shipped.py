@@ -1,4 +1,4 @@
-"""Stored verdicts of the bundled methods, which are not checked again while their source is unchanged.
+"""Stored conformance verdicts of the bundled methods, which are not checked again while their source is unchanged.
 
 `python -m exitbench.harness.conformance.shipped` checks all bundled methods and rewrites `shipped.toml`.
 """
@@ -19,7 +19,7 @@ FILE: Final = Path(__file__).with_name("shipped.toml")
 
 @cache
 def conforming_sources() -> dict[str, str]:
-    """Return the source digests of conforming methods by name; empty if the checks have changed since."""
+    """Return the source digests of bundled methods that conform, by name; empty if the checks have changed since."""
     record = tomllib.loads(FILE.read_text(encoding="utf-8"))
     return dict(record["sources"]) if record["checks"] == checks_version() else {}
 

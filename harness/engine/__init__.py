@@ -1,4 +1,4 @@
-"""The depth-addressed engine: checkpoints, the transformer and its cache, and the decode loop that methods steer."""
+"""Engine that runs a transformer block by block: checkpoints, model, KV cache, and the decode loop of all methods."""
 
 from typing import Final
 

@@ -47,9 +47,9 @@ def with_verdicts(plan: Plan, retry: Retry, folder: Path, on_trial: Callable[[in
 
 
 def tried(plan: Plan, retry: Retry, folder: Path) -> Iterator[str]:
-    """Yield lines for users about the conformance of the methods to run.
+    """Yield lines for users about the conformance of methods to run: failures, and third-party methods that conform.
 
-    Third-party methods are checked now; a bundled method gets a line only if a verdict is cached.
+    Third-party methods are checked now; a bundled method gets a line only if a cached verdict says that it fails.
     """
     settings = _settings(plan, retry)
     bundled = {setting for setting in settings.values() if setting.distribution == _OURS}
@@ -118,7 +118,7 @@ class Setting:
 
     @classmethod
     def from_method_ref(cls, method: MethodRef, n_blocks: int, exit_blocks: tuple[int, ...]) -> Setting:
-        """Return the setting of a cell's method."""
+        """Return the setting of a cell's method on a model with `n_blocks` blocks and exit heads at `exit_blocks`."""
         params = canonical_json(dict(method.params))
         syntax = syntax_sha256(get_method(method.name))
         return cls(method.name, params, syntax, method.distribution, n_blocks, exit_blocks)
@@ -130,12 +130,17 @@ class Setting:
 
     @property
     def key(self) -> str:
-        """Cache key of the verdict: setting, method source and version of the checks."""
+        """Cache key of the verdict: digest of the setting, the method's source and the version of the checks."""
         return content_id({**self.to_json(), "syntax_sha256": self.syntax_sha256, "checks": checks_version()})
 
 
 def known_verdicts(settings: Collection[Setting], folder: Path) -> dict[Setting, ConformanceResult]:
-    """Return the verdicts cached in a folder (which may not exist), and those of unchanged bundled methods."""
+    """Return the verdicts that need no check: those cached in `folder`, and passes of unchanged bundled methods.
+
+    Args:
+        settings: The settings.
+        folder: Folder of the cache; may not exist.
+    """
     cached, bundled = _read(folder / CACHE), conforming_sources()
     stored = {setting: cached[setting.key] for setting in settings if setting.key in cached}
     unchanged = (setting for setting in settings if bundled.get(setting.name) == setting.syntax_sha256)
@@ -145,7 +150,7 @@ def known_verdicts(settings: Collection[Setting], folder: Path) -> dict[Setting,
 def verdicts(
     settings: Iterable[Setting], folder: Path, on_trial: Callable[[int], None] = lambda number: None
 ) -> dict[Setting, ConformanceResult]:
-    """Return the verdict of every setting; settings without a cached verdict are checked in a separate process.
+    """Return the verdict of every setting; settings without a known verdict are checked in a separate process.
 
     Args:
         settings: The settings.

@@ -1,6 +1,6 @@
-"""Checks of a plan's data: documents for fits, calibrations and measurements do not overlap, and levels match.
+"""Checks of a plan's data: fits, calibrations and measurements share no documents; difficulty levels are as trained.
 
-A model is measured only at the difficulty levels on which it was trained.
+A model is measured only at the difficulty levels of built-in data on which it was trained.
 
 Two documents are the same if their prompts are the same. A repeated record may have different ids in different files.
 And greedy decoding gives one answer per prompt, so a loss against full depth's text does not depend on the references.
@@ -56,7 +56,10 @@ def require_apart(
 
 
 def _disjoint_from(draft: CellTemplate, by_label: Mapping[str, CellTemplate]) -> Iterator[tuple[str, DataRequest]]:
-    """Yield (use, documents) of every document set that must not overlap with a cell's documents."""
+    """Yield (use, request) of every document set that must not overlap with a cell's documents.
+
+    `use` is a phrase for messages: what the document set is for.
+    """
     if draft.kind in ("fit", "calibration"):
         yield _MEASURED, draft.task.data
     if draft.kind == "calibration" and "fit_cell_id" in draft.inputs:
@@ -101,6 +104,6 @@ def require_learned(model: ModelEntry, recipe: Recipe, tasks: Iterable[TaskEntry
 
 
 def _levels(recipe: Recipe, task: str) -> set[int]:
-    """Return the difficulty levels of a task in the training data of a recipe and its starting recipes."""
+    """Return the difficulty levels of a task in the training data of a recipe and of recipes that it starts from."""
     levels = {source.level for source in recipe.train if (source.task, source.source) == (task, "builtin")}
     return levels | (_levels(recipe.first, task) if recipe.first is not None else set())

@@ -14,9 +14,10 @@ from exitbench.results.analysis.status import UNKNOWN, CellWorkload, Estimate, H
 
 
 def estimate_plan(plan: Plan, spool: Path, retry: Retry) -> dict[str, Estimate]:
-    """Return an estimate for every cell to run, by cell id. A cell in a shared pass gets its share of the pass.
+    """Return the estimated time and disk space of every cell to run, by cell id.
 
-    On a GPU, a cell is of unknown length if no similar cell has run.
+    A cell that shares a pass with others gets its share of the pass. On a GPU, the estimate is `UNKNOWN` if no
+    similar cell has run.
 
     Args:
         plan: Plan of a suite.
@@ -36,7 +37,7 @@ def estimate_plan(plan: Plan, spool: Path, retry: Retry) -> dict[str, Estimate]:
 
 
 def of_group(group: Group, estimates: Mapping[str, Estimate]) -> list[Estimate]:
-    """Return the estimates of the cells in one group that are to be run."""
+    """Return the estimates of those cells of a group that are to be run, in the order of the group."""
     ids = (planned.item.cell.cell_id for planned in group.cells)
     return [estimates[cell_id] for cell_id in ids if cell_id in estimates]
 

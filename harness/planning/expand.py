@@ -28,9 +28,9 @@ class CellTemplate:
         location: File, line and key that declare the cell.
         data: Documents of the cell; fits and calibrations use another split than the task's.
         baseline: Label of full depth's quality cell; None for that cell itself and for cells not compared with it.
-        inputs: Labels of the cells that it reads, by the name of the `Cell` field with their ids.
+        inputs: Labels of the cells whose results it reads, by the name of the `Cell` field for their ids.
         calibration: Settings of a calibration, whose chosen threshold is checked on the task's own documents.
-        record: Special records of a probe or timing cell.
+        record: Additional data that a probe or timing cell stores; None for the usual results.
     """
 
     label: str
@@ -46,7 +46,7 @@ class CellTemplate:
     record: RecordSettings | None = None
 
     def check(self, n_blocks: int, exit_blocks: tuple[int, ...] | None = None) -> None:
-        """Check the method against the model.
+        """Check that the method's parameters suit the model's depth, and that the model has the exit heads it needs.
 
         Args:
             n_blocks: Number of decoder blocks, L.
@@ -83,10 +83,15 @@ def expand(suite: Suite, limit: int | None = None) -> list[CellTemplate]:
 
 
 def select(drafts: Sequence[CellTemplate], only: str | None, kinds: Sequence[Kind] | None) -> list[CellTemplate]:
-    """Return the cells whose label matches a glob and whose kind is listed, with their dependencies.
+    """Return the requested templates, with the templates of all cells that they depend on.
+
+    Args:
+        drafts: All templates of a suite.
+        only: Glob over labels; None for all labels.
+        kinds: Kinds of cell; None or empty for all kinds.
 
     Raises:
-        UserError: No cell matches.
+        UserError: No template matches.
     """
     by_label = {draft.label: draft for draft in drafts}
     wanted = [d for d in drafts if (only is None or fnmatchcase(d.label, only)) and (not kinds or d.kind in kinds)]
@@ -102,7 +107,7 @@ def select(drafts: Sequence[CellTemplate], only: str | None, kinds: Sequence[Kin
 
 
 def _dependencies(draft: CellTemplate, by_label: dict[str, CellTemplate]) -> set[str]:
-    """Return the labels of all cells that a cell depends on, including its full-depth baseline."""
+    """Return the labels of all cells that a cell depends on, directly or not, including its full-depth baseline."""
     needed = {*draft.inputs.values(), *([draft.baseline] if draft.baseline else [])}
     return needed.union(*(_dependencies(by_label[label], by_label) for label in needed))
 
@@ -113,7 +118,7 @@ def _limited(task: TaskEntry, limit: int) -> TaskEntry:
 
 
 def is_certified(suite: Suite, kind: Kind, method: Method) -> bool:
-    """Return whether a cell decides from logit bounds (a certified head).
+    """Return whether the gate of a cell decides from bounds of the logits instead of the exact LM head.
 
     True if the suite requests certified heads, the cell decodes, and the gate of its method decides.
     """
@@ -146,7 +151,7 @@ def _cells_of_pair(suite: Suite, model: ModelEntry, task: TaskEntry) -> Iterator
 
 
 def _recording(cell: CellTemplate, record: RecordSettings) -> CellTemplate:
-    """Return a copy of a probe or timing cell that stores special records; other cells read the plain cell."""
+    """Return a copy of a probe's or timing's template that stores additional data; other cells read the plain cell."""
     name, _, kind = cell.label.rpartition("/")
     joint = "," if ":" in name.rpartition("/")[2] else ":"
     about = f"record={';'.join(record.what)},documents={record.documents}"
@@ -155,7 +160,7 @@ def _recording(cell: CellTemplate, record: RecordSettings) -> CellTemplate:
 
 @dataclass(frozen=True)
 class _Pair:
-    """Builder of the cells of one model on one task."""
+    """Builder of the cell templates of one model on one task."""
 
     model: ModelEntry
     task: TaskEntry
@@ -170,7 +175,7 @@ class _Pair:
         return CellTemplate(label, location, self.model, self.task, self.task.data, baseline, "quality")
 
     def check_rules(self, location: str, kind: Kind, method: Method) -> None:
-        """Reject kinds and methods that use raw token choices of the heads, if logit rules change these choices."""
+        """Reject kinds of cell and methods that need the heads' raw choices of tokens, if logit rules change these."""
         rules = f"{', '.join(self.task.generation.logit_rules)} of [tasks.{self.task.label}]"
         if not self.task.generation.logit_rules:
             return
@@ -183,7 +188,7 @@ class _Pair:
             raise UserError(f"{location}: {method.name!r} {why}, which {rules} changes.")
 
     def check_scope(self, location: str, kind: Kind, method: Method) -> None:
-        """Reject replays, and methods that decide for each token, if answers keep the depth of their first token."""
+        """Reject kinds and methods that decide per token, if all tokens of an answer exit where its first exits."""
         if self.task.generation.scope != "answer":
             return
         scope = f'scope = "answer" of [tasks.{self.task.label}]'
@@ -215,14 +220,17 @@ class _Pair:
         return replace(full, label=self.label(full.method.name, "probe"), kind="probe", baseline=full.label)
 
     def fit(self, location: str, method: Method) -> CellTemplate:
-        """Return the fit cell of a method, shared by all settings with the same fit parameters."""
+        """Return the template of the cell that fits a method; all settings with the same fit parameters share it."""
         why = f"method {method.name!r}, which is fitted on the train split,"
         data = self.task.other_split("train", self.suite.fit_documents, why)
         label, bare = self._reduced(method, method.fit_params(), "fit")
         return CellTemplate(label, location, self.model, self.task, data, bare, "fit")
 
     def scores(self, location: str, method: Method) -> Iterator[CellTemplate]:
-        """Yield the cell that evaluates the method's gate on every probed token, after its fit if one is needed."""
+        """Yield the template of the cell that evaluates a method's gate on all probed tokens.
+
+        The template of the method's fit comes first if the gate needs one.
+        """
         label, bare = self._reduced(method, method.score_params(), "scores")
         inputs = {"probe_cell_id": self.probe(location).label}
         if bare.fit_params():
@@ -232,7 +240,7 @@ class _Pair:
         yield CellTemplate(label, location, self.model, self.task, self.task.data, bare, "scores", full.label, inputs)
 
     def cells(self, location: str, method: Method, name: str, kind: Kind) -> Iterator[CellTemplate]:
-        """Yield the cells of one kind for a method: its dependencies first, then the cell itself."""
+        """Yield the templates of a method's cell of one kind: the cells that it depends on, then the cell itself."""
         full = self.full(location)
         if kind == "probe" or (kind == "quality" and method == full.method):
             return  # `_cells_of_pair` yields full depth's cells
@@ -270,7 +278,7 @@ class _Pair:
             yield CellTemplate(label, location, self.model, self.task, self.task.data, method, kind, full.label, inputs)
 
     def calibration(self, entry: CalibrationEntry, method: Method, name: str) -> Iterator[CellTemplate]:
-        """Yield a calibration cell, preceded by the fit of its method if one is needed."""
+        """Yield the template of a calibration cell, preceded by the fit of its method if one is needed."""
         self.check_rules(entry.location, "calibration", method)
         self.check_precision(entry.location, "calibration", method)
         fit = self.fit(entry.location, method) if method.fit_params() else None
@@ -291,7 +299,7 @@ class _Pair:
         )
 
     def _reduced(self, method: Method, params: Mapping[str, Any], kind: Kind) -> tuple[str, Method]:
-        """Return a cell's label with only some of a method's parameters, and the method with the others at defaults."""
+        """Return a cell's label with only the parameters `params`, and the method with all others at their defaults."""
         default = type(method)().params()
         stated = [(name, value) for name, value in params.items() if value != default[name]]
         return self.label(point_label(method.name, stated), kind), type(method).from_params(params)

@@ -40,8 +40,8 @@ class Machine:
 
     Attributes:
         bytes_per_s: Rate at which weights are read from memory.
-        flops_per_s: FLOPs per second of a float32 product of many rows.
-        kernel_s: Seconds of the smallest product, that is, the cost of starting an operation.
+        flops_per_s: FLOPs per second of a float32 matrix product with many rows.
+        kernel_s: Seconds of a very small matrix product, that is, the cost of starting an operation.
     """
 
     bytes_per_s: float
@@ -63,7 +63,13 @@ class Lengths:
 
 
 def typical_lengths(cell: Cell, corpus: Corpus, generates: bool) -> Lengths:
-    """Return the typical lengths of a cell's documents, from their characters and the limits of its suite."""
+    """Return the typical tokens of a cell's prompts and answers, from their characters and the cell's limits.
+
+    Args:
+        cell: The cell.
+        corpus: Description of its documents.
+        generates: Whether the model generates answers; otherwise it scores or classifies texts.
+    """
     generation = cell.generation
     prompt = 1 + corpus.prompt_characters / _CHARACTERS_PER_TOKEN
     answer = 1 + corpus.answer_characters / _CHARACTERS_PER_TOKEN
@@ -73,13 +79,13 @@ def typical_lengths(cell: Cell, corpus: Corpus, generates: bool) -> Lengths:
 
 
 def first_run_estimate(cell: Cell, lengths: Lengths, machine: Machine, pass_cells: int = 1) -> Estimate:
-    """Return the estimate of a cell's time and disk space, without using earlier attempts.
+    """Return the estimated time and disk space of a cell, without using earlier attempts.
 
     Args:
         cell: Cell on the CPU.
         lengths: Typical lengths of its documents.
         machine: Speed of this machine.
-        pass_cells: Number of cells that share the cell's pass; each adds rows to the steps of the pass.
+        pass_cells: Number of cells that share the cell's pass; each makes the batches of the pass larger.
     """
     documents, kind = cell.task.documents, cell.kind
     document_s = document_seconds(cell, lengths, machine, cell.rows * pass_cells)
@@ -100,7 +106,7 @@ def first_run_estimate(cell: Cell, lengths: Lengths, machine: Machine, pass_cell
 
 
 def document_seconds(cell: Cell, lengths: Lengths, machine: Machine, rows: int) -> float:
-    """Return the seconds per document at full depth, when ``rows`` documents share each step."""
+    """Return the seconds per document at full depth, if ``rows`` documents are decoded in one batch."""
     model = cell.model
     kernels_s = (model.blocks + model.encoder_blocks) * _KERNELS_PER_BLOCK * machine.kernel_s
     token_s = 2 * model.parameters / machine.flops_per_s

@@ -46,7 +46,7 @@ def resolve(entry: TaskEntry, folder: Path, description: Description) -> Generat
 def remarks(
     entries: Sequence[TaskEntry], folder: Path, settings_by_label: Mapping[str, GenerationSettings]
 ) -> tuple[str, ...]:
-    """Return notes for readers of results about a checkpoint's own settings, one line each.
+    """Return notes for readers of results, one line each: the checkpoint's settings that are ignored, and its prompts.
 
     Args:
         entries: Tasks to run on the checkpoint, with the prompts that it reads.
@@ -130,7 +130,7 @@ def _check_first_token(model: ModelRef) -> None:
 
 
 def check_answers(drafts: Sequence[CellTemplate], description: Description) -> None:
-    """Check that a model gives the answers that its tasks require, and that the methods can run on it.
+    """Check that a model's outputs are of the kind that its tasks require, and that the methods can run on it.
 
     Args:
         drafts: Templates of the cells of one model.

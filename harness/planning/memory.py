@@ -22,7 +22,7 @@ ROOM: Final = (
 def shortages(plan: Plan, retry: Retry) -> Iterator[str]:
     """Yield a message for each model to run that does not fit into its device's available memory.
 
-    Counts the weights in the requested dtype, the int8 copy of the LM head for certified gates, and the KV cache of the
+    The sum counts weights in the requested dtype, the LM head's int8 copy for certified gates, and the KV cache of the
     largest batch at its maximum answer length. Prompts count only if `max_prompt_tokens` bounds them, so the result is
     a lower bound.
 
@@ -86,5 +86,5 @@ def _largest_cache(folder: Path, cells: Sequence[Cell]) -> tuple[int, Cell]:
 
 
 def _positions(cell: Cell) -> int:
-    """Return the number of KV cache positions per row, including source positions for cross-attention."""
+    """Return the number of KV cache positions per sequence, including source positions for cross-attention."""
     return cell.generation.max_new_tokens + (cell.generation.max_prompt_tokens or 0)

@@ -1,7 +1,7 @@
-"""Group a plan's cells into shared passes, as one process would run them without waiting for dependencies.
+"""Group a plan's cells into passes, that is, runs of the model whose results belong to several cells.
 
-No model is loaded. Methods are compared without their fitted tensors, and methods fitted by different cells count as
-different.
+The groups are those of one process that runs all cells without waiting for dependencies. No model is loaded. Methods
+are compared without their fitted tensors, and methods fitted by different cells count as different.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +23,7 @@ def passes(items: Sequence[CellJob]) -> list[tuple[CellJob, ...]]:
 
 
 def _kin(item: CellJob) -> tuple[str | None, ...]:
-    """Return a key that is equal for all cells of a shared pass; it avoids comparing all pairs of cells."""
+    """Return a key that is equal for all cells of a shared pass, so that not all pairs of cells are compared."""
     cell = item.cell
     if not may_share(item):
         return ("alone", cell.cell_id)

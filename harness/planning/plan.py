@@ -87,7 +87,7 @@ class Plan:
     Attributes:
         device: Resolved device.
         of_tasks: Notes (not errors) about the tasks' documents, one sentence each.
-        corpora: Descriptions of all documents.
+        corpora: Descriptions of all documents, by the request that selects them.
     """
 
     suite: Suite
@@ -265,7 +265,7 @@ def resolve_dtype(dtype: str, folder: Path) -> str:
 
 
 def _restyled(draft: CellTemplate, task: TaskEntry) -> CellTemplate:
-    """Return a cell of the task with the prompts that its model reads."""
+    """Return a cell's template with its task replaced by `task`, the same task with prompts in the model's style."""
     if task.data.prompting is None:
         return replace(draft, task=task)
     return replace(draft, task=task, data=replace(draft.data, prompting=task.data.prompting))
@@ -290,8 +290,8 @@ def _check_budget(drafts: Sequence[CellTemplate], description: Description) -> N
 def _check_precision(suite: Suite, drafts: Sequence[CellTemplate], description: Description) -> None:
     """Reject certified heads for models without valid logit bounds.
 
-    On the hosted engine, transformers computes the logits and may do more than multiply. With int8, the LM head is
-    already the int8 copy.
+    On the hosted engine, transformers computes the logits and may do more than multiply. With dtype int8, the LM head
+    itself is the int8 copy, so there is no exact head.
     """
     cells = [draft for draft in drafts if is_certified(suite, draft.kind, draft.method)]
     if cells and description.engine == "hosted":
@@ -307,7 +307,7 @@ def _check_precision(suite: Suite, drafts: Sequence[CellTemplate], description: 
 
 
 def _requests(draft: CellTemplate) -> list[DataRequest]:
-    """Return the document sets of a cell: its own, and its task's, on which fits and calibrations are measured."""
+    """Return the requests for a cell's documents and for its task's; they differ for fits and calibrations."""
     return [draft.data, draft.task.data]
 
 
@@ -334,7 +334,7 @@ def _task_ref(label: str, data: DataRequest, corpus: Corpus, kind: ModelKind) ->
 
 
 def _settings_identity(settings: LmEvalSettings) -> dict[str, Any]:
-    """Return the settings as part of a cell's identity.
+    """Return the settings of an lm-eval task as JSON data for a cell's identity.
 
     The location of a YAML file is left out; its content is part of the metric version.
     """
@@ -421,7 +421,7 @@ class _Builder:
         )
 
     def _batch_rows(self, draft: CellTemplate) -> int | None:
-        """Return the requested batch rows; None if not requested, not applicable or equal to the default."""
+        """Return the requested documents per batch; None if not requested, not applicable or equal to the default."""
         requested_rows = draft.task.batch_rows or self.suite.batch_rows
         decodes = draft.kind in ("quality", "probe", "scores", "calibration") and draft.record is None
         return (

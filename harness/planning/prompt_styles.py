@@ -30,8 +30,8 @@ _MOST_READ: Final = 2_000
 def style_for(entry: TaskEntry, folder: Path, kind: ModelKind) -> PromptStyle:
     """Return the prompt style of a task for a model: the requested one, or the default for this kind of model.
 
-    A model trained by a recipe reads the format that it was trained on. Generated data is read by base decoders in the
-    format of this project's models.
+    By default, a model trained by a recipe reads the format that it was trained on. Base decoders read built-in tasks
+    in the format of this project's models.
     """
     if entry.prompts.style is not None:
         return entry.prompts.style
@@ -43,7 +43,7 @@ def style_for(entry: TaskEntry, folder: Path, kind: ModelKind) -> PromptStyle:
 
 
 def styled(entry: TaskEntry, folder: Path, model: ModelRef, data_dir: Path | None) -> TaskEntry:
-    """Return a task with the prompts that a model reads; unchanged if these are the task's own.
+    """Return a task with its prompts in the style for a model; unchanged if the task has only its own prompts.
 
     Args:
         entry: The task.
@@ -100,7 +100,7 @@ def has_chat_template(folder: Path) -> bool:
 
 
 def _check(entry: TaskEntry, style: PromptStyle, is_chat: bool, folder: Path, model: ModelRef) -> None:
-    """Reject keys that do not go with the style, and chats with a model that has none."""
+    """Reject suite keys that contradict the prompt style, and the style ``chat`` for a model without chat template."""
     if style == "chat" and model.kind == "causal" and not has_chat_template(folder):
         key = "prompt_style" if entry.prompts.style else "chat_template"
         raise UserError(
@@ -132,7 +132,7 @@ def _end_of_turn(folder: Path) -> str | None:
 
 
 def _examples(entry: TaskEntry, task: Task, texts: StyleTexts, data_dir: Path | None) -> Sequence[Document]:
-    """Return the examples of a completion: from the train split, or else held out of the evaluated documents."""
+    """Return the few-shot examples of a prompt: from the train split, or else held out of the evaluated documents."""
     requested, data = entry.prompts.num_fewshot, entry.data
     number = texts.examples if requested is None else requested
     if not number:
@@ -157,7 +157,7 @@ def _examples(entry: TaskEntry, task: Task, texts: StyleTexts, data_dir: Path | 
 
 
 def _others(entry: TaskEntry, texts: StyleTexts) -> DataRequest | None:
-    """Return documents apart from the evaluated ones: a train split, if there is one."""
+    """Return the request for a train split, from which few-shot examples are chosen; None if there is no such split."""
     data = replace(entry.data, limit=None)
     if data.source == "builtin":
         return None if data.split == "train" else replace(data, split="train", limit=_MOST_READ)

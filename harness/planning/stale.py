@@ -27,9 +27,9 @@ class Predecessors:
         self._with_params = cache(self._index)
 
     def difference(self, cell: Cell) -> str:
-        """Return the differences from the most similar stored cell with the same names, or '' if there is none.
+        """Return, as text, how a cell differs from the most similar stored cell with the same names; '' without any.
 
-        Names are suite, model, task label, kind (a probe with special records is a separate kind), method and all
+        Names are suite, model, task label, kind (a probe with additional data is a separate kind), method and all
         common parameters. The most similar cell has the fewest differing fields; on ties, the latest attempt is used.
         """
         # Round trip through JSON, where a tuple of parameters becomes a list.
@@ -53,7 +53,10 @@ class Predecessors:
 
     @cached_property
     def _by_name(self) -> Mapping[_Name, Mapping[_Keys, list[_Identity]]]:
-        """Identities of finished attempts, latest first: names -> parameter names of the method -> identities."""
+        """Identities of cells with finished attempts, latest first, by the cell's names and its method's parameters.
+
+        The inner key is the set of the names of these parameters.
+        """
         cells: dict[_Name, dict[_Keys, list[_Identity]]] = defaultdict(lambda: defaultdict(list))
         for attempt in sorted(scan_spool(self._spool), key=lambda attempt: attempt.attempt_id, reverse=True):
             if attempt.finished and (record := _record(attempt.path / "cell.json")):

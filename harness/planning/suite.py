@@ -107,7 +107,7 @@ class Sweep:
 
     Attributes:
         timed_tasks: Tasks with cells of kind ``timing``.
-        records: Special records that probes and timings store in separate cells, by kind.
+        records: Additional data that probes and timings store in separate cells, by kind of cell.
     """
 
     location: str
@@ -140,8 +140,8 @@ class Suite:
     Attributes:
         dtype: Number format; ``auto`` is the format of a model's stored weights.
         device: ``cpu``, ``cuda`` or ``auto`` (``cuda`` if torch finds a GPU, else ``cpu``).
-        batch_size: Rows per batch in timed cells, and by default in all other cells.
-        batch_rows: Rows per batch in cells that are not timed; None if the suite does not set it.
+        batch_size: Documents per batch in timed cells, and by default in most others (`default_batch_rows`).
+        batch_rows: Documents per batch in cells that are not timed; None if the suite does not set it.
         head_precision: Whether gates use the exact LM head or decide from logit bounds (`Cell.head_precision`).
         fit_documents: Number of train documents per task on which methods are fitted.
         cell_timeout_s: Time limit of a cell in seconds; not part of its identity.
@@ -164,7 +164,10 @@ class Suite:
     cell_timeout_s: float
 
     def located(self, data_dir: Path | None, *, hub: bool) -> Suite:
-        """Return the suite with every source ``auto`` replaced, see `TaskEntry.located`."""
+        """Return the suite with every source ``auto`` of a task replaced by local files or the hub.
+
+        See `TaskEntry.located`.
+        """
         return replace(self, tasks=tuple(task.located(data_dir, hub=hub) for task in self.tasks))
 
     def task(self, label: str) -> TaskEntry:
@@ -400,7 +403,7 @@ def _sweep(table: TomlTable, models: list[str], tasks: list[str], kinds: tuple[K
 
 
 def _records(table: TomlTable, kinds: tuple[Kind, ...]) -> dict[Kind, RecordSettings]:
-    """Return the special records that a sweep requests, by kind of cell."""
+    """Read which additional data the probes and timings of a sweep store, by kind of cell."""
     words = table.strings("record", ())
     for word in words:
         table.choose("record", word, RECORDS, "record")
@@ -445,7 +448,7 @@ def _calibration(table: TomlTable, models: list[str], tasks: list[str]) -> Calib
 
 
 def _levels(table: TomlTable, name: str, points: Sequence[Point]) -> tuple[float, ...]:
-    """Read the thresholds to try; check that they go from the strictest to the least strict for the method's score."""
+    """Return the thresholds to try, after checking that each is less conservative than the one before."""
     from exitbench.methods.registry import get_method
 
     method, location = get_method(name), table.location("levels")
@@ -480,7 +483,7 @@ def _chosen(table: TomlTable, key: str, allowed: list[str]) -> tuple[str, ...]:
 
 
 def _points(table: TomlTable, method: str) -> Iterable[Point]:
-    """Return every setting of a sweep with its method; parameters are already checked by `_axes`."""
+    """Return every combination of the sweep's parameter values that `exclude` does not match, with its method."""
     from exitbench.methods.registry import get_method
 
     axes = {**_axes(table, "grid", method), **_axes(table, "query", method)}

@@ -17,13 +17,16 @@ from exitbench.results.spool.heartbeat import owner_of
 
 @contextlib.contextmanager
 def hold(spool: Path, cell_id: str, *, wait: bool) -> Iterator[bool]:
-    """Hold a cell's lock within the context; yield False if another process holds it and ``wait`` is False."""
+    """Hold a cell's lock while the context is open; yield whether the lock is held.
+
+    If another process holds it, wait until it is free, or yield False if ``wait`` is False.
+    """
     with locked(spool / "locks" / cell_id, wait=wait) as is_held:
         yield is_held
 
 
 def holder(spool: Path, cell_id: str) -> str:
-    """Return a description of the process that runs a cell, for messages."""
+    """Return a description of the process that runs a cell, for messages; ``another run`` if it is unknown."""
     running = [attempt.path for attempt in cell_attempts(spool, cell_id) if not attempt.finished]
     owner = owner_of(running[-1]) if running else None
     if owner is None or not owner.pid:
@@ -32,7 +35,7 @@ def holder(spool: Path, cell_id: str) -> str:
 
 
 def attempts_since(spool: Path, item: CellJob) -> list[Attempt]:
-    """Return the attempts at a cell that are newer than the plan, oldest first."""
+    """Return the attempts at a cell that are newer than the last attempt that the plan has seen, oldest first."""
     attempts = cell_attempts(spool, item.cell.cell_id)
     return [attempt for attempt in attempts if item.seen is None or attempt.attempt_id > item.seen]
 

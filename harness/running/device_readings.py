@@ -37,7 +37,7 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class DeviceReading:
-    """One telemetry reading; a row of the spool's ``device`` table.
+    """One reading of a device's telemetry; a row of the spool's ``device`` table.
 
     Attributes:
         clock_mhz: Mean clock of the CPU's cores, or clock of the GPU's multiprocessors.
@@ -57,7 +57,7 @@ class DeviceReading:
 
 
 def read_device(device: str, round_: int, moment: Moment) -> DeviceReading:
-    """Read the telemetry of a device.
+    """Return the current telemetry of a device.
 
     Args:
         device: ``cpu`` or ``cuda``, as torch names it.
@@ -82,7 +82,7 @@ def cpu_clock_mhz(cpu_info: str) -> float | None:
 
 
 def hottest_c(folder: Path) -> float | None:
-    """Return the highest temperature of the kernel's thermal zones in degrees Celsius; None if there is no zone."""
+    """Return the highest temperature of the thermal zones below `folder` in degrees Celsius; None without zones."""
     texts = [_text(zone).strip() for zone in folder.glob("thermal_zone*/temp")]
     return max((int(text) / 1000 for text in texts if text.lstrip("-").isdigit()), default=None)
 
@@ -106,7 +106,7 @@ def gpu_values(answer: str) -> _Values:
 
 
 def _gpu_id() -> Sequence[str]:
-    """Return nvidia-smi's option that selects torch's GPU, since nvidia-smi ignores CUDA_VISIBLE_DEVICES."""
+    """Return the nvidia-smi option that selects torch's current GPU, since nvidia-smi ignores CUDA_VISIBLE_DEVICES."""
     import torch
 
     uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", None)

@@ -96,7 +96,7 @@ def _affinity() -> set[int]:
 
 
 def _held_cores(cores: set[int]) -> float:
-    """Return how many of the cores are busy while this process sleeps; 0 if the system does not report it."""
+    """Return how many of the cores other processes keep busy, while this process sleeps; 0 if not reported."""
     before, since_s = _held_ticks(cores), time.monotonic()
     if before is None:
         return 0.0
@@ -106,7 +106,7 @@ def _held_cores(cores: set[int]) -> float:
 
 
 def _held_ticks(cores: set[int], stat: Path = Path("/proc/stat")) -> int | None:
-    """Return the clock ticks that cores have worked, including for other virtual machines; None if not reported."""
+    """Return how many clock ticks since boot the cores were busy, also for other virtual machines; None if unknown."""
     try:
         lines = stat.read_text(encoding="ascii").splitlines()
     except OSError:
@@ -122,7 +122,12 @@ def _held_ticks(cores: set[int], stat: Path = Path("/proc/stat")) -> int | None:
 
 
 def _cgroup_cores(root: Path, membership: Path) -> float | None:
-    """Return the number of cores that this process's control group and its parents allow; None if there is no limit."""
+    """Return the number of cores that this process may use by its control group's limits; None if there is no limit.
+
+    Args:
+        root: Folder where the control groups are mounted.
+        membership: File that names the control group of this process.
+    """
     try:
         group = membership.read_text(encoding="utf-8").rpartition("0::/")[2].strip()
     except OSError:

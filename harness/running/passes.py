@@ -52,7 +52,7 @@ Pass = Callable[[Work[Any], AttemptWriter, Progress], None]
 
 
 def quality_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progress) -> None:
-    """Answer every document; write samples, exit traces and metrics."""
+    """Compute the method's answer to every document; write answers, exit traces and metrics."""
     parts = work.parts()
     evaluated = work.evaluate(parts, on_progress)
     answers, scores = evaluated.answers, [evaluated.scores[document.key] for document in work.documents]
@@ -67,10 +67,15 @@ def quality_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progress) 
 
 
 def checked_metrics(task: Task, scores: Sequence[DocumentScore], aggregated: Mapping[str, float]) -> dict[str, Metric]:
-    """Return the task's metrics, computed from stored scores.
+    """Return the task's metrics, computed from stored scores and compared with lm-eval's values.
+
+    Args:
+        task: The task.
+        scores: Scores of the documents.
+        aggregated: lm-eval's value of each metric; a metric without a value is not compared.
 
     Raises:
-        RuntimeError: lm-eval computed another value.
+        RuntimeError: lm-eval's value of a metric differs.
     """
     metrics = task_metrics(task, scores)
     for metric, stored in metrics.items():
@@ -83,10 +88,10 @@ def checked_metrics(task: Task, scores: Sequence[DocumentScore], aggregated: Map
 
 
 def format_metrics(work: Work[Any], answers: Mapping[str, Any]) -> dict[str, Metric]:
-    """Return the effect of the number format at full depth, by reading a few documents also with float32 weights.
+    """Return metrics that compare full depth in the cell's number format with float32 weights, on a few documents.
 
-    Empty for float32, for early exits, and if there is no memory for a second copy of the weights. Documents are read
-    one by one, so that little memory is needed in addition to the weights.
+    Empty for float32 cells, for cells of early-exit methods, and if there is no memory for a second copy of the
+    weights. Documents are run one by one, so that little memory is needed in addition to the weights.
     """
     cell, path = work.cell, work.model.path
     if cell.dtype == REFERENCE or cell.full_depth_cell_id is not None:
@@ -117,7 +122,7 @@ def _require_room(needed_bytes: int, devices: Sequence[str]) -> None:
 
 
 def replay_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progress) -> None:
-    """Apply the method's exit rule to recorded predictions of every block (simulated exits); write metrics."""
+    """Apply the method's exit rule to the predictions of every block in a probe (simulated exits); write metrics."""
     write_metrics(writer, work.replay(writer))
     on_progress(work.units())
 
@@ -138,9 +143,9 @@ def fit_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progress) -> N
 def calibration_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progress) -> None:
     """Find the cheapest threshold whose loss is bounded with confidence (CALM with Learn then Test).
 
-    Thresholds are tried from the conservative end until one fails. Each is a real decode of the calibration split,
-    which includes errors caused by approximated keys and values. The chosen threshold is then checked on documents that
-    were not used for calibration.
+    Thresholds are tried from the conservative end until one fails. Each is tried by a real decode of the calibration
+    split, so the loss includes errors caused by approximated keys and values. The chosen threshold is then checked on
+    documents that were not used for calibration.
     """
     settings, documents = work.cell.calibration, work.documents
     assert settings is not None, "the planner gives every calibration its settings"
@@ -177,7 +182,7 @@ def calibration_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progre
 
 
 def _held_out_results(work: Work[Any], chosen: float | None) -> tuple[Interval, Interval]:
-    """Return loss and mean exit layer on held-out documents at the chosen threshold; at full depth if there is none."""
+    """Return loss and mean exit layer on held-out documents at the chosen threshold, or at full depth without one."""
     settings = work.cell.calibration
     assert settings is not None and work.item.held_out is not None, "the planner gives every calibration both"
     held_out = work.for_data(work.item.held_out)
@@ -199,9 +204,9 @@ def _ignore(n_done: int) -> None:
 
 
 def timing_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progress) -> None:
-    """Time the method against full depth, and full depth against its twin; write readings and ratios.
+    """Time the method against full depth, and full depth against its twin; write clock readings and speed-ups.
 
-    The twin is a second run of full depth; their ratio is the noise floor.
+    The twin is a second run of full depth; the ratio of the times of both runs is the noise floor.
     """
     cell, settings, seed = work.cell, work.cell.timing, work.bootstrap_seed
     if settings is None:
@@ -251,9 +256,10 @@ def _write_readings(writer: AttemptWriter, measured: timing.Timing[Any]) -> None
 
 
 def write_prompt_counts(work: Work[Any], writer: AttemptWriter) -> None:
-    """Write the numbers of excluded documents and truncated prompts that are not 0.
+    """Write, as metrics, the numbers of excluded documents and truncated prompts; numbers that are 0 are left out.
 
-    `documents_shared` counts over the whole split, before its limit; the other numbers count the requested documents.
+    `documents_shared` counts documents excluded because a document with another use has their prompt. It is counted
+    over the whole split, before its limit; the other numbers are of the requested documents.
     """
     held_out = work.item.held_out
     fittings = [work.fitting, *([] if held_out is None else [work.for_data(held_out).fitting])]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # a plan needs torch, and the command line reads shards befor
 
 @dataclass(frozen=True)
 class Shard:
-    """Part `number` of `count` parts, counted from 1."""
+    """One of `count` parts of a suite, with its number, from 1."""
 
     number: int
     count: int
@@ -28,7 +28,7 @@ class Shard:
 
 
 def require_apart(shards: Sequence[Shard]) -> None:
-    """Check that shards are parts of one split, and that each is named once.
+    """Check that shards have the same number of parts, and that each is named once.
 
     Raises:
         UserError: The shards have different counts, or one of them is repeated.

@@ -30,9 +30,15 @@ StopReason = Literal["precise", "seconds", "rounds"]
 
 @dataclass(frozen=True)
 class PhaseTiming:
-    """One timed phase of one decode of one unit.
+    """Measured time of one phase in one run of a unit (a batch of documents).
 
     Attributes:
+        doc_key: Key of the unit's first document.
+        position: Place of the run in the ABBA order of a round, from 0.
+        arm: ``full`` for full depth, or ``method``.
+        twin: Whether this is the second run of full depth, for the noise floor.
+        phase: ``prefill``, ``decode``, another phase of the work, or ``total``.
+        n_tokens: Number of tokens produced by the run.
         cpu_ns: Processor time of all threads of this process, between the marks of ``wall_ns``.
     """
 
@@ -50,7 +56,7 @@ class PhaseTiming:
 
 @dataclass(frozen=True)
 class Timing(Generic[Output]):
-    """All readings of a timing cell.
+    """All readings of a timing cell: times, device telemetry and energy; and the outputs of both arms.
 
     Attributes:
         stop_reason: ``precise`` (the interval is narrow enough), ``seconds`` (the budget is spent) or ``rounds`` (the
@@ -82,7 +88,7 @@ def measure(
     on_unit: Callable[[int], None],
     meter: Meter | str = "no meter was given",
 ) -> Timing[Output]:
-    """Time a method against full depth.
+    """Time a method against full depth, in rounds over all units, until a stopping rule of the settings applies.
 
     Args:
         work: Work to time, on the model.
@@ -92,7 +98,7 @@ def measure(
         units: Units to run in this order, every round.
         settings: Rounds, precision, warm-up.
         seed: Seed of the bootstrap that decides when to stop.
-        on_unit: Called with the number of units timed.
+        on_unit: Called after each unit with the progress towards the least number of rounds, from 0 to ``len(units)``.
         meter: Reads the energy of every decode, outside of its timed interval; or the reason why there is no meter.
     """
     energy = EnergyLog(meter)
@@ -141,7 +147,7 @@ def _stop_reason(
 
 
 def request_metrics(measured: Timing[Any], n_documents: int, n_units: int, seed: int) -> dict[str, Interval]:
-    """Return the metrics of every timing: speed-up, noise floor, milliseconds per request, amount timed.
+    """Return the metrics of every timing: speed-up, noise floor, milliseconds per request, documents and rounds timed.
 
     ``speedup_choosing`` and ``speedup_confirming`` are the speed-ups on the two parts of the documents
     (`results.statistics.split`), and are left out for a part without documents.
@@ -170,7 +176,7 @@ def request_metrics(measured: Timing[Any], n_documents: int, n_units: int, seed:
 
 
 def token_metrics(measured: Timing[Any], n_units: int) -> dict[str, Interval]:
-    """Return decode milliseconds per token of method and full depth: the sum of documents' medians over all tokens."""
+    """Return the decode milliseconds per token of method and full depth: summed median times over summed tokens."""
     metrics = {}
     for prefix, arm in (("", "method"), ("full_", "full")):
         decode_ns = sum(typical(_readings_of(measured.readings, "decode", arm)).values())
@@ -187,7 +193,7 @@ def speedup(
     twin: bool = False,
     clock: Literal["wall_ns", "cpu_ns"] = "wall_ns",
 ) -> Interval:
-    """Return full depth's time over the method's, with a paired interval over documents.
+    """Return full depth's time divided by the method's, with a paired interval over documents.
 
     Args:
         readings: Readings of any number of rounds.
@@ -211,7 +217,7 @@ def _readings_of(
 def _timed(
     work: TimedWork[Request, Output], parts: Parts, unit: Unit[Request]
 ) -> list[tuple[str, int, int, int | None, int]]:
-    """Run one unit and return (phase, tokens, wall ns, device ns, CPU ns) of each phase, and of the total."""
+    """Run one unit; return (phase, tokens, wall ns, device ns, CPU ns) of each phase and of all phases together."""
     clock = Clock(work.device)
     gc.disable()
     try:

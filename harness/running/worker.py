@@ -48,7 +48,7 @@ _ROOM_BYTES: Final = 1 << 16
 
 
 def run(spec: WorkerSpec, emit: Emit, model: LoadedModel | None = None) -> int:
-    """Run every cell of the specification.
+    """Run every cell of a worker's specification, one after another.
 
     Args:
         spec: The model, its cells and the spool.
@@ -90,11 +90,11 @@ def _run(spec: WorkerSpec, emit: Emit, model: LoadedModel | None) -> int:
 
 
 class _NoRoom(Exception):
-    """The spool cannot be written; the parent has already been notified."""
+    """Exception that ends a worker because its spool cannot be written; the parent process has been notified."""
 
 
 class _Queue:
-    """The cells of a specification, run one after another; the model is loaded for the first cell that must run."""
+    """Runner of a specification's cells, one after another; the model is loaded for the first cell that must run."""
 
     def __init__(self, spec: WorkerSpec, emit: Emit, model: LoadedModel | None) -> None:
         self._spec, self._emit, self._loaded = spec, emit, model
@@ -107,7 +107,7 @@ class _Queue:
         return self._loaded or LoadedModel(self._spec)
 
     def end(self, item: CellJob, *, wait: bool) -> bool:
-        """Run a cell unless it has ended; return False if another process holds it and ``wait`` is False."""
+        """Run a cell unless it has ended; return False if another process holds its lock and ``wait`` is False."""
         spool, cell_id = self._spec.spool, item.cell.cell_id
         try:
             with self._claimed.pop(cell_id, None) or hold(spool, cell_id, wait=False) as is_held:
@@ -129,7 +129,7 @@ class _Queue:
             raise _NoRoom from error
 
     def let_go(self) -> None:
-        """Release the locks of claimed cells that were not run."""
+        """Release the locks of cells that `_claim` locked and that were not run."""
         for claim in self._claimed.values():
             claim.close()
 
@@ -139,7 +139,10 @@ class _Queue:
         self._emit({"event": "end", "cell": item.cell.cell_id, "status": status})
 
     def _claim(self, item: CellJob) -> None:
-        """Lock the cells that can share this cell's pass, except cells that have ended or run in another process."""
+        """Lock other cells of the specification whose results the run of this cell can also produce.
+
+        Cells that have ended, or that another process runs, are left out.
+        """
         model, spool, cell_id = self._model, self._spec.spool, item.cell.cell_id
         if not self._spec.shares or cell_id in model.passes.cells:
             return
@@ -207,7 +210,7 @@ def _attempt(work: Work[Any], env: dict[str, Any], emit: Emit) -> str:
 
 
 def _no_room(error: BaseException, spool: Path) -> OSError | None:
-    """Return the system's error if an exception was caused by a spool that cannot be written; otherwise None.
+    """Return the OSError that caused an exception, if it means that the spool cannot be written; otherwise None.
 
     A method may fill another disk, or raise such an error itself, so the spool is tested by writing to it.
     """

@@ -26,7 +26,7 @@ class Runs:
 
     @property
     def report(self) -> Path:
-        """Folder of the report."""
+        """Folder of the report: its HTML pages and figures."""
         return self.root / "report"
 
     @property
@@ -72,7 +72,7 @@ class Runs:
 
 
 def existing_runs(root: Path) -> Runs:
-    """Return the folder of ``--runs``, for commands that do not create it.
+    """Return the runs folder at `root`, for commands that do not create it.
 
     Raises:
         UserError: The folder does not exist.

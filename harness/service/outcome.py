@@ -54,7 +54,7 @@ def print_broken(summary: ReportSummary) -> None:
 
 
 def print_left_out(path: Path, suite: str) -> None:
-    """Print the results that exclude documents, with the number of documents and the reason."""
+    """Print, for each quality result of a suite that excludes documents, how many it excludes and why."""
     from exitbench.results.database.connection import open_database
 
     with open_database(path) as database:
@@ -123,7 +123,7 @@ _REASONS: Final = """
 
 
 def failure_lines(database: Path, cell_ids: Sequence[str]) -> list[str]:
-    """Return one line per distinct reason of failure, the most frequent first: number of cells, an example, the reason.
+    """Return one line per distinct reason of failure, the most frequent first: number of cells, example, reason.
 
     Args:
         database: The result database, with the cells' attempts.

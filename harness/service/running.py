@@ -170,7 +170,10 @@ def _local(plan: Plan, runs: Runs) -> Executor:
 def _run_groups(
     plan: Plan, runs: Runs, executor: Executor, options: RunOptions, not_ingested: list[str]
 ) -> dict[str, str]:
-    """Run pending cells; return the final status by cell id. Append messages of failed ingests to `not_ingested`."""
+    """Run the pending cells of all groups; return the final status by cell id.
+
+    Messages of failed ingests are appended to `not_ingested`.
+    """
     threads = options.threads or _free_threads(plan, executor, options)
     specs = [_spec(group, plan, runs, threads, options) for group in plan.groups]
     estimates = estimate_plan(plan, runs.spool, options.retry)
@@ -190,7 +193,7 @@ def _run_groups(
 
 
 def _free_threads(plan: Plan, executor: Executor, options: RunOptions) -> int:
-    """Return the executor's number of threads; print a note if other processes reduce it below the core count."""
+    """Return the executor's number of threads; print a note if other processes leave fewer than all cores free."""
     if not plan.to_run_count(options.retry):
         return 1
     threads = executor.threads
@@ -203,7 +206,7 @@ def _free_threads(plan: Plan, executor: Executor, options: RunOptions) -> int:
 
 
 class _BestSoFar:
-    """Reporter of the best setting so far per task, which is printed when it changes."""
+    """Reporter that prints the best setting of each task so far, whenever it changes."""
 
     def __init__(self, runs: Runs, cell_ids: frozenset[str], bars: Progress) -> None:
         self._runs, self._cell_ids, self._bars = runs, cell_ids, bars
@@ -241,7 +244,7 @@ def _spec(group: Group, plan: Plan, runs: Runs, threads: int, options: RunOption
 
 
 def _ingest(runs: Runs, say: Callable[[str], None] | None = tell) -> tuple[str, ...]:
-    """Ingest finished attempts into the database; return messages for attempts that were left out.
+    """Ingest finished attempts into the database; return one message per attempt that was left out.
 
     If another run is filling the database, wait for it. Without `say`, the wait is short.
     """

@@ -81,7 +81,7 @@ class TryOptions:
 
     Attributes:
         label: Label of the model in results.
-        model: The line of ``[models.LABEL]``: ``path`` or ``recipe``.
+        model: Key and value in ``[models.LABEL]``: ``path`` or ``recipe``.
         folder: Folder of the checkpoint.
         task: Values of ``[tasks.LABEL]``; without ``limit``.
         task_label: Label of the task.
@@ -107,8 +107,8 @@ class Pace:
     """Speed of full depth on this machine, and the time that a trial may take.
 
     Attributes:
-        together_s: Seconds per document in batches of `BATCH_ROWS` rows.
-        alone_s: Seconds per document one row at a time, as timed.
+        together_s: Seconds per document in batches of `BATCH_ROWS` documents.
+        alone_s: Seconds per document in batches of one document, as in timing.
         stage_s: Seconds of a stage beyond its documents: planning, starting a process, loading the model.
         pilot_s: Seconds that the trial has taken so far.
         minutes: Time that the trial may take.
@@ -121,16 +121,19 @@ class Pace:
     minutes: float
 
     def searched(self, decodes: int) -> int:
-        """Return the number of documents to choose on, if each is decoded this often; an exit counts as full depth."""
+        """Return the number of documents for choosing a setting, if each is decoded `decodes` times.
+
+        Every decode is assumed to take as long as full depth.
+        """
         return int(_CHOOSING * self._seconds / (self.together_s * decodes))
 
     @property
     def reported(self) -> int:
-        """Documents to report on, decoded by the finalists, a static depth and full depth."""
+        """Number of documents to report on; the finalists, a static depth and full depth decode each of them."""
         return int(_REPORTING * self._seconds / (self.together_s * (_FINALISTS + 2)))
 
     def timing(self, settings: int) -> TimingSettings:
-        """Return how long to time each of `settings` settings: as usual, or with fewer documents and rounds."""
+        """Return the timing settings if `settings` settings are timed: the default, or fewer documents and rounds."""
         usual = TimingSettings()
         decodes = int(_TIMING * self._seconds / (settings * _ARMS * 2 * self.alone_s))
         if decodes >= usual.documents * usual.least_rounds:
@@ -139,7 +142,7 @@ class Pace:
         return replace(usual, documents=max(4, min(usual.documents, decodes // rounds)), max_rounds=rounds)
 
     def candidates(self, documents: int) -> int:
-        """Return how many candidates can be decoded on these documents after a probe, at least three."""
+        """Return how many candidates there is time to decode on `documents` documents after a probe; at least three."""
         return max(3, int(_CHOOSING * self._seconds / (documents * self.together_s)) - _PROBE_DECODES)
 
     @property
@@ -147,10 +150,13 @@ class Pace:
         return max(60 * self.minutes - self.pilot_s - _STAGES * self.stage_s, 1.0)
 
     def require_enough(self, decodes: int) -> None:
-        """Check that enough documents fit.
+        """Check that there is time for at least `FEWEST_DOCUMENTS` documents to choose and to report on.
+
+        Args:
+            decodes: Number of times that a document to choose on is decoded.
 
         Raises:
-            UserError: Too few; says how many minutes are needed.
+            UserError: There is time for fewer; the message says how many minutes are needed.
         """
         fewest = min(self.searched(decodes), self.reported)
         if fewest < FEWEST_DOCUMENTS:
@@ -165,7 +171,7 @@ class Pace:
 
 
 def try_model(options: TryOptions) -> bool:
-    """Recommend a setting or full depth for a model and a task, with the reason and the next step.
+    """Measure whether early exit is worth it for a model and a task; print a recommended setting and the next step.
 
     Returns:
         True if there is an answer; False if cells failed.
@@ -186,14 +192,14 @@ def try_model(options: TryOptions) -> bool:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Candidates for decoding, and what the search says about the model.
+    """Candidate settings to decode, and what the search for them says about the model.
 
     Attributes:
-        candidates: In the order of their promise.
+        candidates: Candidates, the most promising first.
         omissions: Why methods have no candidate, one sentence each.
         agreement: How well early blocks predict full depth's token, one sentence; None if it was not measured.
-        floor: A warning if full depth itself hardly does the task, or None.
-        is_trainable: Whether training read-outs of early blocks is the first thing to suggest if nothing is gained.
+        floor: A warning if full depth itself hardly does the task; None otherwise.
+        is_trainable: Whether to suggest training read-outs of early blocks first, if no setting is faster.
     """
 
     candidates: tuple[Candidate, ...]
@@ -205,7 +211,7 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class _Decoder:
-    """A model that generates text: thresholds are searched by a replay of full depth's answers."""
+    """Model that generates text, in a trial. Thresholds are searched by replaying gates on a probe of full depth."""
 
     n_blocks: int
     methods: tuple[str, ...]
@@ -220,7 +226,7 @@ class _Decoder:
     )
 
     def search(self, tuning: Tuning, runs: Runs, run: RunOptions, most: int) -> SearchResult:
-        """Probe full depth, replay every method's thresholds on the probe, and return at most `most` candidates."""
+        """Probe full depth, replay every method's thresholds on the probe, and return up to `most` candidates."""
         print_stage(f"2. Probing full depth on {number_of(tuning.documents, 'document')}")
         cells = run_stage(tuning.search(), runs, run)
         with open_database(runs.database) as database:
@@ -241,7 +247,7 @@ class _Decoder:
 
 @dataclass(frozen=True)
 class _Classifier:
-    """An encoder with labels: a text is one pass, so a grid of thresholds is run without a search."""
+    """Encoder that classifies texts, in a trial. A grid of thresholds is run without a search: texts are cheap."""
 
     n_blocks: int
     methods: tuple[str, ...]
@@ -254,11 +260,11 @@ class _Classifier:
 
     @property
     def decodes(self) -> int:
-        """Number of times that a document to choose on is run."""
+        """Number of times that each document for choosing a setting is run: at full depth and with every candidate."""
         return 1 + len(unsearched_candidates(self.methods, self.n_blocks))
 
     def search(self, tuning: Tuning, runs: Runs, run: RunOptions, most: int) -> SearchResult:
-        """Return the whole grid; nothing is run."""
+        """Return all settings of the grid as candidates. Nothing is run, and the arguments are not used."""
         candidates = unsearched_candidates(self.methods, self.n_blocks)
         print_stage(f"2. Candidates: every static depth, and a grid for each method, {len(candidates)} in all")
         return SearchResult(candidates, is_trainable=not self.has_off_ramps)
@@ -289,7 +295,7 @@ def _classifier(options: TryOptions) -> _Classifier:
 
 
 def _costs(work: TokenCost) -> tuple[DecoderCosts, tuple[str, ...], tuple[str, ...]]:
-    """Return the costs of the model's gates, the methods to try, and why others cannot run."""
+    """Return the costs of a model's gates, the names of methods to try, and a reason per method that cannot run."""
     by_name = {cost.method: cost for cost in work.methods}
     tunable = [name for name in tunable_methods() if name in by_name]
     usable = tuple(name for name in tunable if by_name[name].why_not is None)
@@ -371,10 +377,10 @@ def _run_options(options: TryOptions, tuning: Tuning) -> RunOptions:
 
 
 def _available_documents(trial: Tuning, data_dir: Path | None) -> tuple[int, int]:
-    """Return how many documents there are to choose on and to report on, up to `MOST_DOCUMENTS` each.
+    """Return the numbers of documents available to choose a setting on and to report on, up to `MOST_DOCUMENTS` each.
 
     Raises:
-        UserError: There are too few.
+        UserError: There are too few documents.
     """
     n_documents = len(trial.task.data.load(data_dir))
     if trial.task.has_other_split("calibration"):
@@ -391,9 +397,9 @@ def _available_documents(trial: Tuning, data_dir: Path | None) -> tuple[int, int
 
 
 def _pace(options: TryOptions, pilot: Tuning, runs: Runs, began_s: float) -> Pace:
-    """Return the speed measured by the pilot, or by the pilot of an earlier, interrupted trial of the same length.
+    """Return the speed of full depth, measured by a pilot or read from an earlier trial with the same time limit.
 
-    Numbers of documents follow from it, so a trial that goes on must not measure it again.
+    The numbers of documents follow from the speed, so a trial that resumes must not measure it again.
     """
     path = options.runs / "tried" / f"{options.label}-{options.task_label}.pace.json"
     if (earlier_pace := _kept_pace(path)) is not None and earlier_pace.minutes == options.minutes:
@@ -415,7 +421,7 @@ def _pace(options: TryOptions, pilot: Tuning, runs: Runs, began_s: float) -> Pac
 
 
 def _pilot_seconds(pilot: Tuning, runs: Runs, run: RunOptions, documents: int, batch_rows: int) -> float:
-    """Return how long a cell of full depth takes."""
+    """Return the seconds of a full-depth cell with `documents` documents, in batches of `batch_rows`."""
     cells = run_stage(pilot.pilot(documents, batch_rows), runs, run, remarks=documents == 2)
     with open_database(runs.database) as database:
         (row,) = database.query(_CELL_SECONDS, [list(cells)]).to_pylist()
@@ -430,7 +436,7 @@ def _kept_pace(path: Path) -> Pace | None:
 
 
 def _floor(database: Database, cells: Mapping[str, str], tuning: Tuning) -> str | None:
-    """Return a warning if full depth itself hardly does the task."""
+    """Return a warning if the quality of full depth is near the lowest possible value; None otherwise."""
     rows = database.query(_FULL_DEPTH, [list(cells), baseline_method().name]).to_pylist()
     for row in rows:
         bounds = tuning.task.data.task_object.bounds(row["metric"])
@@ -444,7 +450,7 @@ def _floor(database: Database, cells: Mapping[str, str], tuning: Tuning) -> str 
 
 
 def _agreement(database: Database, cells: Mapping[str, str], n_blocks: int) -> dict[int, float]:
-    """Return the share of full depth's tokens that blocks at half and three quarters of the depth predict."""
+    """Return, for blocks at half and three quarters of the depth, how often the top token is that of full depth."""
     blocks = sorted({max(1, n_blocks // 2), max(1, 3 * n_blocks // 4)})
     query = {block: {"block": block, "cells": list(cells)} for block in blocks}
     return {block: float(database.query(_AGREEMENT, query[block])["share"][0].as_py()) for block in blocks}
@@ -460,7 +466,7 @@ def _print_end(floor: str | None, next_step: str) -> None:
 
 
 def _next_step(subject: _Decoder | _Classifier, result: SearchResult, cell_id: str | None) -> str:
-    """Return what to do after the trial."""
+    """Return a sentence that suggests what to do after the trial; `cell_id` is the recommended cell, if any."""
     if cell_id is not None:
         return "Next: run the suite below on all your documents."
     if result.is_trainable:

@@ -39,7 +39,7 @@ _PROMISED: Final = "with probability {share:.0%} over draws of {documents}"
 
 
 class StageFailed(Exception):
-    """Raised when cells of a stage failed, after the reasons were printed."""
+    """Exception raised if cells of a stage failed, after the reasons were printed."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def print_stage(text: str) -> None:
 def run_stage(
     suite: Suite, runs: Runs, options: RunOptions, limit: int | None = None, *, remarks: bool = False
 ) -> dict[str, str]:
-    """Run the cells of one stage of a tuning; return the label of every cell by its id.
+    """Run the cells of one stage of a tuning; return the label (MODEL/TASK/METHOD/KIND) of every cell, by cell id.
 
     Args:
         suite: Cells of the stage.
@@ -189,7 +189,7 @@ def run_stage(
 def decode_candidates(
     suite: Suite, candidates: Sequence[Candidate], runs: Runs, options: RunOptions
 ) -> list[tuple[Candidate, Row]]:
-    """Run a stage that decodes candidates; return the result row of each."""
+    """Run a stage's suite, which decodes the candidates; return each candidate with its row of results."""
     (task,) = suite.tasks
     labels = {
         f"{suite.models[0].name}/{task.label}/{_label(candidate.point)}/quality": candidate for candidate in candidates
@@ -225,7 +225,7 @@ def _certified(
 
 
 def print_confirmed(tuning: Tuning, choice: Choice) -> None:
-    """Print one line per decoded candidate, with a star at those that are timed; of very many, only these."""
+    """Print one line per decoded candidate, with a star at those to be timed; if there are many, only the latter."""
     is_long = len(choice.rows) > _MOST_LINES
     for candidate, row in choice.rows:
         if is_long and candidate not in (*choice.finalists, choice.depth):

@@ -1,4 +1,4 @@
-"""Training of the models that the bundled suites measure: recipes in, Hugging Face checkpoints out."""
+"""Training of the models that the bundled suites measure: from TOML recipes to Hugging Face checkpoints."""
 
 from exitbench.harness.training.recipe import Recipe, load_recipe, recipe_names, recipe_path
 from exitbench.harness.training.store import ensure_all_trained, ensure_trained, find_trained

@@ -1,6 +1,6 @@
-"""States of a frozen model at its exit blocks, computed once and read from a memory-mapped file at every step.
+"""Hidden states of a frozen model at its exit blocks: computed once, then read from a memory-mapped file at each step.
 
-The file is next to the resume points of its training, and is deleted with them. An interrupted computation continues
+The file is stored with the resume points of its training and is deleted with them. An interrupted computation continues
 after its last complete batch.
 """
 
@@ -33,21 +33,22 @@ def cached_states(
     work: Path,
     on_tokens: Callable[[int], None],
 ) -> Tensor:
-    """Return states after the exit blocks and the LM head's input after the last block, [N, K + 1, D] in fp32.
+    """Return states of N tokens after the K exit blocks, and the LM head's input after the last, [N, K + 1, D] in fp32.
 
-    Examples are taken in random order until they have enough tokens.
+    Examples are taken in random order until they have the requested number of tokens. D is the hidden size.
 
     Args:
         model: The frozen model.
-        objective: The objective, whose settings say which states, and of how many tokens.
-        examples: Texts.
-        settings: Tokens of a batch, and the precision of the frozen model's own computations.
-        seed: Seed of the order.
-        work: Folder of the file.
-        on_tokens: Called with the number of tokens done.
+        objective: The objective, whose settings determine the blocks, the token positions and the number of tokens.
+        examples: Tokenized training examples.
+        settings: Optimization settings; used are the tokens per batch, and the precision in which the frozen model
+            runs.
+        seed: Seed of the order of examples.
+        work: Folder in which the file of states is stored.
+        on_tokens: Callback that receives the number of tokens whose states have been computed.
 
     Returns:
-        A memory-mapped tensor; of fewer tokens than requested if the examples have fewer.
+        A memory-mapped tensor. It has fewer tokens than requested if the examples have fewer.
     """
     causal, most_tokens = is_causal(model), objective.settings.cached_tokens
     everywhere = causal and objective.settings.positions == "all"
@@ -82,7 +83,16 @@ def cached_states(
 
 
 def state_batches(states: Tensor, n_tokens: int, seed: int, step: int) -> Iterator[Batch]:
-    """Yield batches of tokens endlessly from a step (0-based) on; every epoch has every token once, in a new order."""
+    """Yield endless batches of cached states, beginning with the batch of a training step (0-based).
+
+    In every epoch each token occurs once, in an order that depends on seed and epoch.
+
+    Args:
+        states: Cached states, [tokens, K + 1, D].
+        n_tokens: Number of tokens per batch.
+        seed: Seed of the order.
+        step: Training step of the first batch.
+    """
     per_epoch = -(-len(states) // n_tokens)
     while True:
         epoch, place = divmod(step, per_epoch)

@@ -1,6 +1,6 @@
-"""Training objectives over the blocks of a classifier, read out by off-ramps or by the model's own classifier.
+"""Training objectives for encoder classifiers whose blocks are read out by off-ramps or by the model's own classifier.
 
-Shape suffixes: B rows of a batch, C labels (1 for regression), L blocks.
+Shape suffixes: B rows of a batch, T tokens, D hidden size, C labels (1 for regression), L blocks.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from exitbench.harness.training.recipe import OffRampsRecipe, Recipe
 
 
 class Readers:
-    """Read-outs of a classifier's blocks: off-ramps before the last block, or its own classifier everywhere.
+    """Read-outs of the blocks of an encoder: off-ramps before the last block, or its own classifier at every block.
 
     Args:
-        stack: The classifier.
-        settings: Settings of the off-ramps; None: no off-ramps.
-        seed: Seed of the off-ramps' weights.
+        stack: The encoder with its classifier.
+        settings: Settings of the off-ramps; None for no off-ramps.
+        seed: Seed of the off-ramps' initial weights.
     """
 
     def __init__(self, stack: EncoderStack, settings: OffRampsRecipe | None, seed: int) -> None:
@@ -54,7 +54,7 @@ class Readers:
         self.off_ramps = OffRamps(kind, blocks, tensors)
 
     def logits(self, batch: Batch) -> list[Tensor]:
-        """Run a batch and return the logits of every block, each [B, C]."""
+        """Run a batch of texts through all blocks; return the label logits read out at every block, each [B, C]."""
         stack, logits_L = self.stack, []
         hidden_BTD, context = stack.embed(batch["input_ids"], batch["attention_mask"], batch["token_type_ids"])
         for block in range(1, stack.n_blocks + 1):
@@ -79,7 +79,9 @@ def _own_pooler(lm: Any) -> nn.Linear:
 
 
 def make_classifier_objective(recipe: Recipe, model: PreTrainedModel) -> tuple[Objective, Readers]:
-    """Return a recipe's objective and the read-outs of the blocks; freezes the model if only off-ramps are trained.
+    """Return the training objective of a recipe and the read-outs of the blocks.
+
+    The model is frozen if only off-ramps are trained.
 
     Raises:
         UserError: The model or its labels are incompatible with the objective.
@@ -109,7 +111,13 @@ def make_classifier_objective(recipe: Recipe, model: PreTrainedModel) -> tuple[O
 
 @dataclass(frozen=True)
 class BlockLosses:
-    """Weighted losses of the blocks (PABEE: `weighted`; NATCAP's joint optimisation: `branchynet`)."""
+    """Objective: weighted sum of all blocks' losses (PABEE: `weighted`; NATCAP's joint optimization: `branchynet`).
+
+    Attributes:
+        readers: Read-outs of the blocks.
+        weights_L: Weight of each block's loss, [L].
+        label_smoothing: Share of the label's mass that is spread over all labels.
+    """
 
     readers: Readers
     weights_L: Tensor
@@ -117,11 +125,11 @@ class BlockLosses:
 
     @property
     def extras(self) -> nn.Module | None:
-        """Trained modules in addition to the model's own: the off-ramps."""
+        """Modules trained in addition to the model's own: the off-ramps; None if no module is added."""
         return self.readers.learned
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
-        """Return the sum of the weighted losses of the blocks."""
+        """Return the weighted sum of the blocks' losses on a batch, and the unweighted loss of each block to log."""
         logits = self.readers.logits(batch)
         losses = {
             block: weight * answer_loss(logits[block - 1], batch["labels"], self.label_smoothing)
@@ -136,24 +144,30 @@ class BlockLosses:
 
 @dataclass(frozen=True)
 class Alternating:
-    """BERxiT: alternate between the last block's loss and the sum of all blocks' losses."""
+    """Objective of BERxiT that alternates between the last block's loss and the sum of all blocks' losses.
+
+    Attributes:
+        last: Objective with the last block's loss only.
+        every: Objective with the sum of all blocks' losses.
+        extras: Modules trained in addition to the model's own: the off-ramps; None if no module is added.
+    """
 
     last: Objective
     every: Objective
     extras: nn.Module | None
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
-        """Return the last block's loss at odd steps, counted from 1, and the sum of all losses at even steps."""
+        """Return the last block's loss at even steps (counted from 0), the sum of all blocks' losses at odd steps."""
         return (self.every if step % 2 else self.last)(model, batch, step)
 
 
 @dataclass(frozen=True)
 class OnFrozen:
-    """Sum of the off-ramps' losses on a frozen model.
+    """Objective that trains off-ramps on a frozen model: the sum of the off-ramps' losses.
 
     Attributes:
-        distils: Learn the last block's distribution (FastBERT: KL(last || off-ramp), as in its published code);
-            otherwise the labels (DeeBERT's second stage).
+        distils: Whether off-ramps learn the last block's distribution (FastBERT: KL(last || off-ramp), as in its
+            published code). Otherwise they learn the labels (DeeBERT's second stage).
     """
 
     readers: Readers
@@ -162,11 +176,11 @@ class OnFrozen:
 
     @property
     def extras(self) -> nn.Module | None:
-        """Trained modules in addition to the model's own: the off-ramps."""
+        """Modules trained in addition to the model's own: the off-ramps."""
         return self.readers.learned
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
-        """Return the sum of the losses of all blocks but the last."""
+        """Return the summed loss of all blocks but the last on a batch, and the loss of each of them to log."""
         model.eval()  # dropout would make features and targets noisy
         *logits, last_BC = self.readers.logits(batch)
         losses = [self._loss(logits_BC, last_BC, batch["labels"]) for logits_BC in logits]
@@ -181,7 +195,7 @@ class OnFrozen:
 
 
 def answer_loss(logits_BC: Tensor, labels_B: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Return the mean cross-entropy of labels in nats, or the mean squared error for floating-point ratings."""
+    """Return the mean cross-entropy of labels in nats or, for floating-point ratings, the mean squared error."""
     if labels_B.is_floating_point():
         return F.mse_loss(logits_BC.squeeze(-1).float(), labels_B)
     return F.cross_entropy(logits_BC.float(), labels_B, label_smoothing=label_smoothing)
@@ -189,7 +203,15 @@ def answer_loss(logits_BC: Tensor, labels_B: Tensor, label_smoothing: float = 0.
 
 @torch.no_grad()
 def predictions(readers: Readers, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
-    """Return every block's predictions for all rows, [L, rows], as label indices or ratings, and its loss, [L]."""
+    """Return every block's predictions for all texts and its mean loss, for validation.
+
+    Args:
+        readers: Read-outs of the blocks.
+        batches: Batches of texts with their labels.
+
+    Returns:
+        Predictions, [L, texts], as label indices or as ratings; and losses, [L].
+    """
     readers.stack.lm.eval()
     answers, losses, rows = [], [], 0
     for batch in batches:

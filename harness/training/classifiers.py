@@ -49,10 +49,10 @@ CLS = "<cls>"
 
 @dataclass(frozen=True)
 class LabelledExample(Example):
-    """One tokenized text or pair of texts: `source` holds the input ids, `target` only the label.
+    """One tokenized text, or pair of texts, with its label; `source` has the input ids, `target` only the label.
 
     Attributes:
-        types: Token type ids: 1 for tokens of the second text.
+        types: Token type ids: 1 for tokens of the second text of a pair, else 0.
         is_cut: Whether the input was truncated.
     """
 
@@ -81,7 +81,10 @@ def task_of(recipe: Recipe) -> ClassificationTask:
 def make_classifier_tokenizer(
     recipe: TokenizerRecipe, task: ClassificationTask, pairs: Sequence[TrainingPair], max_tokens: int
 ) -> PreTrainedTokenizerFast:
-    """Return the tokenizer of a recipe, which puts <cls> before the input and </s> after each text."""
+    """Return a new tokenizer for an encoder, built or trained as a recipe says.
+
+    It puts <cls> before the input and </s> after each text.
+    """
     texts = (text for pair in pairs for text in _texts(task, pair))
     tokenizer = builtin.build_tokenizer() if recipe.kind == "builtin" else trained_tokenizer(recipe.vocab_size, texts)
     tokenizer.add_special_tokens([CLS])
@@ -104,7 +107,7 @@ def make_classifier_tokenizer(
 def encode_texts(
     task: ClassificationTask, pairs: Sequence[TrainingPair], tokenizer: PreTrainedTokenizerFast, max_tokens: int
 ) -> list[LabelledExample]:
-    """Tokenize texts; if an input is too long, its longer text is truncated on the right."""
+    """Tokenize the texts of training pairs; if an input is too long, its longer text is truncated on the right."""
     if not pairs:
         return []
     columns = [list(column) for column in zip(*(_texts(task, pair) for pair in pairs), strict=True)]
@@ -120,7 +123,7 @@ def encode_texts(
 
 
 def pad_texts(examples: Sequence[LabelledExample], pad_id: int) -> Batch:
-    """Stack examples of unequal length into a batch: ids, mask and types [B, T], labels [B]."""
+    """Stack examples of unequal length into a padded batch: ids, mask and token types [B, T], labels [B]."""
     sources = [example.source for example in examples]
     return {
         "input_ids": padded(sources, pad_id),
@@ -140,10 +143,12 @@ def _document(pair: TrainingPair) -> Document:
 
 
 def may_learn_labels(recipe: Recipe, start: Path) -> bool:
-    """Return whether a checkpoint is an encoder, with or without a classifier, and all tasks are classification tasks.
+    """Return whether a recipe can train an encoder classifier from a checkpoint.
+
+    The checkpoint must be an encoder, with or without a classifier, and all tasks must be classification tasks.
 
     Raises:
-        UserError: The checkpoint has no configuration.
+        UserError: The checkpoint has no configuration file.
     """
     tasks = [get_task(source.task) for source in recipe.train]
     asks_labels = all(isinstance(task, ClassificationTask) for task in tasks)
@@ -153,7 +158,7 @@ def may_learn_labels(recipe: Recipe, start: Path) -> bool:
 def new_classifier(
     architecture: ArchitectureRecipe, tokenizer: PreTrainedTokenizerFast, task: ClassificationTask
 ) -> transformers.PreTrainedModel:
-    """Return a randomly initialized encoder for the tokenizer's vocabulary and the task's labels."""
+    """Return a randomly initialized BERT classifier for the tokenizer's vocabulary and the task's labels."""
     config = transformers.BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=architecture.d_model,
@@ -172,10 +177,12 @@ def new_classifier(
 def read_classifier(
     folder: Path, task: ClassificationTask
 ) -> tuple[transformers.PreTrainedModel, PreTrainedTokenizerFast]:
-    """Load model (as fp32) and tokenizer of a checkpoint folder; an encoder without a classifier gets a new one.
+    """Load a classifier (as fp32) and its tokenizer from a checkpoint folder.
+
+    An encoder without a classifier gets a new, randomly initialized one.
 
     Raises:
-        UserError: The family is not supported, or the number of labels differs from the task's.
+        UserError: The model family is not supported, or the classifier has another number of labels than the task.
     """
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     if config.model_type not in FAMILIES:
@@ -199,7 +206,7 @@ def read_classifier(
 
 
 def _labels(task: ClassificationTask) -> dict[str, object]:
-    """Return a configuration's entries for a task's labels."""
+    """Return the entries of a transformers configuration that describe a task's labels."""
     if task.labels is None:
         return {"num_labels": 1, "problem_type": "regression"}
     return {
@@ -216,10 +223,12 @@ _ROWS = 64
 def train_classifier(
     recipe: Recipe, text: TextData, start: Path | None, folder: Path, work: Path, on_step: Callable[[int], None]
 ) -> None:
-    """Train a recipe's classifier and write checkpoint, tokenizer, off-ramps, log and card to `folder`; see `train`.
+    """Train a recipe's encoder classifier; write checkpoint, tokenizer, off-ramps, log and card to `folder`.
+
+    Arguments as in `train.train`.
 
     Raises:
-        UserError: The task is not a classification task, or the start checkpoint does not fit its labels.
+        UserError: The task is not a classification task, or the labels of the start checkpoint differ from the task's.
     """
     clock = TrainingClock(resume_point(work))
     settings, task = recipe.optimisation, task_of(recipe)
@@ -287,7 +296,16 @@ def _begin(
 
 
 def _quality(task: ClassificationTask, pairs: Sequence[TrainingPair], answers_LN: Tensor) -> dict[str, Any]:
-    """Return the task's headline metric per block, and the label accuracy, which is None for ratings."""
+    """Return the quality of each block on validation documents, for the model's card.
+
+    Args:
+        task: The task.
+        pairs: Validation pairs.
+        answers_LN: Predictions of each block (L) for each document (N), as label indices or ratings.
+
+    Returns:
+        The headline metric's name, its value per block, and the label accuracy per block (None for ratings).
+    """
     documents = [pair.document for pair in pairs if pair.document is not None]
     scores = [
         [task.score_prediction(document, answer) for document, answer in zip(documents, answers, strict=True)]

@@ -1,4 +1,4 @@
-"""Training pairs: read through the tasks, deduplicated, tokenized once, cut into batches of similar length."""
+"""Training pairs: read through the tasks, deduplicated, tokenized once, and cut into batches of similar length."""
 
 import hashlib
 import json
@@ -29,10 +29,10 @@ POOL_EXAMPLES = 8192
 
 @dataclass(frozen=True)
 class TrainingPair:
-    """A training pair: input and expected output of the model.
+    """Training pair of a prompt and the output that the model learns to generate.
 
     Attributes:
-        document: For classifiers only: the document with the texts and the label.
+        document: The document with the texts and the label, for classifiers only; otherwise None.
     """
 
     prompt: str
@@ -42,7 +42,13 @@ class TrainingPair:
 
 @dataclass(frozen=True)
 class TextData:
-    """A recipe's data as text: training pairs with their source's settings, validation pairs, and a digest of all."""
+    """Training and validation data of a recipe as text, before tokenization.
+
+    Attributes:
+        train: Training pairs, each with the settings of its source.
+        validation: Validation pairs.
+        sha256: Digest of all pairs.
+    """
 
     train: tuple[tuple[TrainingPair, DataSource], ...]
     validation: tuple[TrainingPair, ...]
@@ -51,7 +57,7 @@ class TextData:
 
 @dataclass(frozen=True)
 class Example:
-    """One tokenized pair: the prompt as in evaluation, and the target with the end token."""
+    """One tokenized training pair: ids of the prompt as in evaluation, and ids of the target with the end token."""
 
     source: np.ndarray
     target: np.ndarray
@@ -66,10 +72,10 @@ The labels of a seq2seq model are the targets [B, T]. A causal model reads sourc
 
 
 def read_pairs(source: DataSource, data_dir: Path | None, kind: ModelKind) -> list[TrainingPair]:
-    """Return the documents of one source as pairs, with the task's own prompts for models of this kind.
+    """Return the documents of a data source as training pairs, with the task's prompts for a kind of model.
 
     Raises:
-        UserError: Unknown task, missing or malformed file.
+        UserError: The task is unknown, or a file is missing or malformed.
     """
     task = get_task(source.task)
     if source.source == "builtin":
@@ -84,9 +90,9 @@ def read_pairs(source: DataSource, data_dir: Path | None, kind: ModelKind) -> li
 
 
 def read_text(recipe: Recipe, data_dir: Path | None, kind: ModelKind) -> TextData:
-    """Read a recipe's training and validation data for a model of this kind.
+    """Read a recipe's training and validation data, with prompts for a kind of model.
 
-    Duplicate prompts are dropped, as are training prompts that occur in validation or held-out data.
+    Training pairs are dropped if their prompt is a duplicate, or occurs in validation or held-out data.
 
     Raises:
         UserError: See `read_pairs`; or no training or validation pairs are left.
@@ -106,13 +112,13 @@ def read_text(recipe: Recipe, data_dir: Path | None, kind: ModelKind) -> TextDat
 
 
 def _digest(*parts: Sequence[TrainingPair]) -> str:
-    """Return the SHA-256 of the canonical JSON of all pairs."""
+    """Return the SHA-256 of the canonical JSON of training and validation pairs."""
     text = json.dumps([[(p.prompt, p.target) for p in part] for part in parts], separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def make_tokenizer(recipe: TokenizerRecipe, pairs: Iterable[TrainingPair]) -> PreTrainedTokenizerFast:
-    """Return the tokenizer of a recipe: <pad> is 0, </s> is 1 and ends every encoding, <unk> is 2."""
+    """Return a recipe's new tokenizer, built or trained: <pad> is 0, </s> is 1 and ends every text, <unk> is 2."""
     texts = (text for pair in pairs for text in (pair.prompt, pair.target))
     tokenizer = builtin.build_tokenizer() if recipe.kind == "builtin" else trained_tokenizer(recipe.vocab_size, texts)
     return PreTrainedTokenizerFast(
@@ -121,7 +127,7 @@ def make_tokenizer(recipe: TokenizerRecipe, pairs: Iterable[TrainingPair]) -> Pr
 
 
 def trained_tokenizer(vocab_size: int, texts: Iterable[str]) -> Tokenizer:
-    """Train a byte-level BPE tokenizer on texts."""
+    """Return a byte-level BPE tokenizer trained on texts."""
     tokenizer = Tokenizer(models.BPE(unk_token=UNK))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -138,10 +144,10 @@ def trained_tokenizer(vocab_size: int, texts: Iterable[str]) -> Tokenizer:
 
 
 def encode(pairs: Sequence[TrainingPair], tokenizer: PreTrainedTokenizerFast, max_tokens: int) -> list[Example]:
-    """Tokenize pairs, leaving out those with more than `max_tokens` in source or target.
+    """Tokenize training pairs, leaving out those with more than `max_tokens` tokens in prompt or target.
 
     Raises:
-        UserError: The tokenizer has no end token.
+        UserError: The tokenizer has no end-of-sequence token.
     """
     backend, end = tokenizer.backend_tokenizer, tokenizer.eos_token_id
     if end is None:
@@ -160,12 +166,12 @@ def encode(pairs: Sequence[TrainingPair], tokenizer: PreTrainedTokenizerFast, ma
 def curriculum(
     portions: Sequence[tuple[int, Sequence[Example]]], batch_tokens: int, seed: int
 ) -> Iterator[list[Example]]:
-    """Yield batches endlessly, adding portions of the data as training proceeds.
+    """Yield batches endlessly, one per training step; each portion of the data is used from its first step on.
 
     Args:
-        portions: Pairs of (first step at which the portion is used, examples); one of them starts at 0.
-        batch_tokens: See `cut_batches`.
-        seed: Seed of the order.
+        portions: Pairs of (first training step that uses the portion, examples); at least one of them starts at step 0.
+        batch_tokens: Maximum number of tokens per batch; see `cut_batches`.
+        seed: Seed of the order of batches.
     """
     starts = sorted({start for start, _ in portions})
     for start, end in zip(starts, [*starts[1:], None], strict=True):
@@ -174,7 +180,13 @@ def curriculum(
 
 
 def epochs(examples: Sequence[Example], batch_tokens: int, seed: int) -> Iterator[list[Example]]:
-    """Yield batches endlessly; every epoch contains every example once, in a new order."""
+    """Yield batches endlessly; every epoch has each example once, in a new random order.
+
+    Args:
+        examples: The examples.
+        batch_tokens: Maximum number of tokens per batch; see `cut_batches`.
+        seed: Seed of the order.
+    """
     rng = random.Random(seed)
     while True:
         order = rng.sample(range(len(examples)), len(examples))
@@ -188,9 +200,9 @@ def epochs(examples: Sequence[Example], batch_tokens: int, seed: int) -> Iterato
 
 
 def cut_batches(examples: Sequence[Example], batch_tokens: int) -> list[list[Example]]:
-    """Cut examples, sorted by length, into batches of at most `batch_tokens` tokens, including padding.
+    """Sort examples by length and cut them into batches of at most `batch_tokens` tokens, padding included.
 
-    A single longer example forms its own batch.
+    An example that alone is longer forms a batch of its own.
     """
     batches: list[list[Example]] = []
     longest = (0, 0)
@@ -206,7 +218,13 @@ def cut_batches(examples: Sequence[Example], batch_tokens: int) -> list[list[Exa
 
 
 def pad(examples: Sequence[Example], *, causal: bool) -> Batch:
-    """Stack examples of unequal length into a batch."""
+    """Stack examples of unequal length into a padded batch of input ids, attention mask and labels (see `Batch`).
+
+    Args:
+        examples: The examples.
+        causal: Whether the model is decoder-only, so that prompt and target are one text and only the target has a
+            loss.
+    """
     sources = [example.source for example in examples]
     labels = [example.target for example in examples]
     if causal:
@@ -223,7 +241,7 @@ def pad(examples: Sequence[Example], *, causal: bool) -> Batch:
 
 
 def padded(rows: Sequence[np.ndarray], filler: int) -> Tensor:
-    """Return rows of ids as one matrix, [B, longest], padded on the right."""
+    """Return arrays of ids as one matrix, [number of arrays, longest], padded on the right with `filler`."""
     matrix = np.full((len(rows), max(map(len, rows))), filler, dtype=np.int64)
     for row, ids in zip(matrix, rows, strict=True):
         row[: len(ids)] = ids

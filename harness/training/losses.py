@@ -1,7 +1,7 @@
-"""Losses for training early exits: cross-entropy of decoder blocks, and of heads on a frozen model.
+"""Losses for training early exits: cross-entropy of a decoder's blocks, and losses of exit heads on a frozen model.
 
-Each block's output is read out exactly like the last block's: shared final norm, T5's tied scaling
-d_model ** -0.5, shared head.
+Every block's output is read out exactly like the last block's: shared final norm, T5's tied scaling d_model ** -0.5,
+shared LM head. Shape suffixes: N tokens, V vocabulary, D hidden size, K heads, L blocks, S tokens of a slice.
 """
 
 from collections.abc import Sequence
@@ -22,18 +22,19 @@ JointLoss = Literal["last", "uniform", "weighted", "geometric", "branchynet", "l
 
 
 def block_weights(n_blocks: int, loss: JointLoss, blocks: Sequence[int] = ()) -> Tensor:
-    """Return the weight of each block's cross-entropy, [L].
+    """Return the weight of each block's cross-entropy in a joint loss of all blocks, [L].
 
     The weights sum to 1, except for `branchynet`.
 
     Args:
-        n_blocks: L.
-        loss: `last`: the last block only. `uniform`: 1 / L (FREE's `ce`). `weighted`: l / sum_j j (CALM, Schuster et
-            al. 2022; t5x aggregation 1). `geometric`: proportional to 2 ** l (t5x aggregation -1). `branchynet`: 1 for
-            every block, the un-normalized sum of "Early Exit Is a Natural Capability". `last-70`: equal weights for
-            blocks l > 0.3 L and 0 before, as proposed in the Monotonic-Early-Exit blog. The blog does not give the
-            scale; normalizing to 1 is this project's choice.
-        blocks: Blocks whose losses count, with the last one; the others' weights are 0. Empty: all blocks.
+        n_blocks: L, the number of decoder blocks.
+        loss: Name of the loss, which gives the weights of blocks l = 1..L. `last`: the last block only. `uniform`:
+            1 / L (FREE's `ce`). `weighted`: l / sum_j j (CALM, Schuster et al. 2022; t5x aggregation 1). `geometric`:
+            proportional to 2 ** l (t5x aggregation -1). `branchynet`: 1 for every block, the un-normalized sum of
+            "Early Exit Is a Natural Capability". `last-70`: equal weights for blocks l > 0.3 L and 0 before, as
+            proposed in the Monotonic-Early-Exit blog. The blog does not give the scale; normalizing to 1 is this
+            project's choice.
+        blocks: Blocks whose losses count, including the last block; other blocks have weight 0. Empty for all blocks.
 
     Raises:
         UserError: The loss is unknown, or the last of `blocks` is not the model's last block.
@@ -67,10 +68,12 @@ def block_weights(n_blocks: int, loss: JointLoss, blocks: Sequence[int] = ()) ->
 
 
 def shallow_deep_weights(n_blocks: int, shallow: int) -> Tensor:
-    """Return weights S / (S + L) at block S and L / (S + L) at block L, 0 elsewhere, [L] (FREE, Bae et al. 2023).
+    """Return FREE's weight of each block's loss, [L]: S / (S + L) at block S, L / (S + L) at block L, and 0 elsewhere.
+
+    S is `shallow`, the block of the early exit, and L is `n_blocks` (Bae et al. 2023).
 
     Raises:
-        UserError: S is not a block before the last.
+        UserError: S is not the number of a block before the last.
     """
     check_shallow(n_blocks, shallow)
     weights = torch.zeros(n_blocks)
@@ -79,21 +82,24 @@ def shallow_deep_weights(n_blocks: int, shallow: int) -> Tensor:
 
 
 def check_shallow(n_blocks: int, shallow: int) -> None:
-    """Raise a `UserError` unless `shallow` is a block before the last."""
+    """Raise a `UserError` unless `shallow` is the number of a block before the last, 1 to `n_blocks` - 1."""
     if not 1 <= shallow < n_blocks:
         raise UserError(f"Shallow depth {shallow} of {n_blocks} blocks. Allowed: 1 to {n_blocks - 1}.")
 
 
 def exit_head_loss(logits_NV: Tensor, target: Tensor, lam: float) -> Tensor:
-    """Return (1 - lambda) CE(p, target) - lambda H(p) in nats, mean over tokens: the head's entropy is *rewarded*.
+    """Return an exit head's loss (1 - lambda) CE(p, target) - lambda H(p) in nats, mean over tokens.
+
+    p is the head's distribution. Its entropy H is subtracted, which rewards uncertain heads.
 
     Args:
-        logits_NV: The head's logits, [N, V].
-        target: The frozen model's choices, [N] (published code), or its probabilities, [N, V] (text).
+        logits_NV: The exit head's logits, [N tokens, V vocabulary].
+        target: The frozen model's most probable tokens, [N] (as in the published code), or its probabilities, [N, V]
+            (as in the paper).
         lam: lambda, 0 to 1; 0.95 in "self-supervised heads on Phi-2".
 
     Returns:
-        A scalar, at least fp32.
+        A scalar in fp32 or a wider format.
     """
     log_p = logits_NV.log_softmax(-1, dtype=_at_least_fp32(logits_NV))
     entropy = -(log_p.exp() * log_p).sum(-1).mean()
@@ -105,10 +111,12 @@ def exit_head_loss(logits_NV: Tensor, target: Tensor, lam: float) -> Tensor:
 
 
 def tuned_lens_loss(logits_NV: Tensor, final_logits_NV: Tensor) -> Tensor:
-    """Return KL(final || lens) in nats, mean over tokens; the final logits are constants (Belrose et al. 2023).
+    """Return the divergence KL(final || lens) of an exit head from the last block, in nats, mean over tokens.
+
+    The last block's logits get no gradient (tuned lens, Belrose et al. 2023).
 
     Returns:
-        A scalar, at least fp32.
+        A scalar in fp32 or a wider format.
     """
     dtype = _at_least_fp32(logits_NV)
     final = final_logits_NV.detach().log_softmax(-1, dtype=dtype)
@@ -118,19 +126,20 @@ def tuned_lens_loss(logits_NV: Tensor, final_logits_NV: Tensor) -> Tensor:
 def lm_head_divergences(
     inputs: Sequence[Tensor], final_ND: Tensor, head: Tensor, bias: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return `tuned_lens_loss`, agreement and entropy of several inputs of one frozen LM head, each [K].
+    """Return divergence from the last block, agreement with it, and entropy for K inputs of one LM head, each [K].
 
-    Equal to `tuned_lens_loss(F.linear(input, head, bias), F.linear(final, head, bias))` for each input. The final
-    distribution is computed once for all of them, and no [N, V] array is kept: large vocabularies need few gigabytes.
+    The divergence equals `tuned_lens_loss(F.linear(input, head, bias), F.linear(final, head, bias))` for each input.
+    The last block's distribution is computed once for all inputs. No array of tokens times vocabulary is kept, to save
+    memory.
 
     Args:
-        inputs: Inputs of the LM head, K of [N, D]; only they receive gradients.
-        final_ND: The LM head's input after the last block, a constant.
-        head: The LM head, [V, D], a constant.
-        bias: Its bias, [V], a constant.
+        inputs: K inputs of the LM head, each [N tokens, D hidden size]; only they receive gradients.
+        final_ND: The LM head's input after the last block, [N, D]; without gradient.
+        head: Weights of the LM head, [V vocabulary, D]; without gradient.
+        bias: Bias of the LM head, [V]; without gradient.
 
     Returns:
-        KL(final || head) in nats, mean over tokens; share of tokens with the final distribution's most probable token;
+        KL(final || head) in nats, mean over tokens; share of tokens whose most probable token is the last block's;
         entropy in nats. Only the first has a gradient.
     """
     inputs_KND, device = torch.stack(list(inputs)), head.device.type
@@ -144,7 +153,7 @@ def lm_head_divergences(
 
 
 class _LmHeadDivergences(torch.autograd.Function):
-    """Fused LM head and divergence, with gradients computed in the forward pass, in slices of tokens."""
+    """LM head fused with the divergence from the last block; gradients are computed in the forward pass."""
 
     @staticmethod
     def forward(
@@ -179,24 +188,26 @@ class _LmHeadDivergences(torch.autograd.Function):
 
 
 def _at_least_fp32(tensor: Tensor) -> torch.dtype:
-    """Return the dtype for accumulation."""
+    """Return the dtype in which sums are accumulated: the tensor's own, but at least fp32."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def head_loss(
     states: Tensor, head: Tensor, target: Tensor, label_smoothing: float = 0.0, bias: Tensor | None = None
 ) -> Tensor:
-    """Return one block's mean cross-entropy in nats; equals `F.cross_entropy(states @ head.T + bias, target)`.
+    """Return the mean cross-entropy of one block in nats, with LM head and loss fused to save memory.
+
+    It equals `F.cross_entropy(states @ head.T + bias, target)`.
 
     Args:
-        states: Input of the head, [N, d_model].
-        head: The shared head, [V, d_model].
-        target: Gold ids, [N].
-        label_smoothing: Share of the gold token's mass that is spread over the vocabulary.
-        bias: Bias of the head, [V].
+        states: Input of the LM head, [N tokens, d_model].
+        head: Weights of the LM head, which all blocks share, [V vocabulary, d_model].
+        target: Correct token ids, [N].
+        label_smoothing: Share of the correct token's mass that is spread over the vocabulary.
+        bias: Bias of the LM head, [V].
 
     Returns:
-        A scalar, at least fp32.
+        A scalar in fp32 or a wider format.
     """
     if bias is not None:  # fold the bias in: one more column of the head, and a 1 in every state
         states = torch.cat((states, torch.ones_like(states[:, :1])), dim=1)
@@ -210,11 +221,11 @@ def head_loss(
 
 
 class _HeadLoss(torch.autograd.Function):
-    """Fused LM head and cross-entropy, with gradients computed in the forward pass.
+    """LM head fused with the cross-entropy; gradients are computed in the forward pass.
 
-    With a head on every block, logits dominate a step's memory traffic. Here they are visited three times (product,
-    softmax, product), in slices of tokens that fit into the processor's cache. Label smoothing is linear in the
-    logits, so its term needs no [N, V] array.
+    If every block is read out, logits dominate the memory traffic of a training step. Here they are visited three times
+    (product, softmax, product), in slices of tokens that fit into the processor's cache. Label smoothing is linear in
+    the logits, so its term needs no array of tokens times vocabulary.
     """
 
     @staticmethod

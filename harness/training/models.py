@@ -1,4 +1,4 @@
-"""Initialize or load the model that a training starts from, and its tokenizer."""
+"""Models that a training starts from, with their tokenizers: randomly initialized, or loaded from a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from exitbench.harness.training.recipe import ArchitectureRecipe
 
 
 def new_model(architecture: ArchitectureRecipe, tokenizer: PreTrainedTokenizerFast) -> transformers.PreTrainedModel:
-    """Return a randomly initialized model for the tokenizer's vocabulary."""
+    """Return a randomly initialized model of a recipe's architecture for the tokenizer's vocabulary."""
     pad_id = tokenizer.pad_token_id
     shared_settings: dict[str, Any] = {
         "vocab_size": len(tokenizer),
@@ -87,10 +87,10 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
 
 
 def _configuration(architecture: ArchitectureRecipe, vocab_size: int, pad_id: int, end_id: int) -> PreTrainedConfig:
-    """Return the configuration of an architecture; settings not in the recipe have the family's defaults.
+    """Return the transformers configuration of an architecture; settings not in the recipe have the family's defaults.
 
-    Answers begin with the padding token and end with the end token; no token is forced. Families that support scaled
-    embeddings use them, like their published models.
+    Answers begin with the padding token and end with the end-of-sequence token; no token is forced. Families that
+    support scaled embeddings use them, like their published models.
     """
     of_family = CONFIG_MAPPING[architecture.family]
     field_names = {field.name for field in fields(of_family)}
@@ -119,7 +119,12 @@ _WRITTEN, _MATCHED = 0.06, 2.3
 
 @torch.no_grad()
 def look_back_by_table(table_KH: Tensor, n_heads: int) -> None:
-    """Make head h attend h tokens back, through T5's relative position table, whose row k means k tokens back."""
+    """Initialize attention head h to attend h tokens back, by T5's relative position table (row k means k tokens back).
+
+    Args:
+        table_KH: The position table, [K distances, H heads].
+        n_heads: Number of heads to initialize; head h, counted from 1, attends h tokens back.
+    """
     if n_heads:
         table_KH.zero_()
     for head in range(n_heads):
@@ -128,7 +133,7 @@ def look_back_by_table(table_KH: Tensor, n_heads: int) -> None:
 
 @torch.no_grad()
 def look_back_by_biases(model: transformers.PreTrainedModel, n_heads: int) -> None:
-    """Make head h of the first block attend h tokens back, through the biases of queries and keys.
+    """Initialize attention head h of the first block to attend h tokens back, by the biases of queries and keys.
 
     A key bias b and a query bias R(-h) b, rotated by rotary positions m and n, score b' R(n - m + h) b: a sum of
     cosines that is largest at n - m = -h.
@@ -149,10 +154,11 @@ def look_back_by_biases(model: transformers.PreTrainedModel, n_heads: int) -> No
 
 @torch.no_grad()
 def look_for_what_was_passed_on(model: transformers.PreTrainedModel, n_heads: int) -> None:
-    """Make head h of the second block an induction head over the tokens moved by head h of the first block.
+    """Initialize head h of the second block as an induction head over the tokens that head h of the first block copies.
 
-    Head h of the first block writes P x as Q' P x. In the second block, queries P x match keys Q x in the slow
-    dimensions of the rotary embedding, and the attended token is copied. P and Q have orthonormal rows.
+    Head h of the first block writes Q' P x for the state x of the attended token; P and Q have orthonormal rows. In the
+    second block, queries P x match keys Q x in the slow dimensions of the rotary embedding. The attended token is
+    copied.
     """
     size, n_dims = model.config.head_dim, model.config.hidden_size
     slow = (model.model.rotary_emb.inv_freq * _FAR_TOKENS < 1).nonzero().flatten()
@@ -171,10 +177,10 @@ def look_for_what_was_passed_on(model: transformers.PreTrainedModel, n_heads: in
 
 
 def read_model(folder: Path) -> tuple[transformers.PreTrainedModel, PreTrainedTokenizerFast]:
-    """Load model (as fp32) and tokenizer of a checkpoint folder.
+    """Load a model (as fp32) and its tokenizer from a checkpoint folder.
 
     Raises:
-        UserError: Not a checkpoint of a supported family, or its blocks cannot be read out like its last one.
+        UserError: The model family is not supported, or blocks cannot be read out in the same way as the last block.
     """
     read_config(folder)  # raises for unsupported families
     config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
@@ -190,5 +196,5 @@ def _auto(config: PreTrainedConfig) -> Any:
 
 
 def is_causal(model: transformers.PreTrainedModel) -> bool:
-    """Return whether the model is decoder-only, so that it reads prompt and answer as one text."""
+    """Return whether a model is decoder-only, so that it reads prompt and answer as one text."""
     return not model.config.is_encoder_decoder

@@ -52,9 +52,14 @@ UNEVEN_TEACHERS = {(24, 10): (3, 6, 8, 11, 13, 16, 18, 20, 22, 24)}
 
 
 def teacher_blocks(n_blocks: int, shallow: int) -> list[int]:
-    """Return the blocks (of 1..L, in order) that teach blocks 1..S: FREE's table, or else ceil(k L / S) for k = 1..S.
+    """Return, for FREE's distillation, the blocks (1..L) that teach blocks 1..S, in order.
 
-    FREE's code has six pairs of depths; the rule reproduces five, and the sixth is stored as published.
+    For the six pairs of depths in FREE's code, the blocks are those of that code. For other depths, block k of 1..S is
+    taught by block ceil(k L / S); this rule also reproduces five of the six pairs.
+
+    Args:
+        n_blocks: L, the number of decoder blocks.
+        shallow: S, the block of the early exit.
 
     Raises:
         UserError: S is not a block before the last.
@@ -71,20 +76,20 @@ def teacher_blocks(n_blocks: int, shallow: int) -> list[int]:
 def distillation_loss(
     student: Sequence[Tensor], teacher: Sequence[Tensor], kind: DistillationKind, transform: nn.Module | None = None
 ) -> Tensor:
-    """Return the mean squared error between final-normed states of shallow and deep blocks.
+    """Return FREE's distillation loss: the mean squared error between final-normed states of shallow and deep blocks.
 
-    Errors are averaged over elements, then over pairs. `kind` selects the pairs:
+    Errors are averaged over elements, then over pairs of blocks. `kind` selects the pairs; S is the early exit's block:
 
     * `last`: block S and block L.
     * `uniform`: block k and the k-th of `teacher_blocks`.
-    * `closest-code`: each of `teacher_blocks` and the block that `closest_below` assigns, as in FREE's code.
-    * `closest-text`: each shallow block and the closest of blocks S+1..L, as in the Monotonic-Early-Exit text.
+    * `closest-code`: each of `teacher_blocks` and the shallow block that `closest_below` assigns, as in FREE's code.
+    * `closest-text`: each shallow block and the closest of blocks S+1..L, as in the text of Monotonic Early Exiting.
 
     Args:
-        student: States of blocks 1..S, each [N, D]; they receive gradients.
-        teacher: States of blocks 1..L, each [N, D]; constants.
-        kind: Rule for pairing states.
-        transform: A map [N, D] -> [N, D] applied to the student's states.
+        student: States of blocks 1..S, each [N tokens, D hidden size]; they receive gradients.
+        teacher: States of blocks 1..L, each [N, D]; they receive no gradients.
+        kind: Rule for pairing blocks.
+        transform: A module [N, D] -> [N, D] applied to the student's states; None for none.
 
     Returns:
         A scalar.
@@ -112,15 +117,15 @@ def distillation_loss(
 
 
 def closest_below(errors: Tensor) -> list[int]:
-    """Assign to each row, from last to first, the column of least error before the previously assigned column.
+    """Assign to each teacher, from last to first, the student of least error before the student assigned last.
 
-    If no column is left, the previous one is assigned again.
+    If no student is left, the previous one is assigned again.
 
     Args:
-        errors: Error of each column (student) for each row (teacher), [T, S].
+        errors: Error of each student (column) for each teacher (row), [T teachers, S students].
 
     Returns:
-        One 0-based column per row, in order.
+        The 0-based index of a student for each teacher, in the order of the teachers.
     """
     rows: list[list[float]] = errors.tolist()
     chosen, bound = [], errors.shape[1]
@@ -132,7 +137,7 @@ def closest_below(errors: Tensor) -> list[int]:
 
 @torch.no_grad()
 def _errors(rows: Sequence[Tensor], columns: Sequence[Tensor]) -> Tensor:
-    """Return the mean squared error of every row with every column, [rows, columns]."""
+    """Return the mean squared error of each state in `rows` with each state in `columns`, [n rows, n columns]."""
     return torch.stack([torch.stack([F.mse_loss(a, b) for b in columns]) for a in rows])
 
 
@@ -140,9 +145,10 @@ Curriculum = Literal["none", "rotational", "gradual"]
 
 
 def dropout_rates(n_blocks: int, p_max: float) -> list[float]:
-    """Return the probability of skipping each block: p_max * (exp(l ln 2 / (L - 1)) - 1) for l = 0..L-1.
+    """Return LayerSkip's probability of skipping each block: p_max * (exp(l ln 2 / (L - 1)) - 1) for l = 0..L-1.
 
-    It is 0 at the first block and p_max at the last. The paper's factor over time is constant, as for fine-tuning.
+    It is 0 at the first block and p_max at the last. The paper's factor over training steps is constant here, as the
+    paper does for fine-tuning.
 
     Raises:
         UserError: `p_max` is not a probability.
@@ -156,19 +162,20 @@ def dropout_rates(n_blocks: int, p_max: float) -> list[float]:
 def early_exit_weights(
     n_blocks: int, step: int, steps: int, e_scale: float, curriculum: Curriculum, rotation: int = 1
 ) -> Tensor:
-    """Return the weight of each block's cross-entropy at a step, [L], summing to 1.
+    """Return LayerSkip's weight of each block's cross-entropy at a training step, [L]; the weights sum to 1.
 
-    e(l) = e_scale * (0 + .. + l) for l < L - 1 and e(L - 1) = L - 1 + e_scale * (0 + .. + L - 2), divided by their sum
-    over the blocks that take part at this step. Block 1 always has weight e(0) = 0.
+    The weights are e(l) = e_scale * (0 + .. + l) for l < L - 1 and e(L - 1) = L - 1 + e_scale * (0 + .. + L - 2). They
+    are divided by their sum over the blocks that take part at this step. Block 1 (l = 0) always has weight 0.
 
     Args:
-        n_blocks: L.
-        step: Number of completed steps, 0..steps-1.
+        n_blocks: L, the number of decoder blocks.
+        step: Number of completed training steps, 0..steps-1.
         steps: Total number of training steps, T.
         e_scale: Weight of the early blocks' losses.
-        curriculum: `none`: all blocks always. `rotational`: every `rotation`-th block, shifted by one at each step.
-            `gradual`: from the last block down, one more every T / (2 L) steps. The last block always takes part.
-        rotation: R of the rotational curriculum.
+        curriculum: Rule for the blocks that take part at a step; the last block always does. `none`: all blocks.
+            `rotational`: every `rotation`-th block, shifted by one block at each step. `gradual`: blocks from the last
+            down, one more every T / (2 L) steps.
+        rotation: R, the distance between blocks of the rotational curriculum.
 
     Raises:
         UserError: The curriculum is unknown, `e_scale` is below 0 or `rotation` below 1.
@@ -193,20 +200,20 @@ def early_exit_weights(
 
 
 class LayerDropout:
-    """Context manager in which decoder blocks in training mode randomly skip whole sequences of a batch.
+    """Context manager in which decoder blocks (in training mode) are randomly skipped for whole sequences of a batch.
 
-    A skipped sequence keeps its input state; other outputs of a block (T5's position biases, which block 1 computes for
-    all) are passed on. In evaluation mode nothing is drawn or changed. Skips depend only on the generator, so a resumed
-    training that restores its state skips the same blocks.
+    A skipped sequence keeps the block's input as its state. Other outputs of a block (T5's position biases, which block
+    1 computes for all) are passed on. In evaluation mode nothing is drawn or changed. Skips depend only on the
+    generator, so a resumed training that restores its state skips the same blocks.
     """
 
     def __init__(self, model: Any, rates: Sequence[float], generator: torch.Generator) -> None:
-        """Skip block l with probability `rates[l - 1]`; blocks with rate 0 draw nothing.
+        """Prepare to skip block l with probability `rates[l - 1]`; for blocks with rate 0, no random number is drawn.
 
         Args:
-            model: A transformers model, see `readable`.
-            rates: One probability per decoder block, [L].
-            generator: Random generator, which draws B numbers per block, in order of the blocks.
+            model: A transformers model with a decoder.
+            rates: Probability of skipping each decoder block, [L].
+            generator: Random generator; for each block in order, one number per sequence of the batch is drawn.
 
         Raises:
             UserError: The number of rates differs from the number of blocks, or a rate is not a probability.
@@ -253,18 +260,18 @@ Logged = dict[tuple[str, int | None], Tensor]
 
 
 class Objective(Protocol):
-    """A training loss; ``extras`` are trained modules in addition to the model's own."""
+    """Protocol of a training objective: a loss, values to log, and modules trained in addition to the model's own."""
 
     @property
     def extras(self) -> nn.Module | None:
-        """Trained modules in addition to the model's own."""
+        """Modules trained in addition to the model's own; None if there are none."""
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
-        """Return the loss of a batch at a step (0-based), and the values to log."""
+        """Return the loss of a batch at a training step (0-based), and values to log by (metric, block)."""
 
 
 def make_objective(recipe: Recipe, model: PreTrainedModel) -> Objective:
-    """Return the objective of a recipe; freezes the model if only exit heads are trained."""
+    """Return the training objective of a recipe for a decoder; the model is frozen if only exit heads are trained."""
     settings, n_blocks = recipe.objective, block_count(model)
     if recipe.exit_heads is not None:
         model.requires_grad_(False)
@@ -284,37 +291,43 @@ def make_objective(recipe: Recipe, model: PreTrainedModel) -> Objective:
 
 
 def block_count(model: PreTrainedModel) -> int:
-    """Return the number of decoder blocks, L."""
+    """Return the number of decoder blocks of a transformers model, L."""
     return len(decoder_blocks(model))
 
 
 @dataclass
 class JointObjective:
-    """Weighted cross-entropies of the blocks, all read out by the model's own norm and head (CALM, FREE)."""
+    """Objective: weighted sum of all blocks' cross-entropies, read out by the model's own LM head (CALM, FREE)."""
 
     weights_L: Tensor
     label_smoothing: float
     extras: nn.Module | None = None
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
-        """Return the sum of the weighted losses of the blocks."""
+        """Return the weighted sum of the blocks' cross-entropies on a batch, and each block's cross-entropy to log."""
         return weighted_losses(decoder_states(model, batch), self.weights_L, self.label_smoothing)
 
 
 class FirstThen:
-    """Objective that switches from one objective to another at a step."""
+    """Objective that switches from a first objective to another one after a number of training steps."""
 
     def __init__(self, first: Objective, then: Objective, steps: int) -> None:
         self.first, self.then, self.steps = first, then, steps
         self.extras = then.extras
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
-        """Return the loss of the objective in effect at this step."""
+        """Return the loss and logged values of the objective in effect at this training step."""
         return (self.first if step < self.steps else self.then)(model, batch, step)
 
 
 def weighted_losses(states: States, weights_L: Tensor, label_smoothing: float) -> tuple[Tensor, Logged]:
-    """Return the sum of the weighted cross-entropies, and each block's cross-entropy to log."""
+    """Return the weighted sum of the blocks' cross-entropies, and each block's cross-entropy to log.
+
+    Args:
+        states: States of every block, with labels and the model's read-out.
+        weights_L: Weight of each block, [L]; blocks with weight 0 are not read out.
+        label_smoothing: Share of the correct token's mass that is spread over the vocabulary.
+    """
     total, logged = torch.zeros((), device=states.head.device), Logged()
     for block, weight in enumerate(weights_L.tolist(), start=1):
         if weight > 0:
@@ -325,7 +338,7 @@ def weighted_losses(states: States, weights_L: Tensor, label_smoothing: float) -
 
 
 class ShallowDeepObjective:
-    """FREE: cross-entropies of blocks S and L, and distillation of deep states into shallow ones."""
+    """Objective of FREE: cross-entropies of a shallow block S and the last block L, and distillation of deep states."""
 
     def __init__(self, settings: ObjectiveRecipe, n_blocks: int, width: int) -> None:
         self.settings = settings
@@ -333,7 +346,10 @@ class ShallowDeepObjective:
         self.extras = nn.Linear(width, width) if settings.distillation_transform else None
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
-        """Return (S CE_S + L CE_L) / (S + L) + alpha KD."""
+        """Return the loss (S CE_S + L CE_L) / (S + L) + alpha KD of a batch, and its terms to log.
+
+        CE_b is the cross-entropy of block b, and KD the distillation loss between shallow and deep states.
+        """
         settings, states = self.settings, decoder_states(model, batch)
         loss, logged = weighted_losses(states, self.weights_L, settings.label_smoothing)
         if settings.distillation != "none":
@@ -345,7 +361,7 @@ class ShallowDeepObjective:
 
 
 class LayerSkipObjective:
-    """LayerSkip: layer dropout and cross-entropies of early blocks on a curriculum."""
+    """Objective of LayerSkip: layer dropout, and cross-entropies of early blocks on a curriculum."""
 
     def __init__(self, settings: ObjectiveRecipe, n_blocks: int, steps: int, seed: int) -> None:
         self.settings, self.steps, self.seed = settings, steps, seed
@@ -354,7 +370,7 @@ class LayerSkipObjective:
         self.extras: nn.Module | None = None
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
-        """Return the weighted cross-entropies of the blocks in the curriculum at this step."""
+        """Return the weighted cross-entropy of the blocks that take part at this training step, and each one to log."""
         settings = self.settings
         weights_L = early_exit_weights(
             self.n_blocks, step, self.steps, settings.early_exit_scale, settings.curriculum, settings.rotation
@@ -367,7 +383,7 @@ class LayerSkipObjective:
 
 
 class ExitHeadsObjective:
-    """Exit heads that imitate the frozen model (HEADS; tuned lens)."""
+    """Objective that trains exit heads to imitate the last block of the frozen model (HEADS; tuned lens)."""
 
     def __init__(self, settings: ExitHeadsRecipe, model: PreTrainedModel, seed: int) -> None:
         self.settings = settings
@@ -398,11 +414,14 @@ class ExitHeadsObjective:
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """Weights of the heads, by their names in `exit_heads.safetensors`."""
+        """Weights of the exit heads, by their names in `exit_heads.safetensors`."""
         return {name.replace("/", "."): tensor for name, tensor in self.extras.items()}
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
-        """Return the mean loss over the heads; a batch has texts, or states that were computed before (`CACHED`)."""
+        """Return the mean loss over the exit heads; also loss, agreement with the last block and entropy per head.
+
+        The batch has texts, or the cached states of its tokens (key `CACHED`).
+        """
         *states_KND, final_ND = self.states(model, batch).unbind(1)
         read = self._read_in_lm_head if self.settings.kind in WITH_LM_HEAD else self._read_each
         losses_K, agreements_K, entropies_K = read(states_KND, final_ND)
@@ -415,7 +434,10 @@ class ExitHeadsObjective:
 
     @torch.no_grad()
     def states(self, model: PreTrainedModel, batch: Batch) -> Tensor:
-        """Return states after the exit blocks, and the LM head's input after the last block, [N, K + 1, D]."""
+        """Return states of N tokens after the K exit blocks, and the LM head's input after the last, [N, K + 1, D].
+
+        Cached states are taken from the batch if it has them.
+        """
         model.eval()  # dropout would make features and targets noisy, and with cached states the read-out
         if CACHED in batch:
             return batch[CACHED]
@@ -426,7 +448,12 @@ class ExitHeadsObjective:
         return torch.stack([*(states.raw[block - 1] for block in self.blocks), states.normed[-1]], dim=1)
 
     def _read_in_lm_head(self, states_KND: Sequence[Tensor], final_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return loss, agreement and entropy [K] of heads that end in the model's own LM head."""
+        """Return loss, agreement with the last block, and entropy, each [K], of exit heads that end in the LM head.
+
+        Args:
+            states_KND: States after the K exit blocks.
+            final_ND: The LM head's input after the last block.
+        """
         own, tensors = self.own, self.tensors
         inputs = [
             lm_head_input(tensors, self.settings.kind, block, state_ND, own) * own.scale
@@ -435,7 +462,12 @@ class ExitHeadsObjective:
         return lm_head_divergences(inputs, final_ND * own.scale, own.head, own.head_bias)
 
     def _read_each(self, states_KND: Sequence[Tensor], final_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return loss, agreement and entropy [K] of heads with their own output layer."""
+        """Return loss, agreement with the last block, and entropy, each [K], of exit heads with an output layer.
+
+        Args:
+            states_KND: States after the K exit blocks.
+            final_ND: The LM head's input after the last block.
+        """
         with torch.no_grad():
             final_NV = self.own.logits_of_normed(final_ND)
             choices_N = final_NV.argmax(-1)
@@ -454,19 +486,20 @@ class ExitHeadsObjective:
 def head_quality(
     objective: ExitHeadsObjective, tensors: Mapping[str, Tensor], model: PreTrainedModel, batches: Sequence[Batch]
 ) -> dict[str, Any]:
-    """Return how well exit heads imitate the last block, and how well the model's own read-out of their blocks does.
+    """Return how well exit heads, and the model's own LM head at the same blocks, imitate the last block.
 
     Both are teacher-forced, at the positions that the heads are trained on.
 
     Args:
-        objective: The objective of the heads.
-        tensors: Their weights, by their names in `exit_heads.safetensors`.
+        objective: The objective that trained the exit heads.
+        tensors: Weights of the exit heads, by their names in `exit_heads.safetensors`.
         model: The frozen model.
-        batches: Texts.
+        batches: Batches of validation texts.
 
     Returns:
-        Blocks, number of tokens, and for each block: `agreement` (share of tokens whose most probable token is the last
-        block's) and `divergence_nats` (mean of KL(last block || head)); the model's own read-out has prefix `own_`.
+        Blocks, number of tokens, and two values per block: `agreement` (share of tokens whose most probable token is
+        the last block's) and `divergence_nats` (mean of KL(last block || head)). Values of the model's own LM head have
+        prefix `own_`.
     """
     kind, own, blocks = objective.settings.kind, objective.own, objective.blocks
     agreements, divergences = torch.zeros(2, len(blocks), 2, dtype=torch.float64)
@@ -489,7 +522,15 @@ def head_quality(
 
 @torch.no_grad()
 def block_quality(model: PreTrainedModel, batches: Sequence[Batch]) -> tuple[list[float], list[float]]:
-    """Return every decoder block's teacher-forced token accuracy and loss in nats, read out by the model's own head."""
+    """Return each decoder block's teacher-forced token accuracy and mean loss in nats, with the model's own LM head.
+
+    Args:
+        model: The model.
+        batches: Batches of validation texts.
+
+    Returns:
+        Accuracy of blocks 1..L, and loss of blocks 1..L.
+    """
     model.eval()
     n_blocks, tokens = block_count(model), 0
     right_L, loss_L = torch.zeros(n_blocks), torch.zeros(n_blocks)

@@ -1,8 +1,9 @@
 """Hidden states of every decoder block of a transformers model, teacher-forced, at the positions of the labels.
 
-Models are recognized by their parts (one list of blocks, an LM head), not by their family. transformers returns
-(embedding, block 1, .., block L), and only the last of these has passed the decoder's *ending*: the modules after its
-last block. The ending is a final norm in most families, dropout in some, and empty if blocks end in their own norms.
+Models are recognized by their modules (one list of blocks, an LM head), not by their family. transformers returns
+hidden states of the embedding and of blocks 1 to L. Only the last of them has passed the decoder's *ending*, the
+modules after its last block. The ending is a final norm in most families, dropout in some, and empty if blocks end in
+their own norms.
 """
 
 from collections.abc import Mapping
@@ -20,13 +21,13 @@ from exitbench.harness.training.losses import IGNORED
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderReadOut:
-    """A model's own read-out of states.
+    """A model's own read-out, which turns hidden states into logits.
 
     Attributes:
-        head: The shared head, [V, D].
-        head_bias: Its bias, [V].
-        scale: Factor on normed states before the head: D ** -0.5 in T5 with tied embeddings, else 1.
-        ending: Modules that the decoder runs after its last block.
+        head: Weights of the LM head, [V vocabulary, D hidden size].
+        head_bias: Bias of the LM head, [V]; None if it has no bias.
+        scale: Factor on normed states before the LM head: D ** -0.5 in T5 with tied embeddings, else 1.
+        ending: Modules that the decoder runs after its last block, such as the final norm.
     """
 
     head: Tensor
@@ -35,26 +36,28 @@ class DecoderReadOut:
     ending: tuple[nn.Module, ...]
 
     def final_normed(self, hidden_ND: Tensor) -> Tensor:
-        """Return residual streams [N, D] after the ending."""
+        """Return hidden states (residual streams) [N, D] after the decoder's ending, in most models the final norm."""
         return ended(self.ending, hidden_ND)
 
     def logits_of_normed(self, normed_ND: Tensor) -> Tensor:
-        """Return the logits [N, V] of states after the ending, [N, D]."""
+        """Return the logits [N, V] of hidden states [N, D] that have already passed the decoder's ending."""
         return F.linear(normed_ND * self.scale, self.head, self.head_bias)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
-        """Return the logits [N, V] of residual streams [N, D]."""
+        """Return the logits [N, V] of hidden states (residual streams) [N, D]: final norm and LM head."""
         return self.logits_of_normed(self.final_normed(hidden_ND))
 
 
 @dataclass(frozen=True, kw_only=True)
 class States(DecoderReadOut):
-    """States of the N positions that predict a label, and their read-out; block l is at index l - 1.
+    """Hidden states of the N tokens that have a label, after every block, with the model's read-out.
+
+    Block l is at index l - 1 of the lists.
 
     Attributes:
-        raw: Residual streams after blocks 1..L-1, un-normed, each [N, D].
+        raw: Residual streams after blocks 1..L-1, before the final norm, each [N, D].
         normed: States of blocks 1..L after the decoder's ending, each [N, D].
-        gold: Labels, [N].
+        gold: Labels (ids of the next tokens), [N].
     """
 
     raw: list[Tensor]
@@ -62,25 +65,25 @@ class States(DecoderReadOut):
     gold: Tensor
 
     def readable(self, block: int) -> Tensor:
-        """Return the head's input at a block (1..L), [N, D]."""
+        """Return the input of the LM head at a block (1..L): normed and scaled states, [N, D]."""
         return self.normed[block - 1] * self.scale
 
     def logits_NV(self, block: int) -> Tensor:
-        """Return the logits of a block (1..L), [N, V]."""
+        """Return the logits of the model's own LM head at a block (1..L), [N, V]."""
         return self.logits_of_normed(self.normed[block - 1])
 
 
 def decoder_states(model: Any, batch_inputs: Mapping[str, Tensor]) -> States:
-    """Run a model teacher-forced and return the head's input at every block.
+    """Run a model teacher-forced, and return the hidden states of the labelled tokens after every block.
 
     Args:
-        model: A transformers encoder-decoder or decoder-only model; dropout follows its mode.
+        model: A transformers encoder-decoder or decoder-only model; dropout applies if it is in training mode.
         batch_inputs: `input_ids` [B, S], `labels` [B, T] with `IGNORED` for padding and, unless every id is a token,
             `attention_mask` [B, S]. For a decoder-only model T = S and labels are aligned with the input: the label at
             position t is predicted from the state at t - 1, and the first label is not predicted.
 
     Raises:
-        UserError: The model's decoder has unknown parts.
+        UserError: The model's decoder does not have exactly one list of blocks.
     """
     labels, mask = batch_inputs["labels"], batch_inputs.get("attention_mask")
     stack = model.get_decoder()
@@ -117,21 +120,21 @@ def decoder_states(model: Any, batch_inputs: Mapping[str, Tensor]) -> States:
 
 
 def ended(ending: tuple[nn.Module, ...], hidden_ND: Tensor) -> Tensor:
-    """Apply a decoder's ending to states."""
+    """Return hidden states after the modules that a decoder runs after its last block (`ending`)."""
     for module in ending:
         hidden_ND = module(hidden_ND)
     return hidden_ND
 
 
 def head_bias(model: Any) -> Tensor | None:
-    """Return the bias of the LM head, [V]: the module's own, or the model's `final_logits_bias`."""
+    """Return the bias of the LM head, [V]: the module's own or the model's `final_logits_bias`; None without bias."""
     module_bias: Tensor | None = model.get_output_embeddings().bias
     model_bias: Tensor | None = getattr(model, "final_logits_bias", None)
     return module_bias if model_bias is None else model_bias.flatten()
 
 
 def decoder_blocks(model: Any) -> nn.ModuleList:
-    """Return blocks 1..L of a model's decoder.
+    """Return the modules of blocks 1..L of a transformers model's decoder.
 
     Raises:
         UserError: The decoder does not have exactly one list of blocks.
@@ -143,14 +146,14 @@ def decoder_blocks(model: Any) -> nn.ModuleList:
 
 
 def head_scale(model: Any) -> float:
-    """Return the factor on normed states before the head: D ** -0.5 in T5 with tied embeddings, else 1."""
+    """Return the factor on normed states before the LM head: D ** -0.5 in T5 with tied embeddings, else 1."""
     scaled = getattr(model.config, "scale_decoder_outputs", False)
     return float(model.config.hidden_size**-0.5) if scaled else 1.0
 
 
 @torch.no_grad()
 def own_read_out(model: Any) -> DecoderReadOut:
-    """Return a model's own read-out, whose ending is found by a forward pass of one token."""
+    """Return a model's own read-out; a forward pass of one token shows which modules follow the last block."""
     training = model.training
     token = torch.zeros(1, 1, dtype=torch.long, device=model.device)
     with noted_ending(model.get_decoder(), tuple(decoder_blocks(model))) as noted:
@@ -161,7 +164,7 @@ def own_read_out(model: Any) -> DecoderReadOut:
 
 
 def final_norm(model: Any) -> nn.Module:
-    """Return the norm between a decoder's last block and its head, with one weight per dimension.
+    """Return the norm module between a decoder's last block and its LM head.
 
     Raises:
         UserError: The decoder has no final norm.
@@ -173,10 +176,12 @@ def final_norm(model: Any) -> nn.Module:
 
 
 def block_mlp(model: Any, block: int) -> dict[str, Tensor]:
-    """Return norm and first matrices of a block's gated MLP, by their names in an exit head of kind `residual-mlp`.
+    """Return the norm, gate and up-projection weights of a block's gated MLP, to initialize an exit head.
+
+    Keys are the names in an exit head of kind `residual-mlp`.
 
     Raises:
-        UserError: The block's MLP is not that of Llama: an RMS norm, silu, and matrices without bias.
+        UserError: The block's MLP is not like that of Llama: an RMS norm, silu, and matrices without bias.
     """
     module = decoder_blocks(model)[block - 1]
     places = {"norm": "post_attention_layernorm", "gate": "mlp.gate_proj", "up": "mlp.up_proj", "down": "mlp.down_proj"}
@@ -193,10 +198,10 @@ def block_mlp(model: Any, block: int) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def check_read_out(model: Any) -> None:
-    """Check that reading out states here reproduces the model's own logits.
+    """Check that final norm and LM head, applied to the last block's states, reproduce the model's own logits.
 
     Raises:
-        UserError: The logits differ, because the model applies something else, such as a scale or a soft cap.
+        UserError: The logits differ, because the model applies another operation, such as a scale or a soft cap.
     """
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(0, model.get_output_embeddings().weight.shape[0], (2, 5), generator=generator)

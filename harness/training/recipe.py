@@ -1,6 +1,6 @@
 """Training recipes: model, data, objective and optimization, read from TOML into frozen dataclasses.
 
-A recipe has no absolute paths (files are relative to the data folder) and no time budget: the same recipe on the same
+A recipe has no absolute paths (files are relative to the data folder) and no time budget. The same recipe on the same
 data gives the same training run, however fast the machine is.
 """
 
@@ -27,26 +27,27 @@ _OF_T5 = ("feed_forward_proj", "relative_attention_num_buckets", "relative_atten
 
 
 def _number(low: float, high: float = float("inf"), default: Any = MISSING) -> Any:
-    """Return a numeric dataclass field with an inclusive range."""
+    """Return a dataclass field for a number that must be in a range, bounds included."""
     return field(default=default, metadata={"low": low, "high": high})
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """Documents of one task, read through the task itself, so that prompts are the same as in evaluation.
+    """Documents of one task as training data; the task makes the prompts, so they are the same as in evaluation.
 
     Attributes:
         task: Registered name of the task.
         source: `builtin` (generated) or `local` (files below the data folder).
         split: Split of built-in data; `train` for local files.
         files: Local files as (role, path relative to the data folder).
-        part: Part of local files.
+        part: Part of the documents in local files that is used.
         documents: Number of documents; 0 keeps all documents of local files.
         seed: Seed of the built-in generator.
         level: Difficulty level of built-in data.
         repeat: How often each epoch repeats these documents.
-        from_step: First step at which they are used. T5 has no absolute positions, so a decoder learns where to attend
-            hundreds of steps sooner from short, nearly word-for-word pairs than from a mixture with long ones.
+        from_step: First training step at which these documents are used. T5 has no absolute positions. Its decoder
+            learns where to attend hundreds of steps sooner from short, nearly word-for-word pairs than from a mixture
+            with long ones.
     """
 
     task: str
@@ -63,7 +64,12 @@ class DataSource:
 
 @dataclass(frozen=True)
 class TokenizerRecipe:
-    """Tokenizer: the word-level tokenizer of the built-in data, or a byte-level BPE trained on the training text."""
+    """Tokenizer of a new model: word-level for the built-in data, or a byte-level BPE trained on the training text.
+
+    Attributes:
+        kind: `builtin` (word-level) or `bpe`.
+        vocab_size: Vocabulary size of the BPE; 0 for `builtin`.
+    """
 
     kind: Literal["builtin", "bpe"]
     vocab_size: int = _number(0, 65_536, default=0)
@@ -73,18 +79,19 @@ class TokenizerRecipe:
 class ArchitectureRecipe:
     """Architecture of a randomly initialized transformers model.
 
-    Names follow `transformers.T5Config` for all families. A decoder-only model has `num_layers` 0, an encoder-only one
-    `num_decoder_layers` 0. Other settings are the defaults of the family's configuration; T5 and Llama have tied
-    embeddings.
+    Attribute names follow `transformers.T5Config` for all families. A decoder-only model has `num_layers` 0, an
+    encoder-only one `num_decoder_layers` 0. Other settings are the defaults of the family's configuration; T5 and Llama
+    have tied embeddings.
 
     Attributes:
-        d_kv: Width of a head; must be `d_model / num_heads` except in T5 and Llama.
-        feed_forward_proj: T5 only, like the relative positions; other families have their own.
-        max_positions: Maximum length of a text; unused by T5, which has relative positions only.
-        neighbour_heads: Number of heads initialized to attend 1, 2, .. tokens back. In T5: in every block of encoder
-            and decoder, which share a table. In Llama: in the first block, through biases, with as many induction heads
-            in the second block. Retrieving a fact depends on such heads; from random initialization they take longer to
-            form than a short training lasts.
+        d_kv: Width of an attention head; must be `d_model / num_heads` except in T5 and Llama.
+        feed_forward_proj: Type of the MLP, for T5 only, like the settings of relative positions; other families have
+            their own.
+        max_positions: Maximum number of tokens of a text; unused by T5, which has relative positions only.
+        neighbour_heads: Number of attention heads initialized to attend 1, 2, .. tokens back. In T5, these are heads of
+            every block, since all blocks share one position table. In Llama, they are heads of the first block, with as
+            many induction heads in the second block. Retrieving a fact depends on such heads. From random
+            initialization they take longer to form than a short training lasts.
     """
 
     d_model: int = _number(8)
@@ -104,11 +111,12 @@ class ArchitectureRecipe:
 
 @dataclass(frozen=True)
 class StartRecipe:
-    """Start of a training: weights and tokenizer of either a recipe or a checkpoint.
+    """Start of a training: weights and tokenizer of another recipe's model, or of a checkpoint.
 
     Attributes:
-        recipe: Another recipe, trained first.
-        checkpoint: Folder of a Hugging Face checkpoint of a supported family, relative to the data folder.
+        recipe: Name or path of another recipe, which is trained first; empty for a checkpoint.
+        checkpoint: Folder of a Hugging Face checkpoint of a supported family, relative to the data folder; empty for a
+            recipe.
     """
 
     recipe: str = ""
@@ -117,26 +125,30 @@ class StartRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveRecipe:
-    """Training objective.
+    """Settings of the training objective.
 
     Attributes:
-        loss: Cross-entropy of the last block only, of every block with the weights of `losses.JointLoss`, of two blocks
-            (`shallow-deep`, FREE), of blocks on a curriculum with layer dropout (`layer-skip`), or of exit heads on a
-            frozen model (`exit-heads`). For encoders also: cross-entropy of off-ramps on a frozen model (`two-stage`,
-            DeeBERT), of the last block and of all blocks in turn (`alternating`, BERxiT), or the divergence of
-            off-ramps on a frozen model from its last block (`self-distillation`, FastBERT).
-        blocks: Blocks whose losses count, ascending, with the last one; empty: all. For losses with a weight per block.
-        every_block_steps: Number of initial steps with loss `weighted`, whatever `loss` is: multi-hop retrieval is
-            learned several times faster if every block is read out.
-        label_smoothing: Share of the gold token's mass that is spread over the vocabulary.
-        shallow_blocks: FREE's S.
-        distillation: Pairing of shallow and deep states (FREE); `none` omits the term.
-        distillation_weight: FREE's alpha.
-        distillation_transform: Apply a linear map to the shallow states.
-        layer_dropout: LayerSkip's p_max: probability that a sequence skips the last block; lower for earlier blocks.
-        early_exit_scale: LayerSkip's e_scale: weight of the early blocks' losses.
-        curriculum: Early blocks in the loss at a step: all, every `rotation`-th in turn, or gradually more.
-        rotation: LayerSkip's R.
+        loss: Name of the loss. Names of `losses.JointLoss`: cross-entropy of all blocks, weighted as
+            `losses.block_weights` says. `shallow-deep`: cross-entropy of two blocks (FREE). `layer-skip`: cross-entropy
+            of blocks on a curriculum, with layer dropout. `exit-heads`: loss of exit heads on a frozen model. For
+            encoders only: `two-stage`: cross-entropy of off-ramps on a frozen model (DeeBERT). `alternating`:
+            cross-entropy of the last block and of all blocks in turn (BERxiT). `self-distillation`: divergence of
+            off-ramps on a frozen model from its last block (FastBERT).
+        blocks: Blocks whose losses count, ascending, including the last block; empty for all. Only for losses with a
+            weight per block.
+        every_block_steps: Number of initial training steps with loss `weighted`, whatever `loss` is. Multi-hop
+            retrieval is learned several times faster if every block is read out.
+        label_smoothing: Share of the correct token's mass that is spread over the vocabulary.
+        shallow_blocks: FREE's S, the block of the early exit; 0 for other losses.
+        distillation: Rule for pairing shallow and deep blocks in FREE's distillation loss; `none` omits that loss.
+        distillation_weight: FREE's alpha, the weight of the distillation loss.
+        distillation_transform: Whether a trained linear map is applied to the shallow states in the distillation loss.
+        layer_dropout: LayerSkip's p_max, the probability that a sequence skips the last block; it is lower for earlier
+            blocks.
+        early_exit_scale: LayerSkip's e_scale, the weight of the early blocks' losses.
+        curriculum: Early blocks in the loss at a training step: all (`none`), every `rotation`-th block in turn, or
+            gradually more blocks.
+        rotation: LayerSkip's R, the distance between blocks of the rotational curriculum.
     """
 
     loss: Literal[
@@ -168,28 +180,34 @@ class ObjectiveRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class ExitHeadsRecipe:
-    """Self-supervised exit heads on a frozen model (HEADS; tuned lens for kind `lens`; heads of EE-Tuning).
+    """Settings of self-supervised exit heads on a frozen model (HEADS; tuned lens for kind `lens`; heads of EE-Tuning).
 
-    Kinds `lens`, `norm` and `residual-mlp` end in the model's own LM head, start as its read-out of the block, and
-    minimize the KL divergence from the last block's distribution; `target` and `entropy_weight` are for the others.
+    Heads of kinds `lens`, `norm` and `residual-mlp` end in the model's own LM head and start as its read-out of the
+    block. They minimize the KL divergence from the last block's distribution; `target` and `entropy_weight` are for the
+    other kinds.
 
     Attributes:
-        kind: Norm and linear map; norm and two layers; a map of the state before the model's own read-out; a copy of
-            the final norm before the model's own LM head; or a residual gated MLP before that.
-        count: Number of heads, after blocks i * floor(L / (count + 1)), i = 1..count (HEADS: 6, 12, 18, 24 of 32).
-        after_blocks: Blocks with a head; if given, `count` is not used.
-        init: From scratch, or copied from the model's own norm and head; for `residual-mlp` from the block's own MLP.
-        norm: Kind of norm of a head from scratch.
+        kind: `linear`: norm and linear map. `mlp`: norm and two layers. `lens`: a map of the state before the model's
+            own final norm and LM head. `norm`: a copy of the final norm before the model's own LM head. `residual-mlp`:
+            a residual gated MLP before norm and LM head.
+        count: Number of heads, placed after blocks i * floor(L / (count + 1)), i = 1..count (HEADS: 6, 12, 18, 24 of
+            32).
+        after_blocks: Blocks that get a head; if given, `count` is not used.
+        init: Initial weights: from scratch, or copied from the model's own norm and LM head; for `residual-mlp` from
+            the block's own MLP.
+        norm: Kind of norm in a head from scratch.
         hidden_width: Hidden width of kinds `mlp` and, from scratch, `residual-mlp`.
-        target: The frozen model's choice (`hard`, as in published code) or its distribution (`soft`, as in the paper).
-        entropy_weight: lambda: (1 - lambda) CE - lambda H; entropy is rewarded.
-        text: Train on the documents' reference answers, or on text that the frozen model samples after `prompts`.
-        prompts: Prompts for sampling; empty: the prompts of the documents.
+        target: Training target: the frozen model's most probable token (`hard`, as in the published code) or its
+            distribution (`soft`, as in the paper).
+        entropy_weight: lambda in the loss (1 - lambda) CE - lambda H, in which entropy H is rewarded.
+        text: Training text: the documents' reference answers, or text that the frozen model samples after `prompts`.
+        prompts: Prompts for sampling; if empty, the prompts of the documents.
         texts: Number of sampled texts.
-        text_tokens: Maximum tokens of a sampled text.
-        positions: Train on the answers' tokens, or, if the model is decoder-only, on all tokens of prompt and answer.
-        cached_tokens: Number of tokens whose states are computed once, before training, and read from a file at every
-            step, where `batch_tokens` is then the number of tokens; 0: the frozen model runs at every step.
+        text_tokens: Maximum number of tokens of a sampled text.
+        positions: Tokens to train on: those of answers or, if the model is decoder-only, all tokens of prompt and
+            answer.
+        cached_tokens: Number of tokens whose hidden states are computed once, before training, and then read from a
+            file. A training step then uses `batch_tokens` of these tokens. 0: the frozen model runs at every step.
     """
 
     kind: Literal["linear", "mlp", "lens", "norm", "residual-mlp"] = "linear"
@@ -208,10 +226,10 @@ class ExitHeadsRecipe:
     cached_tokens: int = _number(0, default=0)
 
     def blocks(self, n_blocks: int) -> tuple[int, ...]:
-        """Return the blocks of an L-block decoder that get a head.
+        """Return the blocks (1-based) of a decoder with `n_blocks` blocks that get an exit head.
 
         Raises:
-            UserError: A block is not before the last.
+            UserError: One of these blocks is not before the decoder's last block.
         """
         if self.after_blocks and max(self.after_blocks) >= n_blocks:
             raise UserError(
@@ -230,7 +248,7 @@ _ON_FROZEN = frozenset({"two-stage", "self-distillation"})
 
 @dataclass(frozen=True)
 class OffRampsRecipe:
-    """Read-outs of an encoder's blocks before the last.
+    """Settings of the off-ramps, which read out an encoder's blocks before the last one.
 
     Attributes:
         kind: `linear`: a linear map per block. `pooler-linear`: a pooler and a linear map per block (DeeBERT, BERxiT).
@@ -246,23 +264,26 @@ class OptimisationRecipe:
     """Optimization settings.
 
     Attributes:
-        steps: Optimizer steps.
-        batch_tokens: Maximum source and target tokens per batch, including padding.
-        max_tokens: Pairs with a longer source or target are left out.
-        learning_rate: Peak of the schedule.
-        embedding_learning_rate_factor: Learning rate of the embedding relative to the others. T5 initializes
-            embeddings with standard deviation 1 and matrices with d_model ** -0.5, so equal Adam steps change the
-            embedding much less, relative to its size.
-        position_learning_rate_factor: Learning rate of the relative position tables relative to the others. They must
-            reach several nats before a head attends to a single position; until then the model reads a bag of words.
-        optimizer: `adamw`; or `muon`: orthogonalized momentum for the weight matrices, AdamW for the rest
-            (Jordan et al., 2024). A step costs more, but far fewer are needed.
-        muon_learning_rate: Rate of the matrices, on AdamW's scale (their update has the root mean square of AdamW's).
-        schedule: Schedule after a linear warm-up, by its name in `transformers.get_scheduler`; both end at 0.
+        steps: Number of optimizer steps.
+        batch_tokens: Maximum number of source and target tokens per batch, including padding.
+        max_tokens: Maximum number of tokens of a source or target; longer training pairs are left out.
+        learning_rate: Peak learning rate of the schedule.
+        embedding_learning_rate_factor: Learning rate of the embedding relative to `learning_rate`. T5 initializes
+            embeddings with standard deviation 1 and matrices with d_model ** -0.5. Equal Adam steps therefore change
+            the embedding much less, relative to its size.
+        position_learning_rate_factor: Learning rate of the relative position tables relative to `learning_rate`. Their
+            values must reach several nats before an attention head attends to a single position; until then the model
+            reads a bag of words.
+        optimizer: `adamw`; or `muon`: orthogonalized momentum for the weight matrices, AdamW for the other weights
+            (Jordan et al., 2024). A step of `muon` costs more, but far fewer steps are needed.
+        muon_learning_rate: Learning rate of the matrices under `muon`, on AdamW's scale (updates have the root mean
+            square of AdamW's).
+        schedule: Learning rate schedule after a linear warm-up, by its name in `transformers.get_scheduler`; both end
+            at 0.
         precision: `bf16` computes activations in bfloat16 (autocast); trained weights stay fp32.
         saved_precision: Number format of the checkpoint; `bf16` is half as large.
-        shared_steps: Number of initial steps in which blocks 2..L share their weights.
-        save_steps: Steps between resume points.
+        shared_steps: Number of initial training steps in which blocks 2..L share their weights.
+        save_steps: Number of training steps between resume points.
     """
 
     steps: int = _number(1)
@@ -286,15 +307,15 @@ class OptimisationRecipe:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Recipe of one model: data, start, objective, optimization and seed.
+    """Training recipe of one model: data, start, objective, optimization and seed.
 
     Attributes:
         train: Training data; of documents with the same prompt, only the first is kept.
-        validation: Data for the accuracy of each block in the model's card.
+        validation: Data on which the accuracy of each block is computed for the model's card.
         held_out: Data whose prompts, like those of `validation`, are dropped from training.
-        start: Weights to start from; if None, a new model of `architecture` with a new `tokenizer`.
-        exit_heads: The heads trained by loss `exit-heads`.
-        off_ramps: Off-ramps of an encoder; None: its own classifier reads out every block.
+        start: Weights to start from; None trains a new model of `architecture` with a new `tokenizer`.
+        exit_heads: Settings of the exit heads that loss `exit-heads` trains; None for other losses.
+        off_ramps: Settings of an encoder's off-ramps; None if its own classifier reads out every block.
     """
 
     name: str
@@ -311,7 +332,10 @@ class Recipe:
     off_ramps: OffRampsRecipe | None = None
 
     def described(self) -> dict[str, Any]:
-        """Return the recipe as a dictionary, for cards and digests."""
+        """Return the recipe as a dictionary, for model cards and digests.
+
+        Newer settings are left out at their defaults, so that the digests of older recipes stay valid.
+        """
         values = asdict(self)
         # Left out at their defaults, so that existing digests stay valid.
         if self.off_ramps is None:
@@ -330,18 +354,21 @@ class Recipe:
 
     @property
     def cache_steps(self) -> int:
-        """Number of batches whose states are computed before the first training step."""
+        """Size of the cache of hidden states that is filled before training, in training steps; 0 without a cache.
+
+        It is the number of cached tokens divided by the tokens of a step, rounded up.
+        """
         tokens = 0 if self.exit_heads is None else self.exit_heads.cached_tokens
         return -(-tokens // self.optimisation.batch_tokens)
 
     @property
     def first(self) -> "Recipe | None":
-        """The recipe that must be trained before this one."""
+        """The recipe that must be trained first, because this recipe starts from its model; None if there is none."""
         return load_recipe(self.start.recipe) if self.start is not None and self.start.recipe else None
 
     @property
     def kind(self) -> ModelKind | None:
-        """Kind of model; None if only a checkpoint on disk determines it."""
+        """Kind of the trained model (encoder, causal, seq2seq); None if only a checkpoint on disk determines it."""
         if self.architecture is not None:
             family = self.architecture.family
             return "encoder" if family in _ENCODER_ONLY else "causal" if family in _DECODER_ONLY else "seq2seq"
@@ -361,10 +388,10 @@ def recipe_names() -> list[str]:
 
 
 def recipe_path(name: str) -> Path:
-    """Return the file of a bundled recipe.
+    """Return the path of a bundled recipe's TOML file.
 
     Raises:
-        UserError: The recipe does not exist.
+        UserError: No bundled recipe has this name; the message suggests similar names.
     """
     path = RECIPES_DIR / f"{name}.toml"
     if path.stem != name or not path.is_file():
@@ -373,12 +400,13 @@ def recipe_path(name: str) -> Path:
 
 
 def load_recipe(name_or_path: str | Path) -> Recipe:
-    """Read a bundled recipe by name, or any recipe by the path of its TOML file.
+    """Return a bundled recipe by its name, or any recipe by the path of its TOML file.
 
-    `NAME@SEED` is a bundled recipe with another seed, to measure variation between trainings.
+    `NAME@SEED` is a bundled recipe with another seed, to measure the variation between trainings.
 
     Raises:
-        UserError: Unknown recipe, unreadable file, invalid TOML, unknown or missing key, or value out of range.
+        UserError: The recipe is unknown, the file is unreadable or invalid TOML, a key is unknown or missing, or a
+            value is out of range.
     """
     path = Path(name_or_path)
     recipe_name, at, other_seed = str(name_or_path).rpartition("@")
@@ -418,7 +446,7 @@ def load_recipe(name_or_path: str | Path) -> Recipe:
 
 
 def _check_objective(recipe: Recipe, top: TomlTable) -> None:
-    """Check the objective against the other tables."""
+    """Raise a `UserError` if a recipe's objective contradicts its other tables, such as [exit_heads] or [start]."""
     objective, table = recipe.objective, top.table("objective")
     if (objective.loss == "exit-heads") != (recipe.exit_heads is not None):
         raise table.error("loss", 'an [exit_heads] table goes with loss = "exit-heads", and only with it.')
@@ -441,7 +469,7 @@ def _check_objective(recipe: Recipe, top: TomlTable) -> None:
 
 
 def _check_exit_heads(heads: ExitHeadsRecipe, n_blocks: int | None, table: TomlTable) -> None:
-    """Check the blocks of exit heads, and what is cached for them."""
+    """Raise a `UserError` if the exit heads' blocks are not ascending, or not before the model's last block."""
     after = heads.after_blocks
     if after and not (after[0] > 0 and all(low < high for low, high in pairwise(after))):
         raise table.error("after_blocks", "allowed: ascending block numbers from 1.")
@@ -452,7 +480,7 @@ def _check_exit_heads(heads: ExitHeadsRecipe, n_blocks: int | None, table: TomlT
 
 
 def _check_off_ramps(recipe: Recipe, top: TomlTable) -> None:
-    """Check an encoder's objective against its off-ramps."""
+    """Raise a `UserError` if an encoder's loss does not fit its off-ramps, or a decoder has settings for encoders."""
     loss, table, kind = recipe.objective.loss, top.table("objective"), recipe.kind
     is_encoder = kind == "encoder" or (kind is None and recipe.off_ramps is not None)
     if is_encoder and loss not in _OF_JOINT_LOSSES | _OF_ENCODERS:
@@ -470,7 +498,7 @@ def _check_off_ramps(recipe: Recipe, top: TomlTable) -> None:
 
 
 def _check_positions(recipe: Recipe, top: TomlTable) -> None:
-    """Check that a model with absolute positions has enough of them for its training data."""
+    """Raise a `UserError` if a new model with absolute positions has fewer of them than the longest training text."""
     architecture, longest = recipe.architecture, recipe.optimisation.max_tokens
     if (
         architecture is not None
@@ -484,7 +512,7 @@ def _check_positions(recipe: Recipe, top: TomlTable) -> None:
 
 
 def _start(table: TomlTable) -> StartRecipe:
-    """Read [start], which names exactly one of recipe and checkpoint."""
+    """Return the settings of table [start], which names either a recipe or a checkpoint."""
     start = _build(StartRecipe, table)
     if bool(start.recipe) == bool(start.checkpoint):
         raise table.error(None, "needs exactly one of `recipe` and `checkpoint`.")
@@ -496,7 +524,7 @@ def _start(table: TomlTable) -> StartRecipe:
 
 
 def _data_source(table: TomlTable) -> DataSource:
-    """Read one data source, with checks across its keys."""
+    """Return one data source from its table, after checking that its keys fit together."""
     source = _build(DataSource, table)
     if source.source == "builtin" and not source.documents:
         raise table.error(None, "built-in data has no end; say how many `documents`.")
@@ -508,7 +536,7 @@ def _data_source(table: TomlTable) -> DataSource:
 
 
 def _tokenizer(table: TomlTable) -> TokenizerRecipe:
-    """Read the tokenizer's settings; only a trained one has a vocabulary size."""
+    """Return the tokenizer's settings from table [tokenizer]; only kind `bpe` has a vocabulary size."""
     tokenizer = _build(TokenizerRecipe, table)
     if (tokenizer.kind == "bpe") != bool(tokenizer.vocab_size):
         raise table.error(None, '`vocab_size` goes with kind = "bpe", and only with it.')
@@ -516,7 +544,7 @@ def _tokenizer(table: TomlTable) -> TokenizerRecipe:
 
 
 def _architecture(table: TomlTable) -> ArchitectureRecipe:
-    """Read the architecture, with the constraints of its family."""
+    """Return the settings of table [architecture], after checking the constraints of the model family."""
     architecture = _build(ArchitectureRecipe, table)
     family, n_heads = architecture.family, architecture.num_heads
     if family in _DECODER_ONLY and architecture.num_layers:
@@ -548,7 +576,7 @@ def _architecture(table: TomlTable) -> ArchitectureRecipe:
 
 
 def _optimisation(table: TomlTable) -> OptimisationRecipe:
-    """Read the optimization settings, with checks across keys."""
+    """Return the settings of table [optimisation], after checking that its keys fit together."""
     optimisation = _build(OptimisationRecipe, table)
     if optimisation.warmup_steps >= optimisation.steps:
         raise table.error("warmup_steps", f"must be fewer than steps = {optimisation.steps}.")
@@ -558,7 +586,7 @@ def _optimisation(table: TomlTable) -> OptimisationRecipe:
 
 
 def _build(cls: type[T], table: TomlTable) -> T:
-    """Build a dataclass from a TOML table."""
+    """Return an instance of a dataclass, read from a TOML table: types, ranges and unknown keys are checked."""
     dataclass_fields = fields(cls)  # type: ignore[arg-type]
     table.allow(*(f.name for f in dataclass_fields))
     hints = get_type_hints(cls)
@@ -574,7 +602,7 @@ def _build(cls: type[T], table: TomlTable) -> T:
 
 
 def _value(table: TomlTable, key: str, kind: Any) -> Any:
-    """Read one value of the type that its field declares."""
+    """Return the value of a key, checked against the type `kind` that the dataclass field declares."""
     if get_origin(kind) is Literal:
         word = table.get(key, str)
         if word not in get_args(kind):

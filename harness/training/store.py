@@ -1,8 +1,8 @@
-"""Trained models on disk: one folder per recipe and digest, complete or absent; some are bundled with the package.
+"""Folders of trained models: one per recipe and digest, complete or absent; some are bundled with the package.
 
 A model is trained in a hidden folder, next to its resume points, and renamed when complete, under a lock for its
-digest. So an interrupted training leaves nothing that looks like a model, the next one continues from the latest resume
-point, and two processes never train the same model.
+digest. So an interrupted training leaves nothing that looks like a model, and the next training continues from the
+latest resume point. Two processes never train the same model.
 """
 
 import json
@@ -29,7 +29,14 @@ SHIPPED = Path(__file__).parents[1] / "checkpoints"
 
 
 def model_digest(recipe: Recipe, data_sha256: str, start_sha256: str, training_version: int) -> str:
-    """Return the SHA-256 of everything that determines the weights."""
+    """Return the SHA-256 of everything that determines a model's weights: recipe, data, start and version of this code.
+
+    Args:
+        recipe: The recipe.
+        data_sha256: Digest of all training and validation pairs.
+        start_sha256: Digest of the checkpoint that the training starts from; empty for a new model.
+        training_version: Version of the training code (`recipe.TRAINING_VERSION`).
+    """
     identity = {
         "recipe": recipe.described(),
         "data_sha256": data_sha256,
@@ -40,9 +47,10 @@ def model_digest(recipe: Recipe, data_sha256: str, start_sha256: str, training_v
 
 
 def find_trained(recipe: Recipe, *models_dirs: Path) -> Path | None:
-    """Return the latest complete model of a recipe in the first folder that has one, or None.
+    """Return the folder of a recipe's latest complete model in the first of `models_dirs` that has one, or None.
 
-    Fast: reads neither data nor weights. Only `ensure_trained` checks whether the data is still the same.
+    This is fast, because it reads neither data nor weights. Only `ensure_trained` checks whether the data is still the
+    same.
     """
     first = recipe.first.described() if recipe.first is not None else None
     card_fields = {"recipe": recipe.described(), "start_recipe": first, "training_version": TRAINING_VERSION}
@@ -63,21 +71,22 @@ def ensure_trained(
     on_step: Callable[[int], None] = lambda step: None,
     start: Path | None = None,
 ) -> Path:
-    """Return the folder of a recipe's model, training it first if it is missing.
+    """Return the folder of a recipe's model; train the model first if it is missing.
 
     Args:
         recipe: The recipe to train.
         models_dir: Folder of trained models; created if missing.
-        data_dir: Root folder of local files.
-        on_step: Called with the number of steps done, but not for the recipe that it starts from.
-        start: Checkpoint to start from in place of `[start] checkpoint` of the recipe, or of the one it starts from.
+        data_dir: Root folder of local data files.
+        on_step: Callback that receives the number of training steps done; not called for the recipe that this one
+            starts from.
+        start: Checkpoint that replaces `[start] checkpoint` of this recipe, or of the recipe that it starts from.
 
     Returns:
-        `models_dir / NAME-DIGEST`: a Hugging Face checkpoint with tokenizer, log and card, and the exit heads or
-        off-ramps that the recipe trains. Waits for another process that is training the same model.
+        The folder `models_dir / NAME-DIGEST`: a Hugging Face checkpoint with tokenizer, log, card, and trained exit
+        heads or off-ramps. If another process is training the same model, the function waits for it.
 
     Raises:
-        UserError: Missing or malformed data, or a folder that cannot be written.
+        UserError: Data are missing or malformed, or a folder cannot be written.
     """
     # Imported here: listing recipes should not load torch.
     from exitbench.harness.engine.checkpoints.digest import describe_checkpoint, files_sha256
@@ -124,7 +133,7 @@ def ensure_trained(
 
 
 def _start(start: StartRecipe, models_dir: Path, data_dir: Path | None, checkpoint: Path | None) -> Path:
-    """Return the folder of the checkpoint that a recipe starts from."""
+    """Return the folder of the checkpoint to start from; if it is another recipe's model, train that if missing."""
     from exitbench.harness.training.recipe import load_recipe
 
     if start.recipe:
@@ -147,20 +156,21 @@ _steps: MutableSequence[int]
 def ensure_all_trained(
     recipes: Sequence[Recipe], models_dir: Path, data_dir: Path | None, cores: int, start: Path | None = None
 ) -> list[Path]:
-    """Train all missing recipes, up to one process per core at a time.
+    """Train the models of all recipes that are not trained yet, in up to one process per core.
 
     Args:
-        recipes: The recipes to train.
+        recipes: The recipes.
         models_dir: Folder of trained models.
-        data_dir: Root folder of local files.
+        data_dir: Root folder of local data files.
         cores: Number of cores, divided equally among the processes.
-        start: Checkpoint to start from in place of the `[start] checkpoint` that all recipes name.
+        start: Checkpoint that replaces the `[start] checkpoint` that all recipes name.
 
     Returns:
-        The folders, in the order of the recipes.
+        The folders of the models, in the order of the recipes.
 
     Raises:
-        UserError: See `ensure_trained`; or `start` is given for recipes without a checkpoint, or with several.
+        UserError: See `ensure_trained`; or `start` is given, but the recipes do not all name one and the same
+            checkpoint.
     """
     if not recipes:
         return []

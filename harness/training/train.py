@@ -1,4 +1,4 @@
-"""Train a recipe into an ordinary Hugging Face checkpoint."""
+"""Train the model of a recipe, and write it as an ordinary Hugging Face checkpoint."""
 
 from __future__ import annotations
 
@@ -48,18 +48,20 @@ Portions = list[tuple[int, list[Example]]]
 def train(
     recipe: Recipe, text: TextData, start: Path | None, folder: Path, work: Path, on_step: Callable[[int], None]
 ) -> None:
-    """Train a recipe's model and write checkpoint, tokenizer, exit heads, log and card to `folder`.
+    """Train a recipe's decoder or encoder-decoder; write checkpoint, tokenizer, exit heads, log and card to `folder`.
 
     Args:
         recipe: The recipe to train.
-        text: The recipe's data.
+        text: Training and validation pairs of the recipe.
         start: The checkpoint to start from; None for a new model.
-        folder: An existing, empty folder.
-        work: Folder of resume points; training resumes from the latest one in it.
-        on_step: Called with the number of steps done.
+        folder: Existing, empty folder for the results.
+        work: Folder of resume points; training continues from the latest one in it.
+        on_step: Callback that receives the number of training steps done, including those that fill the cache of
+            states.
 
     Raises:
-        UserError: No pair is short enough for `max_tokens`, or the start is not a checkpoint of a supported family.
+        UserError: No training pair is short enough for `max_tokens`, or the start is not a checkpoint of a supported
+            family.
     """
     point = resume_point(work)
     clock = TrainingClock(point)
@@ -114,7 +116,7 @@ def train(
 
 
 def prepare(recipe: Recipe) -> None:
-    """Seed torch, and silence transformers' warnings and progress bars."""
+    """Seed torch with the recipe's seed, and silence transformers' warnings and progress bars."""
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # it warns about tied weights, which a resume point stores once
     torch.manual_seed(recipe.seed)
@@ -129,10 +131,19 @@ def minimise(
     on_step: Callable[[int], None],
     clock: TrainingClock,
 ) -> Rows:
-    """Train a model to the recipe's last step, from the latest resume point in `work`; return its log.
+    """Train a model up to the recipe's last step, from the latest resume point in `work`; return the training log.
+
+    Args:
+        recipe: The recipe.
+        model: Model to train in place.
+        objective: The training loss.
+        batches: Function that returns an endless iterator of batches from a training step (0-based) on.
+        work: Folder of resume points.
+        on_step: Callback that receives the number of training steps done.
+        clock: Clock of the training time.
 
     Raises:
-        UserError: The loss is not finite.
+        UserError: The final loss is not finite.
     """
     trainer = ExitTrainer(model, objective, batches, recipe.optimisation, work, recipe.seed, on_step, clock)
     trainer.train_from(resume_point(work))
@@ -154,7 +165,18 @@ def write_card(
     counts: Mapping[str, int],
     quality: Mapping[str, Any],
 ) -> None:
-    """Write the card of a training: recipe, data, sizes, quality on validation documents, time."""
+    """Write the card of a trained model as JSON: recipe, data, sizes, quality on validation data, time.
+
+    Args:
+        path: File to write.
+        recipe: The recipe.
+        text: Training and validation pairs of the recipe.
+        model: The trained model.
+        rows: The training log.
+        clock: Clock of the training time.
+        counts: Numbers of training and validation examples, by their keys in the card.
+        quality: Quality of each block on validation data.
+    """
     wall_seconds, cpu_seconds = clock.seconds()
     card = {
         "recipe": recipe.described(),
@@ -208,7 +230,7 @@ def _examples(recipe: Recipe, text: TextData, tokenizer: PreTrainedTokenizerFast
 
 
 def write_log(path: Path, rows: Rows) -> None:
-    """Write the log as CSV: step, block (empty for the whole model), metric, value."""
+    """Write the training log as CSV with the columns step, block (empty for the whole model), metric and value."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(TRAINING_LOG.names)
@@ -227,9 +249,16 @@ def generated_examples(
     portions: list[tuple[int, list[Example]]],
     seed: int,
 ) -> list[Example]:
-    """Sample texts from the model's own distribution after the recipe's prompts, or else after its documents' prompts.
+    """Return training examples sampled from the model itself, after the recipe's prompts or those of its documents.
 
     The same seed gives the same texts.
+
+    Args:
+        settings: Settings of the exit heads: prompts, number and length of texts.
+        model: The frozen model.
+        tokenizer: Its tokenizer.
+        portions: Tokenized documents of the recipe, each portion with its first training step.
+        seed: Seed of sampling.
     """
     if settings.prompts:
         prompts = [np.array(tokenizer(prompt).input_ids) for prompt in settings.prompts]
@@ -265,6 +294,6 @@ def _sample(model: PreTrainedModel, prompts: list[np.ndarray], n_tokens: int) ->
 
 
 def _until(ids: np.ndarray, ends: int | list[int]) -> np.ndarray:
-    """Return the ids up to and including the first end token."""
+    """Return the ids up to and including the first end-of-sequence token; all ids if there is none."""
     places = np.flatnonzero(np.isin(ids, ends))
     return ids[: places[0] + 1] if len(places) else ids

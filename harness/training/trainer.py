@@ -30,7 +30,7 @@ from exitbench.harness.training.recipe import OptimisationRecipe
 
 
 class Together(torch.optim.Optimizer):
-    """Several optimizers over different parameters, stepped, scheduled and saved as one."""
+    """Optimizer that combines optimizers of different parameters; they are stepped, scheduled and saved as one."""
 
     def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
         self.optimizers = optimizers
@@ -38,27 +38,30 @@ class Together(torch.optim.Optimizer):
         self._share_groups()
 
     def _share_groups(self) -> None:
-        """Share the optimizers' own parameter groups, so that schedulers write into them."""
+        """Use the combined optimizers' parameter groups as this optimizer's own, so that schedulers change them."""
         self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Step each optimizer."""
+        """Step each of the combined optimizers; `closure` is ignored."""
         for optimizer in self.optimizers:
             optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all optimizers, in order."""
+        """Return the states of all combined optimizers, in order."""
         return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the states returned by `state_dict`."""
+        """Restore the states of all combined optimizers, as returned by `state_dict`."""
         for optimizer, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         self._share_groups()
 
 
 def make_optimizer(model: nn.Module, settings: OptimisationRecipe) -> torch.optim.Optimizer:
-    """Return the optimizer of all trainable parameters, with weight decay for matrices only."""
+    """Return an optimizer of all trainable parameters; weight decay applies to matrices only.
+
+    Embeddings and position tables have their own learning rates. Matrices are trained with Muon if the settings say so.
+    """
     embeddings: list[nn.Parameter] = []
     positions: list[nn.Parameter] = []
     matrices: list[nn.Parameter] = []
@@ -97,13 +100,13 @@ def make_optimizer(model: nn.Module, settings: OptimisationRecipe) -> torch.opti
 
 
 class SharedBlocks:
-    """Weight sharing of blocks 2..L: gradients are summed in block 2, whose weights are copied to the others.
+    """Weight sharing of blocks 2..L: gradients are summed in block 2, and its weights are copied to the later blocks.
 
     Block 1 is excluded: it reads embeddings, and in T5 it has the relative position table.
 
-    Used for the initial steps, as in a Universal Transformer: all later blocks can apply what one block learns, such as
-    retrieving a fact, to its result, so that multi-hop retrieval emerges from one hop (Dehghani et al. 2019; Saunshi et
-    al. 2024).
+    It is used for the initial training steps, as in a Universal Transformer. Later blocks can then apply what one block
+    learns, such as retrieving a fact, to that block's result. So multi-hop retrieval emerges from one hop (Dehghani et
+    al. 2019; Saunshi et al. 2024).
     """
 
     def __init__(self, model: Any) -> None:
@@ -114,7 +117,7 @@ class SharedBlocks:
 
     @torch.no_grad()
     def gather_gradients(self) -> None:
-        """Sum the blocks' gradients in block 2; clear those of the others, so that no optimizer updates them."""
+        """Sum the gradients of blocks 2..L in block 2; clear those of later blocks, which no optimizer then updates."""
         for first, *later_copies in self.groups:
             gradients: list[Tensor] = [p.grad for p in (first, *later_copies) if p.grad is not None]
             first.grad = torch.stack(gradients).sum(0) if gradients else None
@@ -130,7 +133,7 @@ class SharedBlocks:
 
 
 def _blocks(model: Any) -> Sequence[nn.Module]:
-    """Return the blocks of the decoder, or of an encoder-only model."""
+    """Return the blocks of a model's decoder, or those of an encoder-only model."""
     if model.config.model_type in FAMILIES:
         return find_encoder_stack(model).modules
     return list(decoder_blocks(model))
@@ -149,35 +152,35 @@ Rows = list[tuple[int, int | None, str, float]]
 
 
 class TrainingClock:
-    """Time spent on a training, across all processes that worked on it."""
+    """Clock of the time spent on a training, summed over all processes that have worked on it."""
 
     def __init__(self, point: Path | None) -> None:
-        """Continue from the time stored in a resume point, or start at zero."""
+        """Continue from the time stored in a resume point, or start at zero if `point` is None."""
         elapsed_s = json.loads((point / COMPLETE).read_text(encoding="utf-8")) if point is not None else [0.0, 0.0]
         self.started = time.perf_counter() - elapsed_s[0], time.process_time() - elapsed_s[1]
 
     def seconds(self) -> tuple[float, float]:
-        """Return wall and CPU time in seconds."""
+        """Return the wall time and the CPU time spent so far, in seconds."""
         return time.perf_counter() - self.started[0], time.process_time() - self.started[1]
 
     def write(self, path: Path) -> None:
-        """Write the time to a resume point atomically."""
+        """Write the time spent so far to a file of a resume point, atomically."""
         partial = path.with_name(f".{path.name}")
         partial.write_text(json.dumps(self.seconds()), encoding="utf-8")
         partial.replace(path)
 
 
 class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
-    """A Trainer that minimizes an `Objective`.
+    """transformers' `Trainer` that minimizes an `Objective`.
 
     Args:
         model: Model to train in place.
-        objective: The loss.
-        batches: Returns an endless iterator of batches from a step (0-based) on.
-        settings: Steps, rates, precision.
-        folder: Folder of resume points; never cleared.
+        objective: The training loss.
+        batches: Function that returns an endless iterator of batches from a training step (0-based) on.
+        settings: Optimization settings, such as steps, learning rates and precision.
+        folder: Folder of resume points.
         seed: Seed of dropout.
-        on_step: Called with the number of steps done.
+        on_step: Callback that receives the number of training steps done.
         clock: Clock whose time is stored in every resume point.
     """
 
@@ -230,7 +233,7 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
         self.add_callback(_Steps(on_step, clock, self))
 
     def train_from(self, point: Path | None) -> None:
-        """Train to the last step, from a resume point if there is one."""
+        """Train up to the last step, from a resume point or, if `point` is None, from the beginning."""
         # The process may have been killed after the last step, before the model was written.
         if point is not None and point.name == f"checkpoint-{self.args.max_steps}":
             self._load_from_checkpoint(str(point))
@@ -239,7 +242,7 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
             self.train(resume_from_checkpoint=point and str(point))
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        """Write a resume point's weights under their in-memory names, which may differ from the checkpoint's names."""
+        """Write the trained weights of a resume point, under their in-memory names instead of those of a checkpoint."""
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         save_model(self.saved, str(folder / WEIGHTS))
@@ -248,12 +251,12 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
         load_model(self.saved, Path(resume_from_checkpoint) / WEIGHTS)
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
-        """Return a loader of the recipe's batches from the current step on."""
+        """Return a loader of the training batches from the current step on."""
         # A separate generator: the loader draws a number, which would shift dropout's random state after a resume.
         return DataLoader(_Batches(self), batch_size=None, generator=torch.Generator())
 
     def training_step(self, model: nn.Module, inputs: Batch, *_: Any, **__: Any) -> Tensor:
-        """Run forward and backward; a batch that does not fit into memory is retried in halves."""
+        """Run the forward and backward pass of a batch; if it does not fit into memory, it is retried in halves."""
         model.train()
         loss = self._step_in_parts(model, inputs, 1.0)
         if self.shared is not None and self.state.global_step < self.shared_steps:
@@ -261,7 +264,7 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
         return loss
 
     def step_ended(self) -> None:
-        """Copy the weights of shared blocks after a step."""
+        """Copy the weights of block 2 to the later blocks after a training step, while blocks share weights."""
         if self.shared is not None and self.state.global_step <= self.shared_steps:
             self.shared.spread_weights()
 
@@ -298,13 +301,13 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
         return torch.stack(losses).sum()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log the means since the last log entry."""
+        """Log the means of the objective's values since the last log entry."""
         means = {_key(*key): torch.stack(values).mean().item() for key, values in self.sums.items()}
         self.sums.clear()
         super().log({**logs, **means}, start_time)
 
     def rows(self) -> Rows:
-        """Return the log so far."""
+        """Return the training log so far, as (step, block, metric, value); block is None for the whole model."""
         log_rows: Rows = []
         for entry in self.state.log_history:
             for key, value in entry.items():
@@ -323,7 +326,7 @@ class _Batches(IterableDataset[Batch]):
 
 
 class _Steps(transformers.TrainerCallback):  # type: ignore[misc]
-    """Callback that reports steps and marks complete resume points."""
+    """Trainer callback that reports each training step and marks resume points as complete."""
 
     def __init__(self, on_step: Callable[[int], None], clock: TrainingClock, trainer: ExitTrainer) -> None:
         self.on_step, self.clock, self.trainer = on_step, clock, trainer
@@ -338,7 +341,7 @@ class _Steps(transformers.TrainerCallback):  # type: ignore[misc]
 
 
 def resume_point(folder: Path) -> Path | None:
-    """Return the latest complete resume point in a trainer's folder, or None."""
+    """Return the folder of the latest complete resume point in a trainer's folder; None if there is none."""
     steps = [int(path.parent.name.rpartition("-")[2]) for path in folder.glob(f"checkpoint-*/{COMPLETE}")]
     return folder / f"checkpoint-{max(steps)}" if steps else None
 

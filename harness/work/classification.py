@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 class ClassificationWork(Work[Classified]):
-    """Work of classification and regression tasks on encoders."""
+    """Work of cells that classify texts, or predict a number for each, with an encoder."""
 
     output_types = ("classification",)
     kinds = ("quality", "timing", "fit")
@@ -74,7 +74,7 @@ class ClassificationWork(Work[Classified]):
 
     @classmethod
     def check_method(cls, method: Method, description: Description) -> None:
-        """Check that the method needs nothing that an encoder lacks.
+        """Check that the method can run on an encoder; for example, an encoder has no KV cache.
 
         Raises:
             UserError: The method cannot be run on an encoder; the message contains the reason.
@@ -88,7 +88,7 @@ class ClassificationWork(Work[Classified]):
 
     @classmethod
     def about(cls, task: Task, max_new_tokens: int) -> str:
-        """Return one line with the labels."""
+        """Return one line with the task's labels, or one that says that the answer is a number."""
         assert isinstance(task, ClassificationTask)
         return f"labels: {', '.join(task.labels)}" if task.labels is not None else "the answer is a number"
 
@@ -99,7 +99,7 @@ class ClassificationWork(Work[Classified]):
         return TextEncoding(self.model.tokenizer, self.settings, self.model.classifier.max_positions)
 
     def _fit_documents(self) -> Fitting:
-        """Return the documents. Too long texts are truncated, or excluded if the suite requires it."""
+        """Return the cell's documents; texts that are too long are truncated or, if the settings say so, excluded."""
         documents, encoding = self.model.documents(self.data)[0], self._encoding
         cut = [bool(encoding(self.task.texts(document), 0).n_cut) for document in documents]
         if not encoding.drops:
@@ -110,7 +110,7 @@ class ClassificationWork(Work[Classified]):
         return Fitting(short_enough, dropped=sum(cut))
 
     def requests(self, documents: Sequence[Document]) -> list[EncodedText]:
-        """Return the encoded texts of documents."""
+        """Return the encoded texts of documents, one per document."""
         return [self._texts[document.key] for document in documents]
 
     @cached_property
@@ -122,7 +122,7 @@ class ClassificationWork(Work[Classified]):
 
     @cached_property
     def label_ids(self) -> tuple[int, ...]:
-        """For each of the model's labels, its index among the task's labels."""
+        """For each of the model's labels, in order: the index of the same label among the task's labels."""
         return label_places(self.task.name, self.task.labels, self.model.classifier.labels)
 
     def _output(self, answer: Classified) -> str:
@@ -153,7 +153,10 @@ class ClassificationWork(Work[Classified]):
         return [answers[index] for index in range(len(texts))]
 
     def sample(self, document: Document, answer: Classified) -> dict[str, Any]:
-        """Return a row of the table ``samples``; only full depth's rows contain the input text and the reference."""
+        """Return a document's row for the table ``samples``.
+
+        Input text and reference are in the rows of full depth's cell only.
+        """
         text, is_full = self._texts[document.key], self.cell.full_depth_cell_id is None
         return {
             "output_text": self._output(answer),
@@ -167,14 +170,14 @@ class ClassificationWork(Work[Classified]):
         }
 
     def record(self, writer: AttemptWriter, answers: Mapping[str, Classified], parts: Parts) -> dict[str, Metric]:
-        """Write each text's exit, label and predictions per block; return metrics of depth, agreement and cost."""
+        """Write the exit layer, label and block predictions of each text; return metrics of depth, agreement, cost."""
         full = self._full_outputs(answers)
         writer.write("tokens", self._token_table(answers, full, parts))
         writer.write("sequence_trace", self._trace_table(answers))
         return self._metrics(answers, full, parts)
 
     def _full_outputs(self, answers: Mapping[str, Classified]) -> Mapping[str, tuple[int, str]]:
-        """Return (label index, text) of full depth's answers, by document key."""
+        """Return full depth's outputs as (label index, output text), by document key."""
         if self.cell.full_depth_cell_id is None:
             return {key: (self.label_ids[answer.label], self._output(answer)) for key, answer in answers.items()}
         path = self.model.file_of(self.cell.full_depth_cell_id, "samples.parquet")
@@ -184,7 +187,7 @@ class ClassificationWork(Work[Classified]):
     def _token_table(
         self, answers: Mapping[str, Classified], full: Mapping[str, tuple[int, str]], parts: Parts
     ) -> pa.Table:
-        """Return one row per document; its label is stored as its only token."""
+        """Return the table ``tokens`` with one row per document: the predicted label is stored as its only token."""
         rows = [
             {
                 **answer.record.to_row(parts),
@@ -198,7 +201,7 @@ class ClassificationWork(Work[Classified]):
         return pa.Table.from_pylist(rows, schema=TABLES["tokens"])
 
     def _trace_table(self, answers: Mapping[str, Classified]) -> pa.Table:
-        """Return one row per document and evaluated exit layer."""
+        """Return the table ``sequence_trace``: one row per document and per exit layer at which it was evaluated."""
         rows: list[dict[str, Any]] = []
         for document in self.documents:
             gold = self.task.gold(document)
@@ -221,7 +224,13 @@ class ClassificationWork(Work[Classified]):
     def _metrics(
         self, answers: Mapping[str, Classified], full: Mapping[str, tuple[int, str]], parts: Parts
     ) -> dict[str, Metric]:
-        """Return mean exit layer and blocks run, agreement with full depth's labels, and ideal speed-ups."""
+        """Return mean exit layer, mean blocks run, share of labels equal to full depth's, and ideal speed-ups.
+
+        Args:
+            answers: The method's answers, by document key.
+            full: Full depth's (label index, output text), by document key.
+            parts: The method's parts.
+        """
         model, seed, ones = self.model.classifier, self.bootstrap_seed, np.ones(len(answers))
         classified = list(answers.values())
         depth = {
@@ -263,7 +272,7 @@ class ClassificationWork(Work[Classified]):
         return with_role("depth", depth) | agreement_metrics(agreement) | with_role("cost", cost)
 
     def compare_formats(self, reference: Any, answers: Mapping[str, Classified]) -> dict[str, Interval]:
-        """Compare full depth's labels with those in float32; return nothing for a regression."""
+        """Compare full depth's label probabilities with those in float32; return no metrics for a regression task."""
         if self.task.is_regression:
             return {}
         assert isinstance(reference, EncoderCheckpoint), "the planner gives encoders tasks of their own"
@@ -278,25 +287,25 @@ class ClassificationWork(Work[Classified]):
     # --- Calibration (rejected when planned)
 
     def exit_layers(self, answer: Classified) -> Sequence[int]:
-        """Return the exit layer of the text, as a list of length 1."""
+        """Return the one exit layer of a text, as a list of length 1."""
         return [answer.record.exit_layer]
 
     def losses(
         self, settings: CalibrationSettings, full: Sequence[Classified], early: Sequence[Classified]
     ) -> np.ndarray:
-        """Raise NotImplementedError: calibration of classifiers is not supported."""
+        """Raise NotImplementedError: a calibration of classifiers is not supported."""
         raise NotImplementedError("the planner refuses it")
 
     # --- Timing and fitting
 
     def timed_work(self) -> TimedClassification:
-        """Return an object that classifies batches under a clock."""
+        """Return an object that classifies batches of texts while clocks are read."""
         return TimedClassification(self.model.classifier)
 
     def ideal_speedup(
         self, parts: Parts, documents: Sequence[Document], full: Sequence[Classified], method: Sequence[Classified]
     ) -> float:
-        """Return the ratio of FLOPs, full depth over the method."""
+        """Return the FLOPs of full depth divided by the FLOPs of the method, each summed over the documents."""
         lengths, model = [len(text.ids) for text in self.requests(documents)], self.model.classifier
         full_cost, own_cost = (
             sum(
@@ -312,7 +321,7 @@ class ClassificationWork(Work[Classified]):
 
     @torch.no_grad()
     def fit_data(self) -> FitData:
-        """Return the pooled states of the documents after every block, with the correct labels."""
+        """Return the data to fit a method: each document's pooled state after every block, and its correct label."""
         model = self.model.classifier
         pieces: list[torch.Tensor] = []
         in_batches(
@@ -333,7 +342,7 @@ class ClassificationWork(Work[Classified]):
 
 @dataclass(frozen=True)
 class TimedClassification:
-    """Timed classification of batches of texts, including their embedding."""
+    """Classification of batches of texts for a timed run; the time includes the embedding."""
 
     model: EncoderClassifier
 
@@ -343,19 +352,29 @@ class TimedClassification:
         return self.model.device
 
     def run(self, parts: Parts, unit: Unit[EncodedText]) -> list[Classified]:
-        """Classify a batch with tracing, outside of the clock."""
+        """Classify a batch of texts with tracing, without measuring time."""
         return classify(self.model, unit.requests, parts)
 
     def with_known_exits(
         self, parts: Parts, units: Sequence[Unit[EncodedText]], outputs: Sequence[Classified]
     ) -> Parts:
-        """Return a method with the exit layers of an oracle's outputs, so that timing skips the blocks after them."""
+        """Return an oracle's method with a gate that knows the exit layers, so that no later block runs when timed.
+
+        Args:
+            parts: Parts of the oracle.
+            units: The batches.
+            outputs: Traced outputs of the oracle for the batches, one per text in order.
+        """
         texts = [text for unit in units for text in unit.requests]
         exits = {text.seed: [answer.record.exit_layer] for text, answer in zip(texts, outputs, strict=True)}
         return Parts(Scheduled(exits), parts.threshold, parts.head, parts.kv_policy, parts.blocks)
 
     def timed(self, parts: Parts, unit: Unit[EncodedText], clock: Clock) -> tuple[tuple[str, ...], int]:
-        """Classify a batch without tracing, under the clock; return no phases and the number of texts."""
+        """Classify a batch of texts without tracing, between two clock marks.
+
+        Returns:
+            No phase names, since there is only one phase; and the number of texts.
+        """
         clock.mark()
         classify(self.model, unit.requests, parts, traced=False)
         clock.mark()
@@ -364,7 +383,7 @@ class TimedClassification:
 
 @torch.inference_mode()
 def _label_logprobs(model: EncoderClassifier, texts: Sequence[EncodedText]) -> np.ndarray:
-    """Return the log-probability of each label at full depth, shape [n texts, C labels]."""
+    """Return the natural log-probability of each label for each text at full depth, [n texts, n labels]."""
     logits = [model.logits(pooled_states(model, [text])[-1])[0] for text in texts]
     logprobs: np.ndarray = torch.stack(logits).float().log_softmax(-1).cpu().numpy()
     return logprobs

@@ -1,6 +1,6 @@
-"""Encode texts of lm-eval's requests to token ids, truncated in the same way as in lm-eval's transformers backend.
+"""Encode the texts of lm-eval's requests to token ids, truncated in the same way as in lm-eval's transformers backend.
 
-The rules of the backend are followed exactly, so that scores at full depth equal those of ``lm_eval --model hf``.
+The rules of that backend are followed exactly, so that scores at full depth equal those of ``lm_eval --model hf``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from exitbench.tasks.base import ModelKind
 
 
 class Unscorable(UserError):
-    """A text of a document has no tokens to score, or more than the model reads. Other documents may be scored."""
+    """Raised if a text of a document has no tokens to score, or more tokens than the model reads.
+
+    The document is left out; other documents can still be scored.
+    """
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class EncodedPair:
     Attributes:
         context_ids: Token ids of the context, at least one.
         continuation_ids: Token ids of the continuation, at least one.
-        n_cut: Number of tokens cut off at the context's left, for which the model has no positions.
+        n_cut: Number of tokens removed from the left of the context because the model has too few positions.
     """
 
     context_ids: tuple[int, ...]
@@ -37,12 +40,15 @@ class EncodedPair:
 
 
 def reads_up_to(folder: Path, tokenizer: Any, max_positions: int | None) -> int:
-    """Return the maximum number of tokens that a model reads under lm-eval: from configuration or tokenizer, else 2048.
+    """Return the maximum number of tokens that lm-eval feeds to a model.
+
+    lm-eval takes it from the model's configuration or the tokenizer, or 2048 by default; the model's positions also
+    limit it.
 
     Args:
         folder: Folder of the checkpoint.
         tokenizer: The checkpoint's tokenizer.
-        max_positions: Number of positions of the model; None if unlimited.
+        max_positions: Number of token positions of the model; None if unlimited.
     """
     from transformers import AutoConfig
 
@@ -53,12 +59,13 @@ def reads_up_to(folder: Path, tokenizer: Any, max_positions: int | None) -> int:
 
 @dataclass(frozen=True)
 class Encoding:
-    """Encoder of lm-eval's requests to token ids.
+    """Encoder that turns the texts of lm-eval's requests into token ids.
 
     Attributes:
         tokenizer: The checkpoint's tokenizer.
-        kind: Kind of the model. An encoder-decoder reads the context in the encoder, the continuation in the decoder.
-        max_length: Maximum number of tokens of context and answer together; for an encoder-decoder, of each.
+        kind: ``causal`` or ``seq2seq``. An encoder-decoder reads the context in the encoder, the continuation in the
+            decoder.
+        max_length: Maximum number of tokens of context and answer together; for an encoder-decoder, of each separately.
     """
 
     tokenizer: Any
@@ -67,22 +74,28 @@ class Encoding:
 
     @property
     def prefix_id(self) -> int:
-        """Token that is put before a text without a context."""
+        """Id of the token that replaces an empty context: the tokenizer's BOS token, or EOS if it has no BOS token."""
         bos = self.tokenizer.bos_token_id
         return int(self.tokenizer.eos_token_id if bos is None else bos)
 
     def ids(self, text: str, add_special_tokens: bool | None = None) -> list[int]:
-        """Return the token ids of a text; by default with special tokens, unless the text already begins with them."""
+        """Return the token ids of a text.
+
+        Args:
+            text: The text.
+            add_special_tokens: Whether to add special tokens; None adds the tokenizer's default ones, unless the text
+                already begins with token `prefix_id`.
+        """
         if add_special_tokens is None and has_bos_prefix(text, self.tokenizer.decode(self.prefix_id)):
             add_special_tokens = False
         special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
         return list(self.tokenizer.encode(text, **special))
 
     def prompt(self, text: str, max_new_tokens: int) -> Prompt:
-        """Return the tokens of a prompt that the model continues, truncated on the left.
+        """Return the token ids of a prompt, truncated on the left so that prompt and answer fit into the model.
 
         Raises:
-            UserError: The answer length leaves no room for the prompt.
+            UserError: Answers of `max_new_tokens` tokens leave no position for the prompt.
         """
         special = {}
         if self.kind == "causal" and has_bos_prefix(text, getattr(self.tokenizer, "bos_token", None)):
@@ -97,7 +110,7 @@ class Encoding:
         return Prompt(ids[-room:], max(0, len(ids) - room))
 
     def pair(self, context: str, continuation: str, location: str) -> EncodedPair:
-        """Return the tokens of a context and its continuation.
+        """Return the token ids of a context and of the continuation to score after it.
 
         White space at the context's end is moved to the continuation. For a decoder-only model, both are tokenized as
         one text, and the continuation is the part after the tokens of the context alone.
@@ -105,10 +118,11 @@ class Encoding:
         Args:
             context: Context; may be empty.
             continuation: Text to score.
-            location: Document and choice, for messages.
+            location: Name of the document, for error messages.
 
         Raises:
-            Unscorable: The continuation has no tokens of its own, or more than the model's positions.
+            Unscorable: The continuation has no token (after merges with the context), or more than the model has
+                positions.
         """
         if context == "":
             ids = self.ids(continuation, add_special_tokens=False)
@@ -126,7 +140,7 @@ class Encoding:
         return self._cut(before, ids, location, continuation)
 
     def windows(self, text: str, location: str) -> list[EncodedPair]:
-        """Return the tokens of a whole text, divided into windows so that each token is scored exactly once.
+        """Return the token ids of a whole text, divided into windows so that each token is scored exactly once.
 
         Raises:
             Unscorable: The text has no tokens.

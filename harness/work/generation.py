@@ -49,14 +49,14 @@ from exitbench.terminal import number_of
 
 @dataclass(frozen=True)
 class FullOutput:
-    """Full depth's answer to one document."""
+    """Full depth's answer to one document: number of prompt tokens, and token ids of the answer."""
 
     n_prompt: int
     token_ids: list[int]
 
 
 class GenerationWork(LmEvalWork[DocumentAnswer]):
-    """Work of generation tasks, both this project's and lm-eval's."""
+    """Work of cells whose task requests generated text; tasks of this project and of lm-eval."""
 
     output_types = ("generate_until",)
     generates = True
@@ -64,12 +64,12 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
 
     @classmethod
     def about(cls, task: Task, max_new_tokens: int) -> str:
-        """Return one line with the maximum length of an answer."""
+        """Return one line that states the maximum number of tokens in an answer."""
         return f"answers: up to {number_of(max_new_tokens, 'token')}"
 
     @classmethod
     def readable_texts(cls, task: Task, documents: Sequence[Document]) -> Iterator[list[tuple[str, str]]]:
-        """Yield (title, text) pairs of each document: its prompts and the target."""
+        """Yield (title, text) pairs of each document: each distinct prompt, then the reference answer."""
         if not isinstance(task, LmEvalTask):
             yield from super().readable_texts(task, documents)
             return
@@ -81,7 +81,7 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
     # --- Documents, prompts and references
 
     def _fit_documents(self) -> Fitting:
-        """Return the documents whose prompt is short enough. Prompts of lm-eval's tasks are truncated instead."""
+        """Return the documents whose prompts are short enough; for lm-eval's tasks all, since prompts are truncated."""
         documents = self.model.documents(self.data)[0]
         if isinstance(self.task, LmEvalTask):
             cut = sum(bool(prompt.n_cut) for prompt in self._lm_eval_prompts.values())
@@ -90,7 +90,7 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
 
     @property
     def _lm_eval_prompts(self) -> Mapping[str, Prompt]:
-        """Encoded prompts of an lm-eval task, by document key."""
+        """Encoded and truncated prompt of each document of an lm-eval task, by document key."""
         return self.model.once(("prompts", self.data, self.settings), self._make_lm_eval_prompts)
 
     def _make_lm_eval_prompts(self) -> Mapping[str, Prompt]:
@@ -101,13 +101,13 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
         return self.task.prompt_for(document, self.model.checkpoint.kind)
 
     def prompt(self, document: Document) -> Prompt:
-        """Return a document's encoded prompt."""
+        """Return the encoded prompt of a document."""
         if isinstance(self.task, LmEvalTask):
             return self._lm_eval_prompts[document.key]
         return self.prompts(self._text(document))
 
     def request(self, document: Document) -> Request:
-        """Return a document's prompt and seed, as the engine's request."""
+        """Return the engine's request for a document: the token ids of its prompt, and the seed."""
         return Request(self.prompt(document).ids, self.seed_of(document.key))
 
     def target_ids(self, document: Document) -> list[int]:
@@ -121,24 +121,24 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
         return list(self.model.once(("target", target), lambda: tuple(tokenizer(target)["input_ids"])))
 
     def token_kinds(self, document: Document) -> list[str]:
-        """Return the kind of each target token of built-in data, including end-of-sequence; empty if not available."""
+        """Return the kind of word (`token_kind`) of each target token of generated data; empty for other data."""
         kinds = document.token_kinds
         return [*kinds, "end"] if kinds and len(kinds) + 1 == len(self.target_ids(document)) else []
 
     # --- Quality
 
     def answers_of(self, lm: EarlyExitLM) -> Mapping[str, DocumentAnswer]:
-        """Return the generated answers, by document key."""
+        """Return the answers that an lm-eval model has generated, by document key."""
         return lm.answers
 
     def answer(self, parts: Parts, on_progress: Progress) -> list[DocumentAnswer]:
-        """Answer every document, without lm-eval."""
+        """Answer every document without lm-eval; return the answers in the order of the documents."""
         lm = self.lm(parts, on_progress)
         lm.answer({document.key: self.prompt(document) for document in self.documents})
         return [lm.answers[document.key] for document in self.documents]
 
     def sample(self, document: Document, answer: DocumentAnswer) -> dict[str, Any]:
-        """Return a row of the table ``samples``: text, tokens, lengths and stop reason."""
+        """Return a document's row for the table ``samples``: text, token ids, lengths and stop reason of its answer."""
         generation = answer.generation
         return {
             "output_text": answer.text,
@@ -150,7 +150,7 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
         }
 
     def record(self, writer: AttemptWriter, answers: Mapping[str, DocumentAnswer], parts: Parts) -> dict[str, Metric]:
-        """Write one row per token; return metrics of depth, agreement and cost."""
+        """Write one row per generated token to the spool; return metrics of depth, agreement and cost."""
         full = {key: FullOutput(answer.n_prompt, answer.generation.token_ids) for key, answer in answers.items()}
         if differ_in_threshold_alone(parts, self.full_parts) and not self.settings.logit_rules:
             # A probe reuses these answers instead of decoding; it does not support rules that change logits.
@@ -186,10 +186,11 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
     def _metrics(
         self, answers: Mapping[str, DocumentAnswer], full: Mapping[str, FullOutput], parts: Parts
     ) -> dict[str, Metric]:
-        """Return mean exit layer and blocks run, agreement with full depth, costs, and the share of accepted drafts.
+        """Return mean exit layer, mean blocks run, token match with full depth, costs, and the draft acceptance rate.
 
-        Costs are ideal speed-ups of whole answers, and bytes per token of each part as shares of full depth's bytes.
-        Each is a ratio of sums over documents.
+        Costs are ideal speed-ups of whole answers. They are also bytes per token of each component (blocks, heads,
+        gates, KV, verification) as a share of all of full depth's bytes per token. Each metric is a ratio of sums over
+        documents.
         """
         generations = [answer.generation for answer in answers.values()]
         outputs = [full[key] for key in answers]
@@ -244,7 +245,7 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
         return with_role("depth", depth) | agreement_metrics(agreement) | with_role("cost", work)
 
     def compare_formats(self, reference: Any, answers: Mapping[str, DocumentAnswer]) -> dict[str, Interval]:
-        """Compare log-probabilities of full depth's tokens with those in float32."""
+        """Compare the log-probabilities of full depth's tokens in the cell's number format with those in float32."""
         contexts = [
             Context(self.request(document).prompt_ids, [answers[document.key].generation.token_ids])
             for document in sampled(self.documents)
@@ -262,7 +263,7 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
     def probe(self, writer: AttemptWriter, on_progress: Progress) -> None:
         """Decode at full depth, then record each block's prediction for every token in one teacher-forced pass.
 
-        Answers already decoded by full depth's quality cell on this loaded model are reused.
+        Answers that a quality cell of full depth has already decoded on this loaded model are reused.
         """
         if self.cell.record is not None:
             return record_insides(self, self.cell.record, writer, on_progress)
@@ -298,7 +299,7 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
         in_batches(order, self.cell.rows, probe, on_progress)
 
     def score_blocks(self, writer: AttemptWriter, on_progress: Progress) -> None:
-        """Read full depth's answers from the probe, and evaluate the method's gate at every block for every token."""
+        """Write the score of the method's gate at every block for full depth's tokens, which the probe contains."""
         assert self.cell.probe_cell_id is not None, "the planner gives every scores cell its probe"
         path = self.model.file_of(self.cell.probe_cell_id, "probe.parquet")
         outputs: dict[str, list[int]] = defaultdict(list)
@@ -323,7 +324,7 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
         in_batches(self.documents, self.cell.rows, score, on_progress)
 
     def replay(self, writer: AttemptWriter) -> dict[str, Metric]:
-        """Compute from a probe the exit layer of each token (a simulation); the tokens stay those of full depth."""
+        """Simulate the method on a probe: write each token's exit layer, and return metrics of depth and agreement."""
         depth, parts = self.model.model.n_blocks, self.parts()
         tokens = self._replayed_tokens(parts)
         writer.write("tokens", tokens)
@@ -341,9 +342,9 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
         return with_role("depth", depths) | agreement_metrics({"token_match": match})
 
     def _replayed_tokens(self, parts: Parts) -> pa.Table:
-        """Return one row per token, with its exit layer and the token read there.
+        """Return one row per token of the probe: its simulated exit layer, and the token that this block would emit.
 
-        The gate's score is computed from the probe's columns if possible, otherwise read from a scores cell.
+        The gate's scores are computed from the probe's columns if possible, otherwise read from a scores cell.
         """
         cell, depth = self.cell, self.model.model.n_blocks
         assert cell.probe_cell_id is not None, "the planner gives every replay its probe"
@@ -370,34 +371,34 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
     # --- Calibration
 
     def exit_layers(self, answer: DocumentAnswer) -> Sequence[int]:
-        """Return the exit layer of each token."""
+        """Return the exit layer of each token of an answer."""
         return answer.generation.exit_layers
 
     def losses(
         self, settings: CalibrationSettings, full: Sequence[DocumentAnswer], early: Sequence[DocumentAnswer]
     ) -> np.ndarray:
-        """Return the loss of each document; 0 if the early text equals full depth's text."""
+        """Return the loss of each early-exit answer, from 0 to 1; 0 if its text equals full depth's text."""
         texts = zip(self.documents, (answer.text for answer in full), (answer.text for answer in early), strict=True)
         return np.array([text_loss(self.task, settings, *each) for each in texts])
 
     # --- Timing and fitting
 
     def requests(self, documents: Sequence[Document]) -> list[Request]:
-        """Return the prompt and seed of each document."""
+        """Return the engine's request (prompt token ids and seed) for each document."""
         return [self.request(document) for document in documents]
 
     def timed_work(self) -> TimedGeneration:
-        """Return an object that decodes under a clock."""
+        """Return an object that decodes batches of prompts while clocks are read."""
         return TimedGeneration(self.model.checkpoint, self.settings)
 
     def n_tokens(self, output: Generation) -> int:
-        """Return the number of tokens of an answer."""
+        """Return the number of generated tokens of an answer."""
         return len(output.token_ids)
 
     def ideal_speedup(
         self, parts: Parts, documents: Sequence[Document], full: Sequence[Generation], method: Sequence[Generation]
     ) -> float:
-        """Return full depth's decode cost over the method's: bytes read for single rows, FLOPs for batches."""
+        """Return full depth's decode cost over the method's: bytes read at batch size 1, FLOPs for larger batches."""
         checkpoint, lengths = self.model.checkpoint, [len(self.prompt(document).ids) for document in documents]
         keeps = self.settings.scope == "answer"
         full_cost, own_cost = (
@@ -409,12 +410,15 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
         return ideal.by_bytes if self.cell.batch_size == 1 else ideal.by_flops
 
     def time_tokens(self, writer: AttemptWriter, on_progress: Progress) -> None:
-        """Write the time of every token of answers that are decoded one at a time."""
+        """Write the wall time of every token; answers are decoded one at a time."""
         time_tokens(self, writer, on_progress)
 
     @torch.no_grad()
     def fit_data(self) -> FitData:
-        """Return states of the documents, teacher-forced on their references cut to the maximum answer length."""
+        """Return the data to fit a method: hidden states of the reference tokens, teacher-forced, and these tokens.
+
+        References are cut to the maximum answer length.
+        """
         longest = self.settings.max_new_tokens
         prompts = [self.request(document).prompt_ids for document in self.documents]
         return fit_data(
@@ -427,7 +431,7 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
 
 @dataclass(frozen=True)
 class TimedGeneration:
-    """Timed greedy decoding of prompts, in the phases prefill and decode.
+    """Greedy decoding of prompts for a timed run; prefill and decode are timed separately.
 
     Attributes:
         settings: Answer length and logit rules; stop strings are not checked.
@@ -442,17 +446,27 @@ class TimedGeneration:
         return self.checkpoint.model.device
 
     def run(self, parts: Parts, unit: Unit[Request]) -> list[Generation]:
-        """Decode a unit with tracing, outside of the clock."""
+        """Decode a batch with tracing, without measuring time."""
         return decode(self.checkpoint, self._prefilled(unit), parts, settings=self.settings)
 
     def with_known_exits(self, parts: Parts, units: Sequence[Unit[Request]], outputs: Sequence[Generation]) -> Parts:
-        """Return a method with the exit layers of an oracle's outputs, so that timing skips the blocks after them."""
+        """Return an oracle's method with a gate that knows the exit layers, so that no later block runs when timed.
+
+        Args:
+            parts: Parts of the oracle.
+            units: The batches.
+            outputs: Traced outputs of the oracle for the batches, one per document in order.
+        """
         requests = [request for unit in units for request in unit.requests]
         exits = {request.seed: output.exit_layers for request, output in zip(requests, outputs, strict=True)}
         return Parts(Scheduled(exits), parts.threshold, parts.head, parts.kv_policy, parts.blocks)
 
     def timed(self, parts: Parts, unit: Unit[Request], clock: Clock) -> tuple[tuple[str, ...], int]:
-        """Prefill and decode a unit without tracing, with a clock mark between the phases."""
+        """Prefill and decode a batch without tracing, with a clock mark before, between and after the two phases.
+
+        Returns:
+            The names of the phases, and the number of generated tokens.
+        """
         clock.mark()
         batch = self._prefilled(unit)
         clock.mark()
@@ -468,7 +482,15 @@ class TimedGeneration:
 
 
 def text_loss(task: Task, settings: CalibrationSettings, document: Document, full: str, early: str) -> float:
-    """Return the loss of an early answer relative to full depth's answer, in [0, 1]; see `Work.losses`."""
+    """Return the calibration loss of an early-exit answer relative to full depth's answer, in [0, 1].
+
+    Args:
+        task: The task that scores the answers.
+        settings: Settings of the calibration, with the definition of the loss; see `Work.losses`.
+        document: The document.
+        full: Text of full depth's answer.
+        early: Text of the early-exit answer.
+    """
     metric = task.consistency_metric
     if full == early:
         return 0.0
@@ -485,7 +507,7 @@ def text_loss(task: Task, settings: CalibrationSettings, document: Document, ful
 def fit_data(
     checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], gold: Sequence[Sequence[int]], rows: int
 ) -> FitData:
-    """Return the states of reference tokens after every block, teacher-forced after their prompts.
+    """Return the states of reference tokens after every block, teacher-forced after their prompts, and the tokens.
 
     Args:
         checkpoint: The model.
@@ -508,7 +530,10 @@ def fit_data(
 def _block_scores(
     checkpoint: Checkpoint, parts: Parts, requests: Sequence[Request], outputs: Sequence[Sequence[int]]
 ) -> tuple[Tensor, Tensor]:
-    """Return gate scores and emitted tokens at every block, for all output tokens in row order, each [N, L]."""
+    """Return the gate's score, and the token that the head would emit, of each output token at each block; [N, L].
+
+    The N output tokens of all requests follow each other in the order of the requests; L is the number of blocks.
+    """
     model = checkpoint.model
     states_LND = states_of(checkpoint, [request.prompt_ids for request in requests], outputs)
     seeds = [request.seed for request, tokens in zip(requests, outputs, strict=True) for _ in tokens]
@@ -537,7 +562,7 @@ def answer_costs(
     *,
     keeps_depth: bool = False,
 ) -> list[Cost]:
-    """Return the decode cost of each document's answer.
+    """Return the cost of decoding each document's answer, in FLOPs and numbers read.
 
     Args:
         checkpoint: The model.
@@ -562,7 +587,10 @@ def answer_costs_by_part(
     *,
     keeps_depth: bool = False,
 ) -> list[dict[str, Cost]]:
-    """Return the cost of decoding each document's answer by component of the model; arguments as in `answer_costs`."""
+    """Return, for each document, the cost of decoding its answer by component: blocks, heads, gates, KV, verification.
+
+    Verification is included only for methods that verify drafts. Arguments as in `answer_costs`.
+    """
     return [
         _summed([answer_parts(checkpoint.model, *work) for work in works])
         for works in _works(checkpoint, parts, generations, prompt_lengths, first_token, keeps_depth)
@@ -584,7 +612,10 @@ def _works(
     first_token: FirstToken,
     keeps_depth: bool,
 ) -> Iterator[list[_Work]]:
-    """Yield the arguments of `answer_cost` for each answer; two if later tokens keep the depth of the first."""
+    """Yield, for each answer, the argument tuples with which `answer_cost` is called.
+
+    There is one tuple per answer; two if `keeps_depth` gives all later tokens the exit layer of the first.
+    """
     for generation, n_prompt in zip(generations, prompt_lengths, strict=True):
         records, places = _work(checkpoint, generation, n_prompt, first_token)
         if keeps_depth and len(places) > 1:
@@ -597,9 +628,10 @@ def _works(
 def _work(
     checkpoint: Checkpoint, answer: Generation, n_prompt: int, first_token: FirstToken
 ) -> tuple[Sequence[TokenRecord], Sequence[TokenPlace]]:
-    """Return the token records and places that determine an answer's cost, as arguments of `answer_cost`.
+    """Return an answer's token records, and the places of the tokens that were decoded, as arguments of `answer_cost`.
 
-    A first token read from the prompt's own pass is not a decode step: only its read-out counts.
+    The place of a first token read from the prompt's own pass is left out: it is no decode step, only its read-out
+    counts.
     """
     positions = range(1, len(answer.token_ids) + 1)
     if checkpoint.kind == "seq2seq":

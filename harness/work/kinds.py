@@ -1,4 +1,4 @@
-"""Registry of the kinds of work, and the choice of the kind for a task."""
+"""Registry of the kinds of work: generation, log-likelihoods, classification; and the choice of the kind for a task."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ WORKS: Final[tuple[type[Work[Any]], ...]] = (GenerationWork, LikelihoodWork, Cla
 
 
 def work_class(task: Task) -> type[Work[Any]]:
-    """Return the class of work that a task needs."""
+    """Return the subclass of `Work` that handles a task's output type."""
     (work_type,) = (work for work in WORKS if task.output_type in work.output_types)
     return work_type
 
 
 def work_of(model: LoadedModel, item: CellJob) -> Work[Any]:
-    """Return the work object of a cell on a loaded model."""
+    """Return the `Work` object that runs a cell on a loaded model."""
     return work_class(item.data.task_object)(model, item)

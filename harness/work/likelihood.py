@@ -1,4 +1,4 @@
-"""Log-likelihoods: texts given by lm-eval are scored token by token; each token has its own exit layer."""
+"""Log-likelihoods: texts given by lm-eval are scored token by token, not generated; each token has an exit layer."""
 
 from __future__ import annotations
 
@@ -76,20 +76,20 @@ Answer = Sequence[ScoredText]
 
 
 class LikelihoodWork(LmEvalWork[Answer]):
-    """Work of lm-eval's tasks that score choices, continuations or whole texts."""
+    """Work of cells whose lm-eval task requests log-likelihoods of choices, continuations or whole texts."""
 
     output_types = ("multiple_choice", "loglikelihood", "loglikelihood_rolling")
     task: LmEvalTask
 
     @classmethod
     def why_not(cls, parts: Parts, method: str) -> str | None:
-        """Return the reason why a method does not provide log-likelihoods, or None if it does."""
+        """Return the reason why a method cannot compute log-likelihoods, or None if it can."""
         reason = why_no_likelihood(parts)
         return None if reason is None else f"{method} does not provide log-likelihoods: it {reason}"
 
     @classmethod
     def resolve(cls, task: Task, settings: GenerationSettings, model: ModelRef) -> GenerationSettings:
-        """Return the settings, without `first_token` for encoder-decoders: their first token always passes the gate.
+        """Return the settings; `first_token` is None for an encoder-decoder, whose first token can always exit early.
 
         Raises:
             UserError: The task scores whole texts, and the model is an encoder-decoder.
@@ -105,12 +105,12 @@ class LikelihoodWork(LmEvalWork[Answer]):
 
     @classmethod
     def about(cls, task: Task, max_new_tokens: int) -> str:
-        """Return one line: log-likelihoods are computed and nothing is generated."""
+        """Return one line that says that log-likelihoods are computed and nothing is generated."""
         return "log-likelihoods are computed; nothing is generated"
 
     @classmethod
     def readable_texts(cls, task: Task, documents: Sequence[Document]) -> Iterator[list[tuple[str, str]]]:
-        """Yield (title, text) pairs of each document: whole texts, or each context once and its continuations."""
+        """Yield (title, text) pairs of each document: whole texts, or each context once with its continuations."""
         assert isinstance(task, LmEvalTask)
         requests = task.instances(documents)
         for document in documents:
@@ -138,7 +138,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
     # --- Documents and their texts
 
     def _fit_documents(self) -> Fitting:
-        """Return the documents without those that have a text that cannot be scored; too long texts are truncated."""
+        """Return the documents of which every text can be scored; texts that are too long are truncated."""
         documents, (texts, refusals) = self.model.documents(self.data)[0], self._all_texts
         if not texts:
             raise UserError(f"none of the {len(documents)} documents can be scored; the first: {refusals[0]}")
@@ -151,7 +151,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
 
     @property
     def _all_texts(self) -> tuple[tuple[TextRequest, ...], tuple[str, ...]]:
-        """The texts to score, and one message for each document that cannot be scored."""
+        """The texts to score of all documents, and one message for each document that cannot be scored."""
         return self.model.once(("texts", self.data, self.settings), self._make_texts)
 
     def _make_texts(self) -> tuple[tuple[TextRequest, ...], tuple[str, ...]]:
@@ -165,12 +165,12 @@ class LikelihoodWork(LmEvalWork[Answer]):
         return tuple(texts), tuple(refusals)
 
     def texts(self, documents: Sequence[Document]) -> list[TextRequest]:
-        """Return the texts to score of some documents; the texts of one document are adjacent and in order."""
+        """Return the texts to score of the given documents; the texts of one document are adjacent and in order."""
         keys = {document.key for document in documents}
         return [text for text in self._all_texts[0] if text.doc_key in keys]
 
     def _contexts(self, documents: Sequence[Document]) -> list[Shared]:
-        """Return the contexts of documents, each with its continuations."""
+        """Return the contexts of the given documents, each with the continuations that are scored after it."""
         return contexts_of(self.texts(documents), self.seed_of)
 
     def _probed_contexts(self) -> list[Shared]:
@@ -181,11 +181,11 @@ class LikelihoodWork(LmEvalWork[Answer]):
     # --- Quality
 
     def answers_of(self, lm: EarlyExitLM) -> Mapping[str, Answer]:
-        """Return the scored texts, by document key."""
+        """Return the texts that an lm-eval model has scored, by document key."""
         return lm.scored
 
     def answer(self, parts: Parts, on_progress: Progress) -> list[Answer]:
-        """Score the texts of every document, without lm-eval; raise Skip for tasks without choices."""
+        """Score the texts of every document without lm-eval; raise Skip if the task has no choices."""
         if not self._has_choices:
             raise Skip(
                 f"calibrations bound what is lost of answers or choices, of which {self.task.output_type} has none"
@@ -195,7 +195,10 @@ class LikelihoodWork(LmEvalWork[Answer]):
         return [lm.scored[document.key] for document in self.documents]
 
     def sample(self, document: Document, answer: Answer) -> dict[str, Any]:
-        """Return a row of ``samples`` with the most probable choice. For whole texts, text and ids are empty."""
+        """Return a document's row for the table ``samples``, with its most probable choice as the output.
+
+        For tasks that score whole texts, output text and ids are empty.
+        """
         chosen = answer[chosen_place(self.task, document, answer)]
         return {
             "output_text": "" if self._scores_whole_texts else chosen.text,
@@ -207,19 +210,19 @@ class LikelihoodWork(LmEvalWork[Answer]):
         }
 
     def record(self, writer: AttemptWriter, answers: Mapping[str, Answer], parts: Parts) -> dict[str, Metric]:
-        """Write one row per choice and per token; return metrics of depth, agreement and cost."""
+        """Write one row per scored text and one per token; return metrics of depth, agreement and cost."""
         return self._record_choices(writer, answers, parts, parts) | self._cost_metrics(answers, parts)
 
     def _record_choices(
         self, writer: AttemptWriter, answers: Mapping[str, Answer], parts: Parts, ran: Parts | None
     ) -> dict[str, Metric]:
-        """Write one row per choice and per token; return metrics of depth and agreement.
+        """Write the tables ``choices`` (one row per scored text) and ``tokens``; return metrics of depth and agreement.
 
         Args:
             writer: Writer of the attempt.
             answers: The scored texts, by document key.
             parts: The method's parts.
-            ran: The method's parts if the method was run; None for a replay.
+            ran: The method's parts again if the method really ran on the model; None for a replay.
         """
         full = self._full(answers)
         tables = {
@@ -231,7 +234,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
         return self._metrics(answers, full, parts)
 
     def _full(self, answers: Mapping[str, Answer]) -> Full:
-        """Return full depth's scores of every text, from its cell, or from ``answers`` if this is that cell."""
+        """Return full depth's scores of every text: from its cell, or from ``answers`` if this cell is full depth."""
         if self.cell.full_depth_cell_id is None:
             return full_choices(self.task, self.documents, answers)
         choices, tokens = (
@@ -240,7 +243,13 @@ class LikelihoodWork(LmEvalWork[Answer]):
         return read_choices(choices, tokens)
 
     def _metrics(self, answers: Mapping[str, Answer], full: Full, parts: Parts) -> dict[str, Metric]:
-        """Return mean exit layer and blocks run over the scored tokens, and agreement with full depth."""
+        """Return mean exit layer and mean blocks run per scored token, and metrics of agreement with full depth.
+
+        Args:
+            answers: The method's scored texts, by document key.
+            full: Full depth's scores of the same texts.
+            parts: The method's parts.
+        """
         n_blocks, texts = self.model.model.n_blocks, [answers[document.key] for document in self.documents]
         tokens = [sum(len(text.token_ids) for text in doc_texts) for doc_texts in texts]
         exits = [sum(sum(text.exit_layers) for text in doc_texts) for doc_texts in texts]
@@ -267,9 +276,9 @@ class LikelihoodWork(LmEvalWork[Answer]):
         return with_role("depth", depth) | agreement
 
     def _cost_metrics(self, answers: Mapping[str, Answer], parts: Parts) -> dict[str, Metric]:
-        """Return ideal speed-ups: full depth's cost over the method's, each summed over documents, contexts included.
+        """Return ideal speed-ups in bytes and FLOPs: full depth's cost over the method's, summed over documents.
 
-        Empty for encoder-decoders, whose encoder cost is not counted.
+        Costs include the contexts. The result is empty for encoder-decoders, whose encoder cost is not counted.
         """
         model, settings = self.model.checkpoint.model, self.settings
         method_totals, full_totals = ({document.key: Cost() for document in self.documents} for _ in range(2))
@@ -300,7 +309,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
         return with_role("cost", work)
 
     def compare_formats(self, reference: Any, answers: Mapping[str, Answer]) -> dict[str, Interval]:
-        """Compare full depth's choices, or log-probabilities of whole texts, with those in float32."""
+        """Compare full depth with the float32 checkpoint: log-probabilities of choices or, without them, of tokens."""
         chosen = sampled(self.documents)
         assert isinstance(reference, Checkpoint), "the planner gives encoders tasks of their own"
         texts = self.texts(chosen)
@@ -326,7 +335,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
     # --- Offline
 
     def probe(self, writer: AttemptWriter, on_progress: Progress) -> None:
-        """Write every block's prediction for every token of every text."""
+        """Write the probe to the spool: what every block predicts at each token of every scored text."""
         if self.cell.record is not None:
             raise Skip("what is inside blocks is recorded of tokens that a model generates")
         shared = self._probed_contexts()
@@ -342,7 +351,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
         in_batches(shared, self.cell.rows, probe, lambda n_done: on_progress(_n_documents(shared, n_done)))
 
     def score_blocks(self, writer: AttemptWriter, on_progress: Progress) -> None:
-        """Write the score of the method's gate at every block for every token of every text."""
+        """Write, for each token of every text, the gate's score and the token's log-probability at every block."""
         shared, parts = self._probed_contexts(), self.parts()
         schema = TABLES["scores"]
 
@@ -371,7 +380,10 @@ class LikelihoodWork(LmEvalWork[Answer]):
         in_batches(shared, self.cell.rows, score, lambda n_done: on_progress(_n_documents(shared, n_done)))
 
     def replay(self, writer: AttemptWriter) -> dict[str, Metric]:
-        """Compute each token's exit layer from the scores cell; score the choices with the log-probabilities there."""
+        """Simulate the method: compute each token's exit layer, and score the choices by the log-probabilities there.
+
+        Gate scores and log-probabilities at every block are read from the scores cell.
+        """
         cell, depth, parts = self.cell, self.model.model.n_blocks, self.parts()
         if self.settings.scope == "context":
             raise Skip(
@@ -426,11 +438,11 @@ class LikelihoodWork(LmEvalWork[Answer]):
     # --- Calibration
 
     def exit_layers(self, answer: Answer) -> Sequence[int]:
-        """Return the exit layers of all tokens of all texts, in one list."""
+        """Return the exit layers of all tokens in all scored texts of a document, in one list."""
         return [layer for text in answer for layer in text.exit_layers]
 
     def losses(self, settings: CalibrationSettings, full: Sequence[Answer], early: Sequence[Answer]) -> np.ndarray:
-        """Return the loss of each document: 1 for another choice (textual), or the decrease of its score (risk)."""
+        """Return each document's loss: 1 if another choice was selected (textual), or its decrease of score (risk)."""
         task, documents = self.task, self.documents
         if settings.consistency == "textual":
             pairs = zip(documents, full, early, strict=True)
@@ -455,27 +467,30 @@ class LikelihoodWork(LmEvalWork[Answer]):
     # --- Timing and fitting
 
     def timed_parts(self) -> Parts:
-        """Return the parts of the method; raise Skip for oracles, which read all blocks before they exit."""
+        """Return the parts of the method for a timed run; raise Skip for oracles, which cannot be timed here."""
         parts = self.parts()
         if parts.gate.looks_ahead:
             raise Skip("an oracle reads all blocks, and texts of one context leave at layers of their own: not timed")
         return parts
 
     def requests(self, documents: Sequence[Document]) -> list[Context]:
-        """Return the contexts of documents with their continuations."""
+        """Return the contexts of the given documents, each with the continuations to score after it."""
         return [shared.context for shared in self._contexts(documents)]
 
     def timed_work(self) -> TimedScoring:
-        """Return an object that scores texts under a clock."""
+        """Return an object that scores batches of contexts while clocks are read."""
         longest = longest_of(self.texts(self.documents))
         return TimedScoring(self.model.checkpoint, self.settings, longest, self.cell.batch_size)
 
     def n_tokens(self, output: Sequence[Scored]) -> int:
-        """Return the number of tokens of a context's continuations."""
+        """Return the number of scored tokens in all continuations of a context."""
         return sum(len(scored.token_ids) for scored in output)
 
     def fit_data(self) -> FitData:
-        """Return states of each document's correct choice (or of its first text), teacher-forced after its context."""
+        """Return the data to fit a method: states of each document's correct choice, teacher-forced after its context.
+
+        For tasks without choices, the document's first text is used.
+        """
         pairs = []
         for document in self.documents:
             right = min(self.task.right_choices(document), default=0) if self._has_choices else 0
@@ -486,11 +501,11 @@ class LikelihoodWork(LmEvalWork[Answer]):
 
 @dataclass(frozen=True)
 class TimedScoring:
-    """Timed scoring of given texts. A unit's requests are the contexts of whole documents with continuations.
+    """Scoring of given texts for a timed run; a batch has all contexts of its documents, each with its continuations.
 
     Attributes:
-        settings: Scope of exit decisions, and whether the first token may exit early.
-        longest: Number of tokens of the longest text in the cell.
+        settings: Settings, of which the scope of exit decisions and the rule for the first token are used.
+        longest: Number of tokens in the longest text of the cell.
         rows: Maximum number of texts per batch.
     """
 
@@ -505,15 +520,19 @@ class TimedScoring:
         return self.checkpoint.model.device
 
     def run(self, parts: Parts, unit: Unit[Context]) -> list[list[Scored]]:
-        """Score a unit with tracing, outside of the clock."""
+        """Score a batch of contexts with tracing, without measuring time."""
         return self._score(parts, unit, traced=True)
 
     def with_known_exits(self, parts: Parts, units: Sequence[Unit[Context]], outputs: Sequence[list[Scored]]) -> Parts:
-        """Raise ValueError: texts of one context exit at different layers, so a schedule per request does not exist."""
+        """Raise ValueError: exit layers are scheduled per request, but texts of one context exit at different ones."""
         raise ValueError("exit layers of given texts are not known before")
 
     def timed(self, parts: Parts, unit: Unit[Context], clock: Clock) -> tuple[tuple[str, ...], int]:
-        """Score a unit without tracing, under the clock; prefill and continuations are one phase."""
+        """Score a batch without tracing, between two clock marks.
+
+        Returns:
+            No phase names, because prefill and continuations are timed together; and the number of scored tokens.
+        """
         clock.mark()
         self._score(parts, unit, traced=False)
         clock.mark()
@@ -537,7 +556,7 @@ def _windows(texts: Answer) -> list[Scored]:
 
 
 def _n_documents(shared: Sequence[Shared], n_contexts: int) -> int:
-    """Return the number of documents in the first ``n_contexts`` contexts; the last one may be incomplete."""
+    """Return the number of documents to which the first ``n_contexts`` contexts belong; the last may be incomplete."""
     return len({context.doc_key for context in shared[:n_contexts]})
 
 

@@ -27,13 +27,13 @@ from exitbench.methods.base import Parts, Threshold
 
 @dataclass(frozen=True)
 class DocumentAnswer:
-    """Answer to one document.
+    """Generated answer to one document.
 
     Attributes:
         n_prompt: Number of prompt tokens.
-        generation: The traced generation.
-        text: The answer, cut at the first stop string.
-        n_cut: Number of prompt tokens cut off; None if prompts may not be cut.
+        generation: The generated tokens with their trace.
+        text: Text of the answer, cut at the first stop string.
+        n_cut: Number of prompt tokens cut off; None if the settings do not allow truncation of prompts.
     """
 
     n_prompt: int
@@ -44,7 +44,10 @@ class DocumentAnswer:
 
 @dataclass(frozen=True)
 class RequestKey:
-    """Cache key of an answer within a shared pass. Its cells have the same model, method and settings."""
+    """Cache key of an answer decoded in a shared pass: document key, prompt and decoding limits.
+
+    Model, method and settings are not in the key: all cells of the pass have the same ones, except for the threshold.
+    """
 
     key: str
     prompt_ids: tuple[int, ...]
@@ -58,31 +61,32 @@ AnswerCache = dict[RequestKey, DocumentAnswer]
 
 @dataclass(frozen=True)
 class SharedCell:
-    """Another cell answered by the same pass: its threshold, and the cache for its answers."""
+    """Another cell whose answers the same pass decodes: its threshold, and the cache that receives its answers."""
 
     threshold: Threshold
     answers: AnswerCache
 
 
 class EarlyExitLM(TemplateLM):  # type: ignore[misc]
-    """A checkpoint with a method, in the form of an lm-eval model.
+    """lm-eval model (`TemplateLM`) that answers requests with a checkpoint and an early-exit method.
 
     Args:
         checkpoint: The model.
         prompts: Encoder of prompts with the cell's settings; contains the transformers tokenizer.
         parts: The method's parts.
         rows: Maximum number of documents decoded together.
-        seed_of: Returns a document's seed, given its key.
-        on_answers: Called with the number of documents answered so far.
+        seed_of: Function that returns a document's seed, given its key.
+        on_answers: Callback that receives the number of documents answered so far.
         encoding: Encoder for requests of lm-eval's own tasks, whose prompts are complete; None for this project's
             tasks, which only generate.
-        key_of: Returns the document key of a request.
+        key_of: Function that returns the document key of an lm-eval request.
 
     Attributes:
-        cached_answers: Answers that another cell of the pass has already decoded.
+        cached_answers: This cell's answers that the pass of another cell has already decoded.
         shared_cells: Other cells answered by the same pass.
-        shared_rows: Maximum number of rows decoded together if the pass is shared; ``rows`` if that is larger.
-        on_abandon: Called when the shared pass fails, before this cell continues alone.
+        shared_rows: Maximum number of batch rows decoded together if the pass is shared; ``rows`` applies if it is
+            larger.
+        on_abandon: Callback for a failure of the shared pass, called before this cell continues alone.
         answers: Generated answers by document key.
         scored: Scored texts by document key, in the order of the document's requests.
     """
@@ -119,26 +123,26 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
 
     @property
     def prefix_token_id(self) -> int:
-        """Id of the token that is put before a text without a context."""
+        """Id of the token that lm-eval uses in place of an empty context."""
         return self.eot_token_id if self.encoding is None else self.encoding.prefix_id
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Return token ids of a text, with the special tokens that the checkpoint's tokenizer adds."""
+        """Return the token ids of a text; by default with the special tokens that the checkpoint's tokenizer adds."""
         if self.encoding is not None:
             return self.encoding.ids(string, add_special_tokens)
         return list(self.tokenizer(string, add_special_tokens=add_special_tokens is not False)["input_ids"])
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Return chat turns rendered by the checkpoint's chat template."""
+        """Return the messages of a chat as one text, rendered by the checkpoint's chat template."""
         return render_turns(self.tokenizer, chat_history, add_generation_prompt=add_generation_prompt)
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Answer generation requests; return the texts in the order of the requests.
+        """Generate answers to lm-eval's requests; return their texts in the order of the requests.
 
-        A repeated request is answered once: decoding is greedy, and random methods are seeded by document.
+        A repeated request is answered once: decoding is greedy, and random methods are seeded per document.
 
         Raises:
-            UserError: A document requires more than one text.
+            UserError: A document has several different generation requests.
         """
         prepared = {self.key_of(request): request for request in requests}
         if len({(self.key_of(request), request.idx) for request in requests}) > len(prepared):
@@ -156,7 +160,7 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         return [self.answers[self.key_of(request)].text for request in requests]
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Score continuations of contexts; return (log-probability, is greedy) in the order of the requests.
+        """Score continuations of contexts; return (log-probability, whether all tokens are greedy) per request.
 
         Raises:
             UserError: A continuation is empty or longer than the model's positions, or the method provides no
@@ -165,7 +169,7 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         return [(text.logprob, text.is_greedy) for text in self._score(requests)]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
-        """Score whole texts; return log-probabilities in the order of the requests.
+        """Score whole texts; return the log-probability of each text in the order of the requests.
 
         Raises:
             UserError: The model is an encoder-decoder, a text is empty, or the method provides no log-probabilities.
@@ -191,19 +195,22 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
 
         Args:
             requests: Texts to score; the texts of one document are adjacent and in order.
-            on_documents: Called with the number of documents scored so far.
+            on_documents: Callback that receives the number of documents scored so far.
         """
         self.scored |= score_texts(
             self.checkpoint, requests, self.parts, self.prompts.generation, self.rows, self.seed_of, on_documents
         )
 
     def answer(self, prompts: Mapping[str, Prompt]) -> None:
-        """Answer prompts, given by document key, without lm-eval, and store the answers in `answers`."""
+        """Answer prompts, given by document key, without lm-eval, and store the answers in the attribute `answers`."""
         settings = self.prompts.generation
         self._answer_all(list(prompts.items()), settings.max_new_tokens, settings.stop)
 
     def _answer_all(self, items: list[tuple[str, Prompt]], max_new_tokens: int, stop: tuple[str, ...]) -> None:
-        """Answer prompts for this cell and the cells that share the pass; after an error, for this cell alone."""
+        """Decode prompts for this cell and for all cells that share its pass; after an error, for this cell alone.
+
+        Answers that are already in the cache are not decoded again. `items` are (document key, prompt) pairs.
+        """
         cache_keys = {key: RequestKey(key, tuple(prompt.ids), max_new_tokens, stop) for key, prompt in items}
         self.answers |= {
             key: self.cached_answers[cache_keys[key]] for key, _ in items if cache_keys[key] in self.cached_answers
@@ -267,13 +274,13 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
 
 
 def stops(tokenizer: Any, stop: Sequence[str], *, reads_special: bool = False) -> Callable[[list[int]], bool] | None:
-    """Return a function that detects a stop string in new tokens; None if there are no stop strings.
+    """Return a function that tells whether generated tokens contain a stop string; None if there are no stop strings.
 
     Args:
         tokenizer: The checkpoint's tokenizer.
-        stop: The strings.
-        reads_special: Include special tokens in the text, as lm-eval does: chats, and some of its tasks, stop at them
-            (`<|im_end|>`).
+        stop: The stop strings.
+        reads_special: Whether special tokens are part of the searched text, as in lm-eval. Chats and some of its tasks
+            stop at a special token (`<|im_end|>`).
     """
     strings = [string for string in stop if string]
 

@@ -1,4 +1,4 @@
-"""Work that lm-eval requests: this project's tasks are wrapped for lm-eval, lm-eval's own tasks are used directly."""
+"""Base class of work that lm-eval requests; this project's tasks are wrapped for lm-eval, its own are used directly."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 
 class LmEvalWork(Work[Answer]):
-    """Base class of work with a decoder, requested by lm-eval through `EarlyExitLM`."""
+    """Base class of generation and scoring with a decoder; lm-eval sends the requests to an `EarlyExitLM`."""
 
     kinds = ("quality", "timing", "probe", "scores", "replay", "fit", "calibration")
 
     @classmethod
     def check_model(cls, task: Task, description: Description) -> None:
-        """Check that the model is not a classifier.
+        """Check that the model outputs text and is not a classifier.
 
         Raises:
             UserError: The model is a classifier.
@@ -46,18 +46,18 @@ class LmEvalWork(Work[Answer]):
 
     @property
     def ignored_settings(self) -> Mapping[str, Any]:
-        """Generation settings of the checkpoint that this project does not apply."""
+        """Settings in the checkpoint's generation configuration that this project does not apply, by name."""
         return not_applied(self.model.path, self.settings).settings
 
     @property
     def prompts(self) -> Prompts:
-        """Encoder of prompts to token ids."""
+        """Encoder of this project's prompts to token ids, with the cell's settings."""
         tokenizer, max_positions = self.model.tokenizer, self.model.model.max_positions
         return self.model.once(("prompts", self.settings), lambda: Prompts(tokenizer, self.settings, max_positions))
 
     @property
     def encoding(self) -> Encoding:
-        """Encoder of lm-eval's requests to token ids."""
+        """Encoder of the texts in lm-eval's own requests to token ids."""
         return self.model.once("encoding", self._make_encoding)
 
     def _make_encoding(self) -> Encoding:
@@ -67,19 +67,19 @@ class LmEvalWork(Work[Answer]):
 
     @property
     def chat(self) -> Chat | None:
-        """System message and chat template of lm-eval's prompts; None if the prompts use no chat template."""
+        """System message and chat template for prompts of lm-eval's own tasks; None if no template is used."""
         if self.settings.chat_template_sha256 is None:
             return None
         _ = self.prompts  # raises if the template differs from the planned one
         return self.settings.system, partial(_turns, self.model.tokenizer)
 
     def instances(self) -> dict[str, list[Instance]]:
-        """Return the requests of an lm-eval task, by document key."""
+        """Return lm-eval's request objects (`Instance`) for the documents of an lm-eval task, by document key."""
         assert isinstance(self.task, LmEvalTask)
         return self.task.instances(self.model.documents(self.data)[0], self.chat)
 
     def lm(self, parts: Parts, on_progress: Progress) -> EarlyExitLM:
-        """Return this model with a method as an lm-eval model, connected to the cells that share the pass."""
+        """Return the lm-eval model of this cell: the checkpoint with a method, and the cells that share its pass."""
         lm = EarlyExitLM(self.model.checkpoint, self.prompts, parts, self.cell.rows, self.seed_of, on_progress)
         passes, cell_id = self.model.passes, self.cell.cell_id
         lm.cached_answers, lm.shared_cells, lm.shared_rows = (
@@ -96,10 +96,10 @@ class LmEvalWork(Work[Answer]):
 
     @abstractmethod
     def answers_of(self, lm: EarlyExitLM) -> Mapping[str, Answer]:
-        """Return the answers collected by an lm-eval model, by document key."""
+        """Return the answers that an lm-eval model has collected during a run of lm-eval, by document key."""
 
     def evaluate(self, parts: Parts, on_progress: Progress) -> Evaluated[Answer]:
-        """Answer and score every document by running lm-eval."""
+        """Run lm-eval on the documents; return the answers, their scores, and the aggregated metrics."""
         lm, documents = self.lm(parts, on_progress), self.documents
         if isinstance(self.task, LmEvalTask):
             scores, aggregated = self.task.evaluate(lm, documents, self.chat, self.model.confirms_unsafe_code)

@@ -1,4 +1,4 @@
-"""Loaded model of a worker, and data shared by its cells."""
+"""Loaded model of a worker, and the data that its cells share."""
 
 from __future__ import annotations
 
@@ -35,18 +35,20 @@ Value = TypeVar("Value")
 
 
 class LoadedModel:
-    """One loaded model, and data that its cells share.
+    """One loaded model, and caches shared by all cells that a worker runs on it.
 
     Args:
-        spec: Cells and paths of the worker.
-        loaded: The checkpoint, if it is loaded already.
+        spec: Specification of the worker: its cells and paths.
+        loaded: The checkpoint, if it is already in memory; None loads it.
 
     Attributes:
         tokenizer: The checkpoint's tokenizer.
-        products: Forms in which weights are multiplied, if they were measured (`engine.products`).
-        passes: State of the passes shared by several cells.
-        full_answers: Token ids of full depth's greedy answers so far, by document key.
-        wrap_lm: Wraps the lm-eval model of a cell.
+        products: Fastest matrix-multiplication routines of the weights, as measured on loading; None if not measured
+            (`engine.products`).
+        passes: State of the passes that answer several cells.
+        full_answers: Token ids of full depth's greedy answers decoded so far: by data and settings, then by document
+            key.
+        wrap_lm: Function that may wrap or replace the lm-eval model of a cell; it returns the model to use.
     """
 
     def __init__(self, spec: WorkerSpec, loaded: Checkpoint | None = None) -> None:
@@ -70,19 +72,19 @@ class LoadedModel:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """The checkpoint, for models that generate."""
+        """The loaded checkpoint of a model that generates text."""
         assert isinstance(self._checkpoint, Checkpoint), "the planner gives classifiers tasks of their own"
         return self._checkpoint
 
     @property
     def classifier(self) -> EncoderClassifier:
-        """The classifier, for encoders."""
+        """The loaded classifier, for an encoder-only model."""
         assert isinstance(self._checkpoint, EncoderCheckpoint), "the planner gives encoders tasks of their own"
         return self._checkpoint.model
 
     @property
     def model(self) -> Engine | EncoderClassifier:
-        """The engine's model, of either type."""
+        """The model that runs the blocks: an engine for generation, or an encoder classifier."""
         return self._checkpoint.model
 
     def _record_vocabulary(self, tokenizer_sha256: str) -> None:
@@ -93,18 +95,21 @@ class LoadedModel:
             print(f"The tokens' spellings were not stored: {error}", file=sys.stderr)
 
     def _load(self, data: DataRequest) -> tuple[list[Document], int]:
-        """Return documents, and the number excluded because another split uses them; cached as `documents`."""
+        """Return documents, and how many were excluded because data with another use have the same prompt.
+
+        It is called through the cached function `documents`.
+        """
         return data.load_apart(self.data_dir)
 
     def once(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """Return the value cached under a key for all cells; compute it with ``make`` on first use."""
+        """Return the cached value of a key; on first use, compute it with ``make``. All cells share the cache."""
         if key not in self._made:
             self._made[key] = make()
         value: Value = self._made[key]
         return value
 
     def fitted(self, fit_cell_id: str | None) -> Mapping[str, Tensor]:
-        """Return the tensors of a fit cell; empty if the method is not fitted (None)."""
+        """Return the tensors that a fit cell has stored, by name; empty if the method needs no fit (None)."""
         if fit_cell_id is None:
             return NOTHING_FITTED
         path = self.file_of(fit_cell_id, FITTED_FILE)
@@ -112,10 +117,10 @@ class LoadedModel:
         return tensors
 
     def file_of(self, cell_id: str, name: str) -> Path:
-        """Return the path of a file in the latest attempt at another cell.
+        """Return the path of a file that the latest attempt of another cell has written to the spool.
 
         Raises:
-            Skip: That cell has not succeeded, or its files are damaged or no longer exist.
+            Skip: That cell has not succeeded, or its files are damaged or were removed.
         """
         status = attempt_status(self.inputs, cell_id)
         if status is None or status.status != "ok":
@@ -133,7 +138,7 @@ class LoadedModel:
 def load_model(
     folder: Path, dtype: torch.dtype, device: str, engine: EngineChoice, device_map: DeviceMap | None
 ) -> Checkpoint | EncoderCheckpoint:
-    """Load a checkpoint of any kind.
+    """Load a checkpoint: a decoder, an encoder-decoder, or an encoder with a classifier.
 
     Raises:
         UserError: The checkpoint cannot be read, or does not fit into memory.

@@ -1,22 +1,23 @@
-"""Metrics of a cell: the task's metrics, from per-document scores; and metrics defined here, by role.
+"""Metrics of a cell: the task's metrics from per-document scores, and this project's metrics of depth, cost, speed etc.
 
-Metrics in addition to the task's, by kind of cell (``full_X`` is X of full depth):
+Metrics in addition to the task's, by kind of cell (``full_X`` is the value of X at full depth):
 
-  quality: mean_exit_layer, mean_blocks_run, token_match, ideal_speedup_bytes, ideal_speedup_flops, acceptance_rate of
-    verified drafts; cost_X_bytes of a token as shares of full depth's, X one of blocks, heads, gates, kv,
-    verification, total; of given texts also choice_match and logprob_gap.
+  quality: mean_exit_layer, mean_blocks_run, token_match, ideal_speedup_bytes, ideal_speedup_flops.
+    acceptance_rate: Share of drafts that were accepted.
+    cost_X_bytes: Bytes per token as a share of full depth's; X is blocks, heads, gates, kv, verification or total.
+    Tasks that score given texts also have choice_match and logprob_gap.
   timing: speedup, speedup_decode, cpu_speedup, speedup_choosing, speedup_confirming, aa_speedup, ideal_speedup_decode,
-    realised_fraction, ms_per_token, ms_per_request, tokens_per_request, timed_documents, timed_rounds; with energy
-    counters joules_per_token, net_joules_per_token, energy_ratio, aa_energy_ratio, idle_power_w, energy_counters,
-    energy_updates.
+    realised_fraction, ms_per_token, ms_per_request, tokens_per_request, timed_documents, timed_rounds.
+    With energy counters: joules_per_token, net_joules_per_token, energy_ratio, aa_energy_ratio, idle_power_w,
+    energy_counters, energy_updates.
   fit: held_out_loss, held_out_accuracy.
   calibration: threshold if one was chosen, held_out_loss, held_out_mean_exit_layer.
-  any, if the number is not 0: documents_dropped, documents_unscorable, prompts_truncated; documents_shared of fits and
-    calibrations.
+  any, if the number is not 0: documents_dropped, documents_unscorable, prompts_truncated.
+    Fits and calibrations also have documents_shared.
 
-Role ``format`` compares with the same checkpoint in float32:
+Metrics with role ``format`` compare the cell's number format with the same checkpoint in float32:
 
-  format_logprob_gap: Mean absolute difference of log-probabilities, nats: of choices, labels, or tokens.
+  format_logprob_gap: Mean absolute difference of log-probabilities, in nats: of choices, labels, or tokens.
   format_choice_gap: Mean absolute difference of the gap between two choices (or labels), over all pairs of a document.
   format_choice_match: Share of documents with the same choice or label.
   format_token_match: Share of tokens that are the most probable token in both formats or in neither. For generated
@@ -57,7 +58,7 @@ METRIC_VERSION = "2"
 
 
 class Metric(NamedTuple):
-    """A metric's version, its role (`results.schema.ROLES`), and its value with an interval.
+    """One metric of a cell: its version, its role (`results.schema.ROLES`), and its value with an interval.
 
     Attributes:
         lower_is_better: Whether lower scores are better; None for metrics that are not scores, such as depth and cost.
@@ -72,11 +73,13 @@ class Metric(NamedTuple):
 
 
 def task_metrics(task: Task, scores: Sequence[DocumentScore]) -> dict[str, Metric]:
-    """Return each metric of a task, headline first; metrics that a document lacks are left out.
+    """Return the metrics of a task, aggregated over documents, headline first.
+
+    A metric that any document lacks is left out.
 
     Args:
         task: The task.
-        scores: One entry per document.
+        scores: Scores of the answers, one entry per document.
     """
     metrics = {}
     for metric in task.metrics:
@@ -93,12 +96,12 @@ def task_metrics(task: Task, scores: Sequence[DocumentScore]) -> dict[str, Metri
 
 
 def score_columns(score: DocumentScore) -> dict[str, str]:
-    """Return a document's scores as columns of the spool's table ``samples``."""
+    """Return a document's scores and summed statistics as JSON, by column of the spool's table ``samples``."""
     return {"scores": json.dumps(score.values), "statistics": json.dumps(score.statistics)}
 
 
 def metric_table(metrics: Mapping[str, Metric]) -> pa.Table:
-    """Return metrics, given by name, as rows of the spool's table ``metrics``."""
+    """Return metrics, given by name, as the spool's table ``metrics`` with one row per metric."""
     rows = [
         {
             "metric": name,
@@ -119,31 +122,34 @@ def metric_table(metrics: Mapping[str, Metric]) -> pa.Table:
 
 
 def depth_interval(blocks: ArrayLike, tokens: ArrayLike, n_blocks: int, *, is_fixed: bool) -> Interval:
-    """Return the mean number of blocks per token, with its interval.
+    """Return the mean number of blocks per token (exit layer or blocks run), with its interval over documents.
 
     Args:
-        blocks: Blocks summed over the tokens of each document, [n].
-        tokens: Number of tokens of each document, [n].
+        blocks: Number of blocks summed over the tokens of each document, [n documents].
+        tokens: Number of tokens of each document, [n documents].
         n_blocks: Number of decoder blocks, L.
-        is_fixed: Whether the method gives every token the same depth, whatever the documents. If the data agree, the
-            mean is exact and has no interval.
+        is_fixed: Whether the method gives every token of any document the same depth. If the data confirm it, the mean
+            is exact and has no interval.
     """
     interval = bounded_ratio_interval(blocks, tokens, (1, n_blocks))
     return point(interval.value, interval.n) if is_fixed and interval.method == NONE_DIFFERS else interval
 
 
 def with_role(role: str, metrics: Mapping[str, Interval], lower_is_better: bool | None = None) -> dict[str, Metric]:
-    """Return intervals, given by name, as metrics of one role (`results.schema.ROLES`) with this module's version."""
+    """Return values with intervals as metrics of one role (`results.schema.ROLES`), by name.
+
+    Their version is the version of this module's metrics.
+    """
     return {name: Metric(METRIC_VERSION, role, interval, lower_is_better) for name, interval in metrics.items()}
 
 
 def agreement_metrics(metrics: Mapping[str, Interval], *, lower_is_better: bool = False) -> dict[str, Metric]:
-    """Return intervals, given by name, as metrics of agreement with full depth."""
+    """Return values with intervals as metrics of agreement with full depth, by name."""
     return with_role("agreement", metrics, lower_is_better)
 
 
 def write_metrics(writer: AttemptWriter, metrics: Mapping[str, Metric]) -> None:
-    """Write metrics to the spool, one row each: role, value, interval and its method."""
+    """Write metrics to the spool's table ``metrics``, one row per metric."""
     writer.write("metrics", metric_table(metrics))
 
 
@@ -154,12 +160,17 @@ FORMAT_DOCUMENTS: Final = 50
 
 
 def sampled(documents: Sequence[Document]) -> list[Document]:
-    """Return the documents that are read in both formats: the first ones in hash order of their keys."""
+    """Return the documents used to compare number formats: the first ones in the hash order of their keys."""
     return take_by_hash(documents, FORMAT_DOCUMENTS)
 
 
 def token_gaps(pairs: Iterable[tuple[Sequence[Scored], Sequence[Scored]]], seed: int) -> dict[str, Interval]:
-    """Return the format metrics of tokens, from (model's scores, float32 scores) of each document."""
+    """Return metrics of the difference between two number formats over tokens: log-probability gap and token match.
+
+    Args:
+        pairs: For each document, its scores in the cell's number format and in float32.
+        seed: Seed of the bootstrap intervals.
+    """
     gaps: list[float] = []
     same: list[int] = []
     counts: list[int] = []
@@ -184,7 +195,13 @@ def token_gaps(pairs: Iterable[tuple[Sequence[Scored], Sequence[Scored]]], seed:
 
 @dataclass(frozen=True)
 class Choices:
-    """Log-probabilities of a document's choices in both formats, and whether both select the same choice."""
+    """Log-probabilities of a document's choices in the cell's number format and in float32.
+
+    Attributes:
+        logprobs: Log-probability of each choice in the cell's format.
+        reference_logprobs: Log-probability of each choice in float32.
+        is_same: Whether both formats select the same choice.
+    """
 
     logprobs: Sequence[float]
     reference_logprobs: Sequence[float]
@@ -192,7 +209,12 @@ class Choices:
 
 
 def choice_gaps(documents: Sequence[Choices], seed: int) -> dict[str, Interval]:
-    """Return the format metrics of choices, from one entry per document."""
+    """Return metrics of the difference between two number formats over choices: gaps, and share of equal choices.
+
+    Args:
+        documents: Log-probabilities in both formats, one entry per document.
+        seed: Seed of the bootstrap intervals.
+    """
     moved = [
         [a - b for a, b in zip(document.logprobs, document.reference_logprobs, strict=True)] for document in documents
     ]

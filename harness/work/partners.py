@@ -1,4 +1,4 @@
-"""Partners: cells that one pass can answer. The cells of a sweep decode together; replays of a probe read it once.
+"""Partners: cells that can share one pass, as cells of a threshold sweep decode together and replays read a probe once.
 
 Cells that decode share a pass if they have the same requests and documents, and their methods differ only in their
 threshold (`sharing.differ_in_threshold_alone`). Replays of any methods share a pass if they read the same probe or the
@@ -25,7 +25,10 @@ _OF_A_METHOD: Final = ("method", "kv_policy", "fit_cell_id")
 
 
 def batchable_with(item: CellJob, candidates: Iterable[CellJob]) -> list[CellJob]:
-    """Return the candidates that may share a pass with a cell; except for replays, only cells of the same method."""
+    """Return the candidates that may share a pass with a cell; except for replays, these are cells of the same method.
+
+    Whether they really can is decided by `sharing`, which also compares the parts of the methods.
+    """
     if not may_share(item):
         return []
     key = _pass_key(item)
@@ -33,7 +36,7 @@ def batchable_with(item: CellJob, candidates: Iterable[CellJob]) -> list[CellJob
 
 
 def may_share(item: CellJob) -> bool:
-    """Return whether cells of this kind can share a pass at all: quality cells that generate, and replays."""
+    """Return whether a cell is of a kind that can share a pass: a quality cell that generates, or a replay."""
     decodes = item.cell.kind == "quality" and work_class(item.data.task_object).generates
     return decodes or item.cell.kind == "replay"
 
@@ -47,13 +50,15 @@ def _pass_key(item: CellJob) -> dict[str, Any]:
 def sharing(
     item: CellJob, candidates: Iterable[CellJob], tokens: int, parts_of: Callable[[CellJob], Parts]
 ) -> Iterator[tuple[CellJob, Parts]]:
-    """Yield (cell, method parts) of the candidates that can share a pass, up to the limits on tokens and rows.
+    """Yield (cell, method parts) of the candidates that can share a cell's pass, up to a maximum number.
+
+    The maximum follows from the limits on stored tokens and on batch rows.
 
     Args:
-        item: The cell whose pass is shared.
-        candidates: Cells without results, in their order.
-        tokens: Maximum number of tokens stored per cell.
-        parts_of: Returns the parts of a cell's method; if it raises, the cell does not share.
+        item: The cell that runs the pass.
+        candidates: Cells that have no results yet, in the order in which they will run.
+        tokens: Maximum number of tokens to store per cell.
+        parts_of: Function that returns the parts of a cell's method; if it raises, that cell does not share the pass.
     """
     decodes = item.cell.kind == "quality"
     most = max(1, KEPT_TOKENS // max(1, tokens))
@@ -70,7 +75,7 @@ def sharing(
 
 
 def partners(work: Work[Any], candidates: Iterable[CellJob]) -> Iterator[tuple[CellJob, Parts]]:
-    """Yield (cell, method parts) of the candidates that can share a pass with a cell on a loaded model."""
+    """Yield (cell, method parts) for each candidate that can share the pass of the cell of `work` on its model."""
     item, model = work.item, work.model
     if not may_share(item):
         return

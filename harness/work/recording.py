@@ -35,7 +35,10 @@ if TYPE_CHECKING:
 def record_insides(
     work: GenerationWork, settings: RecordSettings, writer: AttemptWriter, on_progress: Progress
 ) -> None:
-    """Decode documents one at a time at full depth, and write the requested records of prompts and blocks."""
+    """Decode documents one at a time at full depth, and write the records that the suite requests.
+
+    These are prompt token ids, read-outs of the sub-layers in each block, and similarities of pairs of blocks.
+    """
     checkpoint, generation = work.model.checkpoint, work.settings
     if "sublayers" in settings.what and checkpoint.engine != "lean":
         raise Skip("what the parts of a block add is known to the lean engine only; this model runs on the hosted one")
@@ -58,13 +61,22 @@ def record_insides(
 
 
 def prompt_table(doc_key: str, prompt_ids: Sequence[int]) -> pa.Table:
-    """Return one row per token of a prompt, after truncation."""
+    """Return a table with one row per token of a document's prompt, after truncation."""
     n = len(prompt_ids)
     return pa.table({"doc_key": [doc_key] * n, "position": range(1, n + 1), "token_id": list(prompt_ids)})
 
 
 def sublayer_table(checkpoint: Checkpoint, doc_key: str, prompt: Sequence[int], output: Sequence[int]) -> pa.Table:
-    """Return one row per token and sub-layer of one output, in the order in which the sub-layers run."""
+    """Return a table with one row per token and sub-layer of one answer: the most probable tokens read out there.
+
+    Sub-layers are in the order in which they run.
+
+    Args:
+        checkpoint: The model.
+        doc_key: Key of the document.
+        prompt: Token ids of the prompt.
+        output: Token ids of the answer.
+    """
     n = len(output)
     parts = [
         pa.table(
@@ -85,7 +97,14 @@ def sublayer_table(checkpoint: Checkpoint, doc_key: str, prompt: Sequence[int], 
 
 
 def pair_table(checkpoint: Checkpoint, doc_key: str, prompt: Sequence[int], output: Sequence[int]) -> pa.Table:
-    """Return one row per pair of blocks of one output: cosine similarity and Jensen-Shannon divergence."""
+    """Return a table with one row per pair of blocks: cosine similarity and Jensen-Shannon divergence over one answer.
+
+    Args:
+        checkpoint: The model.
+        doc_key: Key of the document.
+        prompt: Token ids of the prompt.
+        output: Token ids of the answer.
+    """
     cosine_LL, jsd_LL = layer_pairs(checkpoint, prompt, output)
     block_a, block_b = (1 + places.ravel() for places in np.indices(cosine_LL.shape))
     return pa.table(
@@ -101,26 +120,29 @@ def pair_table(checkpoint: Checkpoint, doc_key: str, prompt: Sequence[int], outp
 
 
 class TokenClock(Observer):
-    """Observer that reads the clock when each token of one answer has been chosen.
+    """Observer of the decode loop that reads the wall clock after each token of one answer.
 
     Attributes:
-        read_ns: Clock readings in nanoseconds; the first precedes the first token.
+        read_ns: Clock readings in nanoseconds; the first one is taken before the first token.
     """
 
     def __init__(self) -> None:
         self.read_ns = [time.perf_counter_ns()]
 
     def emitted(self, generations: Sequence[Generation]) -> None:
-        """Store a clock reading."""
+        """Append a clock reading; called after each decode step."""
         self.read_ns.append(time.perf_counter_ns())
 
     def token_ns(self) -> list[int]:
-        """Return the duration of each token in nanoseconds."""
+        """Return the time of each token: nanoseconds since the token before it, or since the start for the first."""
         return [after - before for before, after in zip(self.read_ns, self.read_ns[1:], strict=False)]
 
 
 def time_tokens(work: GenerationWork, writer: AttemptWriter, on_progress: Progress) -> None:
-    """Time every token, one document at a time, alternating method and full depth, for the minimum number of rounds."""
+    """Write the wall time of every token, decoding one document at a time with full depth and the method in turn.
+
+    Each document is repeated for the minimum number of rounds of the timing settings.
+    """
     cell, timing, settings = work.cell, work.cell.timing, work.cell.record
     assert timing is not None and settings is not None, "a timing cell has timing settings"
     if cell.batch_size > 1:
@@ -156,7 +178,7 @@ def time_tokens(work: GenerationWork, writer: AttemptWriter, on_progress: Progre
 
 
 def _timed(work: TimedGeneration, parts: Parts, unit: Unit[Request]) -> list[int]:
-    """Return the nanoseconds of each token of one untraced decode; the prefill is not included."""
+    """Decode one untraced answer, and return the nanoseconds of each token; the prefill is not included."""
     settings = work.settings
     batch = prefill(
         work.checkpoint.model, unit.requests, settings.max_new_tokens, gates_first_token=settings.gates_first_token

@@ -1,4 +1,4 @@
-"""Texts to score, their scores, and the rows of the spool that compare the scores with full depth's."""
+"""Scoring of given texts: requests, scores, and rows of the spool's tables that compare the scores with full depth."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from exitbench.tasks.lm_eval.task import LmEvalTask
 
 @dataclass(frozen=True)
 class TextRequest:
-    """One text of a document to score.
+    """One text to score, such as a choice of a document.
 
     Attributes:
         doc_key: Key of the document.
         text: Text to score.
-        pairs: Token ids of the text with its context; several pairs if the text is scored in windows.
+        pairs: Token ids of the text and its context; one pair per window if a long text is scored in windows.
     """
 
     doc_key: str
@@ -40,11 +40,11 @@ class TextRequest:
 
     @classmethod
     def encode(cls, encoding: Encoding, doc_key: str, *texts: str) -> TextRequest:
-        """Encode one of lm-eval's requests: context and continuation, or a whole text.
+        """Encode the texts of one lm-eval request: a context and its continuation, or one whole text.
 
         Raises:
             Unscorable: The text has no tokens to score, or more than the model reads; the message names the document.
-            UserError: The request is a whole text, and the model an encoder-decoder.
+            UserError: The request is a whole text, and the model is an encoder-decoder.
         """
         location = f"document {doc_key}"
         if len(texts) == 1:
@@ -55,13 +55,13 @@ class TextRequest:
 
 @dataclass(frozen=True)
 class ScoredText:
-    """One scored text.
+    """Scores of one text, such as a choice of a document.
 
     Attributes:
-        text: Text from the task.
-        n_context: Number of tokens of the context; for a text scored in windows, of the first window's context.
-        n_cut: Number of tokens cut off the context.
-        parts: Scored tokens; one part per window.
+        text: The scored text, as given by the task.
+        n_context: Number of context tokens; for a text scored in windows, those of the first window.
+        n_cut: Number of tokens cut off the left of the context.
+        parts: Scored tokens, one entry per window.
     """
 
     text: str
@@ -71,7 +71,7 @@ class ScoredText:
 
     @property
     def logprob(self) -> float:
-        """Natural log-probability of the text, summed in single precision per window, as in lm-eval."""
+        """Natural log-probability of the text: token values are summed in float32 per window, as in lm-eval."""
         return sum(float(torch.tensor(part.logprobs, dtype=torch.float32).sum()) for part in self.parts)
 
     @property
@@ -81,33 +81,33 @@ class ScoredText:
 
     @property
     def token_ids(self) -> list[int]:
-        """Token ids of the text."""
+        """Token ids of the scored text, without its context."""
         return [token_id for part in self.parts for token_id in part.token_ids]
 
     @property
     def exit_layers(self) -> list[int]:
-        """Exit layer of each token."""
+        """Exit layer of each token of the text."""
         return [layer for part in self.parts for layer in part.exit_layers]
 
     @property
     def blocks_run(self) -> list[int]:
-        """Number of blocks executed for each token."""
+        """Number of blocks executed for each token of the text."""
         return [blocks for part in self.parts for blocks in part.blocks_run]
 
 
 def longest_of(requests: Sequence[TextRequest]) -> int:
-    """Return the maximum number of tokens in a text or window."""
+    """Return the number of scored tokens in the longest text; for texts scored in windows, in the longest window."""
     return max(len(pair.continuation_ids) for request in requests for pair in request.pairs)
 
 
 @dataclass(frozen=True)
 class Shared:
-    """A context with the texts of its document that continue it.
+    """A context, with all texts of its document that are scored after it.
 
     Attributes:
         doc_key: Key of the document.
-        choices: Numbers of the texts within the document, from 1.
-        context: Token ids of the context and its texts.
+        choices: Number of each text among the document's texts, from 1.
+        context: Token ids of the context and of the texts.
     """
 
     doc_key: str
@@ -116,11 +116,11 @@ class Shared:
 
 
 def contexts_of(requests: Sequence[TextRequest], seed_of: Callable[[str], int]) -> list[Shared]:
-    """Return contexts with their continuations, in the order of documents.
+    """Group texts to score by their context; return the contexts with their continuations, in the order of documents.
 
     Args:
         requests: Texts to score; the texts of one document are adjacent and in order.
-        seed_of: Returns a document's seed, given its key.
+        seed_of: Function that returns a document's seed, given its key.
     """
     first: dict[str, int] = {}
     for number, request in enumerate(requests):
@@ -136,11 +136,11 @@ def contexts_of(requests: Sequence[TextRequest], seed_of: Callable[[str], int]) 
 def scored_contexts(
     requests: Sequence[TextRequest], scored: Mapping[str, Sequence[ScoredText]]
 ) -> list[tuple[str, Context, list[Scored]]]:
-    """Return (document key, context, scores of its continuations) of every context.
+    """Return a tuple for each context: document key, context with its continuations, and their scores.
 
     Args:
         requests: Texts to score; the texts of one document are adjacent and in order.
-        scored: Their scores, by document key.
+        scored: The scored texts, by document key.
     """
     texts = [text for key in dict.fromkeys(request.doc_key for request in requests) for text in scored[key]]
     return [
@@ -162,19 +162,19 @@ def score_texts(
     seed_of: Callable[[str], int],
     on_documents: Callable[[int], None],
 ) -> dict[str, list[ScoredText]]:
-    """Score texts in batches; texts with the same context share its pass.
+    """Score texts in batches; a context shared by several texts is run once.
 
     Args:
         checkpoint: The model.
         requests: Texts to score; the texts of one document are adjacent and in order.
         parts: The method's parts.
-        generation: Scope of exit decisions, and whether the first token may exit early.
-        rows: Maximum number of texts scored together.
-        seed_of: Returns a document's seed, given its key.
-        on_documents: Called with the number of documents scored so far.
+        generation: Settings, of which the scope of exit decisions and the rule for the first token are used.
+        rows: Maximum number of texts per batch.
+        seed_of: Function that returns a document's seed, given its key.
+        on_documents: Callback that receives the number of documents scored so far.
 
     Returns:
-        Scored texts by document key, in the order of ``requests``.
+        Scored texts by document key; those of one document are in the order of ``requests``.
 
     Raises:
         UserError: The method provides no log-probabilities.
@@ -213,7 +213,7 @@ def score_texts(
 
 
 def _places(requests: Sequence[TextRequest]) -> list[list[tuple[int, int]]]:
-    """Return groups of (text number, window number) that share a context."""
+    """Group the windows of all texts by document and context; return each group as (text index, window index) pairs."""
     shared: dict[tuple[str, tuple[int, ...]], list[tuple[int, int]]] = {}
     for number, request in enumerate(requests):
         for at, pair in enumerate(request.pairs):
@@ -243,9 +243,11 @@ def _by_document(
 
 @dataclass(frozen=True)
 class FullChoice:
-    """Full depth's scores of one text.
+    """Full depth's scores of one text: log-probabilities, and whether its tokens are greedy.
 
     Attributes:
+        logprob: Log-probability of the text.
+        is_greedy: Whether every token of the text is the most probable token.
         is_chosen: Whether the text is the most probable choice; None if it is not one of the document's choices.
         logprobs: Log-probability of each token.
         greedy: Whether each token is the most probable token.
@@ -265,17 +267,17 @@ ScoredTexts = Mapping[str, Sequence[ScoredText]]
 
 
 def n_choices(task: LmEvalTask, document: Document, texts: Sequence[ScoredText]) -> int:
-    """Return how many of a document's texts are choices; texts needed only by a metric follow after the choices."""
+    """Return how many of a document's texts are choices; texts that only a metric needs follow after the choices."""
     return len(task.choices(document)) if task.output_type == "multiple_choice" else len(texts)
 
 
 def chosen_place(task: LmEvalTask, document: Document, texts: Sequence[ScoredText]) -> int:
-    """Return the index of the most probable choice; on ties the first, as in lm-eval."""
+    """Return the index of the most probable choice of a document; on ties the first, as in lm-eval."""
     return int(np.argmax([text.logprob for text in texts[: n_choices(task, document, texts)]]))
 
 
 def full_choices(task: LmEvalTask, documents: Sequence[Document], scored: ScoredTexts) -> Full:
-    """Return full depth's scores in the form of `Full`, from texts scored in memory."""
+    """Return full depth's scores by (document key, number of the text), from texts just scored at full depth."""
     full = {}
     for document in documents:
         doc_texts = scored[document.key]
@@ -289,7 +291,12 @@ def full_choices(task: LmEvalTask, documents: Sequence[Document], scored: Scored
 
 
 def read_choices(choices: Path, tokens: Path) -> Full:
-    """Return full depth's scores in the form of `Full`, from the files of its cell."""
+    """Return full depth's scores by (document key, number of the text), read from the files of full depth's cell.
+
+    Args:
+        choices: File ``choices.parquet`` of the cell.
+        tokens: File ``tokens.parquet`` of the cell.
+    """
     columns = ["doc_key", "choice", "position", "logprob", "is_greedy"]
     by_choice: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for row in pq.read_table(tokens, columns=columns).to_pylist():
@@ -306,7 +313,7 @@ def read_choices(choices: Path, tokens: Path) -> Full:
 def choice_rows(
     task: LmEvalTask, documents: Sequence[Document], scored: ScoredTexts, full: Full
 ) -> list[dict[str, Any]]:
-    """Return one row per text for the spool's table ``choices``."""
+    """Return the rows of the spool's table ``choices``: one per scored text, with its and full depth's scores."""
     rows = []
     for document in documents:
         doc_texts = scored[document.key]
@@ -337,7 +344,14 @@ def choice_rows(
 def token_rows(
     documents: Sequence[Document], scored: ScoredTexts, full: Full, parts: Parts | None
 ) -> list[dict[str, Any]]:
-    """Return one row per token of a text for the table ``tokens``; ``parts`` is passed to `TokenRecord.to_row`."""
+    """Return the rows of the spool's table ``tokens``: one per token of each scored text, with full depth's values.
+
+    Args:
+        documents: The documents, in the order of the rows.
+        scored: Scored texts of each document.
+        full: Full depth's scores of the same texts.
+        parts: The method's parts; None for a replay (see `TokenRecord.to_row`).
+    """
     rows = []
     for document in documents:
         for choice, text in enumerate(scored[document.key], start=1):
@@ -357,7 +371,7 @@ def token_rows(
 
 
 def gap_nats(doc_key: str, texts: Sequence[ScoredText], full: Full) -> float:
-    """Return the sum over tokens of absolute differences between log-probabilities and full depth's, in nats."""
+    """Return the absolute difference from full depth's log-probabilities, summed over a document's tokens, in nats."""
     return sum(
         abs(logprob - full_logprob)
         for choice, text in enumerate(texts, start=1)

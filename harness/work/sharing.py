@@ -1,10 +1,10 @@
-"""Shared passes: the first cell of a pass decodes or reads for all its cells, and stores the others' results here.
+"""Shared passes: the first cell decodes, or reads a probe, for several cells, and stores the other cells' results.
 
-Each cell is written in its turn, as a separate attempt. A cell without a stored result, because the pass failed or
-another process ran it, computes the result itself.
+Each cell is written in its turn, as a separate attempt. A cell without a stored result computes the result itself, for
+instance if the pass failed or another process ran it.
 
-Whether methods can share a decode does not depend on parameter names. Gate, head and KV policy of both are built and
-compared, attribute by attribute, so that a gate that uses its threshold shares with no other cell.
+Whether two methods can share a decode does not depend on parameter names. Gate, head and KV policy of both are built
+and compared attribute by attribute. A gate that itself uses the threshold therefore shares with no other cell.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ PASS_ROWS: Final = 64
 
 @dataclass
 class SharedPasses:
-    """Membership of cells in shared passes, and stored results of cells that have not run yet.
+    """State of all shared passes of a worker: which cells share a pass, and stored results of cells that run later.
 
     Attributes:
-        cells: Number of cells that share the pass of each unfinished cell, by cell id; 1 after a pass that failed.
+        cells: For each unfinished cell, by id, the number of cells that share its pass; 1 after the shared pass has
+            failed.
     """
 
     cells: dict[str, int] = field(default_factory=dict)
@@ -45,61 +46,61 @@ class SharedPasses:
     _exits: dict[str, pa.Table] = field(default_factory=dict)
 
     def begin(self, cell_id: str, partner_parts: Mapping[str, Parts]) -> None:
-        """Begin a shared pass.
+        """Register a shared pass: the cell that runs it, and the other cells that it answers.
 
         Args:
             cell_id: The cell that runs the pass.
-            partner_parts: Method parts of the other cells, by cell id.
+            partner_parts: Method parts of the other cells of the pass, by cell id.
         """
         self._partner_parts[cell_id] = partner_parts
         self._cached |= {partner: {} for partner in partner_parts}
         self.cells |= dict.fromkeys((cell_id, *partner_parts), 1 + len(partner_parts))
 
     def partner_parts(self, cell_id: str) -> Mapping[str, Parts]:
-        """Return the method parts of the other cells in a cell's pass, by cell id."""
+        """Return the method parts of the other cells that the pass of a cell answers, by cell id."""
         return self._partner_parts.get(cell_id, {})
 
     def shared_cells(self, cell_id: str) -> Sequence[SharedCell]:
-        """Return the other cells for which a cell decodes."""
+        """Return the other cells for which a cell decodes: their thresholds, and the caches for their answers."""
         return tuple(
             SharedCell(parts.threshold, self._cached[other]) for other, parts in self.partner_parts(cell_id).items()
         )
 
     def cached_answers(self, cell_id: str) -> AnswerCache:
-        """Return the stored answers of a cell."""
+        """Return the answers that the pass of another cell has stored for a cell; empty if there are none."""
         return self._cached.get(cell_id, {})
 
     def keep_exits(self, exits: Mapping[str, pa.Table]) -> None:
-        """Store the results of replays, by cell id."""
+        """Store replay results (tables of exit layers) for the cells that run later, by cell id."""
         self._exits |= exits
 
     def exits(self, cell_id: str) -> pa.Table | None:
-        """Return the stored replay result of a cell; None if there is none."""
+        """Return the stored replay result (table of exit layers) of a cell; None if there is none."""
         return self._exits.get(cell_id)
 
     def abandon(self, cell_id: str) -> None:
-        """Abandon a shared pass after an error, so that each of its cells computes its own results."""
+        """Give up a shared pass after an error: delete the stored answers, so that each cell computes its own."""
         partner_ids = self._partner_parts.pop(cell_id)
         for other in partner_ids:
             self._cached[other].clear()
         self.cells |= dict.fromkeys((cell_id, *partner_ids), 1)
 
     def end(self, cell_id: str) -> None:
-        """Delete all stored data of a cell that has ended."""
+        """Delete everything stored for a cell that has finished."""
         stores: tuple[dict[str, Any], ...] = (self._partner_parts, self._cached, self._exits, self.cells)
         for of_cells in stores:
             of_cells.pop(cell_id, None)
 
 
 def differ_in_threshold_alone(first: Parts, second: Parts) -> bool:
-    """Return whether two methods are equal except for their thresholds."""
+    """Return whether two methods have the same exit layers, gate, head and KV policy; their thresholds may differ."""
     return first.blocks == second.blocks and all(
         _same(getattr(first, part), getattr(second, part)) for part in ("gate", "head", "kv_policy")
     )
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Return whether two values are known to be equal; False also if they cannot be compared."""
+    """Return whether two values are equal; False also if equality cannot be determined."""
     if a is b:
         return True
     if type(a) is not type(b):
@@ -120,14 +121,15 @@ def _same(a: Any, b: Any) -> bool:
 
 @dataclass(frozen=True)
 class ReplaySource:
-    """Recorded values of each token at every block, and the columns to read.
+    """Recorded values that a replay reads: files, their SQL source, and the columns to return.
 
     Attributes:
-        source: SQL after FROM, one row per token; see `rows_of`.
-        files: Parquet files of the source, by SQL parameter.
-        order: Columns by which the tokens are sorted; these columns are also returned.
+        source: SQL FROM clause that yields one row per token; see `rows_of`.
+        files: Parquet files of the source, by the name of their SQL parameter.
+        order: Columns by which the token rows are sorted; they are also returned.
         extra_columns: Further columns to return.
-        at_exit: Values read at a token's exit layer, by name: SQL with the placeholder ``{e}`` for the block.
+        at_exit: Values to return from a token's exit layer, by name: SQL with the placeholder ``{e}`` for the exit
+            layer.
     """
 
     source: str
@@ -137,10 +139,10 @@ class ReplaySource:
     at_exit: Mapping[str, str]
 
     def exits(self, rules: Mapping[str, str]) -> dict[str, pa.Table]:
-        """Return, for each rule, a table of the columns, `exit_layer` and the values at the exit layer.
+        """Return, for each exit rule, a table with one row per token: columns, exit layer, and the values there.
 
         Args:
-            rules: SQL for the exit layer of one row, by name of the rule.
+            rules: SQL that computes the exit layer of a token row, by name of the rule.
         """
         wanted = [*self.order, *self.extra_columns]
         rule_columns = [f"({rule})::SMALLINT AS e_{n}" for n, rule in enumerate(rules.values())]
@@ -166,17 +168,19 @@ class ReplaySource:
 
 
 def rows_of(parameter: str) -> str:
-    """Return SQL for the rows of one file, given by an SQL parameter. Its path is not expanded as a pattern."""
+    """Return the SQL that reads a Parquet file whose path is an SQL parameter; the path is no glob pattern."""
     return f"read_parquet(${parameter}, hive_partitioning=false)"
 
 
 def exits(work: Work[Any], recorded: ReplaySource, rule_of: Callable[[Parts], str]) -> pa.Table:
-    """Return the table `ReplaySource.exits` of a cell's method. The first cell of a pass computes it for all its cells.
+    """Return the simulated exit layer of each token for a cell's method, as a table (`ReplaySource.exits`).
+
+    The first cell of a shared pass computes the tables of all its cells; the others return the stored table.
 
     Args:
         work: Work of the cell.
-        recorded: The recorded values.
-        rule_of: Returns SQL for the exit layer of one row, given a method's parts.
+        recorded: The recorded values of the probe or scores cell.
+        rule_of: Function that returns the SQL for the exit layer of a token row, given a method's parts.
     """
     passes, cell_id = work.model.passes, work.cell.cell_id
     if (stored := passes.exits(cell_id)) is not None:

@@ -1,4 +1,4 @@
-"""Protocol of timed work: units of documents, run by a method while the clock is read between phases."""
+"""Protocol of timed work: batches of documents are run with a method, and clocks are read between the phases."""
 
 from __future__ import annotations
 
@@ -17,35 +17,46 @@ Output = TypeVar("Output")
 
 @dataclass(frozen=True)
 class Unit(Generic[Request]):
-    """Documents that are run as one batch, with the key of the first document."""
+    """Batch of documents that is run and timed as a whole.
+
+    Attributes:
+        doc_key: Key of the batch's first document.
+        requests: The engine's input for each document.
+    """
 
     doc_key: str
     requests: tuple[Request, ...]
 
 
 class TimedWork(Protocol[Request, Output]):
-    """Work that can be timed: a method runs one unit after another."""
+    """Protocol of work that can be timed: a method runs one batch after another."""
 
     @property
     def device(self) -> torch.device:
         """Device of the model."""
 
     def run(self, parts: Parts, unit: Unit[Request]) -> list[Output]:
-        """Run a unit with tracing and without measuring time; return its outputs."""
+        """Run a batch with tracing and without measuring time; return its outputs."""
 
     def with_known_exits(self, parts: Parts, units: Sequence[Unit[Request]], outputs: Sequence[Output]) -> Parts:
-        """Return a variant of a look-ahead method that exits at the layers in its outputs and reads no later blocks."""
+        """Return an oracle's method with a gate that knows the exit layers, so that no later block runs when timed.
+
+        Args:
+            parts: Parts of the oracle (a method that looks ahead).
+            units: The batches.
+            outputs: Traced outputs of the oracle for the batches, in order.
+        """
 
     def timed(self, parts: Parts, unit: Unit[Request], clock: Clock) -> tuple[tuple[str, ...], int]:
-        """Run a unit without tracing; mark the clock at the start of each phase and at the end of the last.
+        """Run a batch without tracing; mark the clock at the start of each phase and at the end of the last phase.
 
         Returns:
-            The names of the phases, and the number of tokens produced.
+            The names of the phases, and the number of tokens (or texts) produced.
         """
 
 
 class Clock:
-    """Wall clock, CPU clock, and CUDA events on a GPU. The device is synchronized only at the marks."""
+    """Wall clock, CPU clock and, on a GPU, CUDA events; the device is synchronized only at `mark`."""
 
     def __init__(self, device: torch.device) -> None:
         self.on_device = device.type == "cuda"
@@ -54,7 +65,7 @@ class Clock:
         self.events: list[torch.cuda.Event] = []
 
     def mark(self) -> None:
-        """Synchronize the device, and read all clocks."""
+        """Synchronize the device, and append a reading of all clocks."""
         if self.on_device:
             for index in range(torch.cuda.device_count()):  # only this worker's GPUs are visible
                 torch.cuda.synchronize(index)
@@ -66,7 +77,7 @@ class Clock:
         self.cpu_ns.append(time.process_time_ns())
 
     def between(self, first: int, last: int) -> tuple[int, int | None, int]:
-        """Return nanoseconds between two marks: wall time, device time (None without a GPU), CPU time."""
+        """Return the nanoseconds between two marks (indices): wall time, device time (None without GPU), CPU time."""
         wall_ns = self.wall_ns[last] - self.wall_ns[first]
         cpu_ns = self.cpu_ns[last] - self.cpu_ns[first]
         if not self.on_device:

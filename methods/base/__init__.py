@@ -1,15 +1,16 @@
 """Base classes of a method's four parts: gate, threshold, head and KV policy. Plug-ins import them from here.
 
-Blocks are numbered 1..L. An exit layer is the number of blocks that a token ran.
+Blocks are numbered 1..L. An exit layer is the block after which a token is emitted.
 
 A method is a frozen dataclass, registered by name, whose fields are its documented parameters; it builds `Parts`. The
-decode loop evaluates the gate at the method's blocks and compares the score with the threshold. A row whose score is
-higher exits: the head gives its token, and the KV policy handles the blocks it skipped. The contract of each part:
+decode loop evaluates the gate at the method's blocks and compares the score with the threshold. A row of the batch
+exits if its score is higher: the head gives its token, and the KV policy handles the blocks it skipped. The contract of
+each part:
 
 * A gate stores the state that it carries from block to block in `view.memory`, from which the loop drops the rows that
   exit. Gates with `needs_history` read the states of earlier blocks, those with `looks_ahead` (oracles) later ones.
 * What a gate carries from token to token of an answer is in `view.answer_memory` (`start_answers`, `remember`). It
-  stays with the row, so that a batch decodes what its rows decode alone.
+  stays with the row, so that a row's tokens do not depend on the other rows of its batch.
 * `score_sql` computes from a probe's columns the same number as `score`, so that a replay can sweep thresholds.
 * Log-likelihoods of given tokens come from `log_p`, not `choose`: the distribution over the whole vocabulary from which
   the method emits (docs/likelihood.md). A gate that overrides `choose` also overrides `log_p`, or explains in
@@ -22,8 +23,8 @@ higher exits: the head gives its token, and the KV policy handles the blocks it 
   Or all tokens since the last full pass run again from block 1 (`recompute-backlog`).
 * Policies with `verifies` compare emitted tokens with full depth, and cut a row's answer and cache at the first
   rejected token.
-* `Parts.cost` adds up the work of an answer. The loop counts the rows of the LM head that each token multiplied
-  (`head_rows`), because a pruned head chooses them while it runs.
+* `Parts.cost` adds up the cost of an answer. The loop counts the LM head's weight rows that are multiplied for each
+  token (`head_rows`), because a pruned head selects them while it runs.
 * For encoders a document is one token of a decoder whose vocabulary is the labels. The head is the block's off-ramp or
   the model's classifier. `Gate.scores_numbers` marks a gate that can also score a regression.
 """

@@ -1,4 +1,4 @@
-"""Cost of a row: FLOPs, numbers read from memory, and work discarded by verification."""
+"""Cost of decoding: FLOPs, numbers read from memory, and work discarded by verification."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Cost:
-    """Work of one row.
+    """FLOPs and memory reads of some work, such as one token or one answer; costs can be added and scaled.
 
     Attributes:
-        matmul_flops: FLOPs of matrix products; a multiply-add counts two.
+        matmul_flops: FLOPs of matrix products; a multiply-add counts as two.
         elementwise_flops: All other FLOPs.
-        read_numel: Numbers (weights, keys and values) read from memory.
+        read_numel: Number of elements (weights, keys and values) read from memory.
     """
 
     matmul_flops: float = 0.0
@@ -22,7 +22,7 @@ class Cost:
 
     @property
     def flops(self) -> float:
-        """Return all FLOPs: matrix products plus other operations."""
+        """Total FLOPs: matrix products plus all other operations."""
         return self.matmul_flops + self.elementwise_flops
 
     def __add__(self, other: Cost) -> Cost:
@@ -38,12 +38,12 @@ class Cost:
 
 @dataclass(frozen=True)
 class Drafting:
-    """Work that verification discarded in one answer; each list has one entry per token of the answer.
+    """Drafts that verification discarded in one answer; each field has one entry per token of the final answer.
 
     Attributes:
-        rejected_layers: Exit layers of the drafts discarded just before the token was decided.
-        wasted: Positions that ran for these drafts and were discarded. One fewer than the drafts if the last one would
-            have ended the answer, since that draft was never fed to the model.
+        rejected_layers: Exit layers of the drafts that were discarded just before the token was chosen.
+        wasted: Number of these drafts that had been fed to the model, each at one position. It is one less than all of
+            them if the last draft would have ended the answer.
     """
 
     rejected_layers: Sequence[Sequence[int]]

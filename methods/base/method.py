@@ -1,4 +1,4 @@
-"""Base class of methods: a name, documented parameters, and optional fitting; a method builds `Parts` for a depth.
+"""Base class of methods: a name, documented parameters, optional fitting, and the four parts for a model's depth.
 
 Shape suffixes: N tokens, D model width, L blocks.
 """
@@ -39,10 +39,10 @@ class FitData:
     document_N: Tensor
 
     def split(self, unseen_share: float) -> tuple[FitData, FitData]:
-        """Split by document into a training part and a held-out part.
+        """Split the data by document; return training data and held-out data.
 
         Args:
-            unseen_share: Share of the documents, taken from the end, that is held out; at least 1 document.
+            unseen_share: Share of the documents, taken from the end, to hold out; at least 1 document is held out.
 
         Raises:
             UserError: There are fewer than 2 documents.
@@ -66,7 +66,7 @@ class FitData:
 
 @dataclass(frozen=True)
 class Fitted:
-    """Result of fitting: tensors by name, and the training curve with one row per pass over the data."""
+    """Result of `Method.fit`: tensors by name, and the training curve with the losses of each epoch."""
 
     tensors: dict[str, Tensor]
     curve: list[dict[str, float]] = field(default_factory=list)
@@ -80,7 +80,7 @@ class Method(ABC):
     """Base class of early-exit methods; the fields of a subclass are its parameters, declared with `param`.
 
     Examples:
-        The gate is that of `Gate`'s example.
+        `LargestProbability` is the gate from the example of `Gate`.
 
         >>> from dataclasses import dataclass
         >>> from exitbench.methods.base import Method, Parts, blocks_from, param
@@ -115,78 +115,81 @@ class Method(ABC):
 
     @abstractmethod
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
-        """Return the four parts for a decoder of ``n_blocks`` blocks.
+        """Return gate, threshold, head and KV policy for a decoder of ``n_blocks`` blocks.
 
         Args:
-            n_blocks: Decoder blocks, L.
+            n_blocks: Number of decoder blocks, L.
             fitted: Tensors by name that `fit` returned; empty for methods that fit nothing.
         """
 
     def score_params(self) -> dict[str, Any]:
-        """Return the parameters that affect the gate's score.
+        """Return the parameters that affect the gate's score, by name.
 
         Parameters of the threshold, head and KV policy may be left out. By default, return all parameters.
         """
         return self.params()
 
     def unused_params(self) -> frozenset[str]:
-        """Return the parameters that have no effect at the values of the others, e.g.
+        """Return the names of parameters that have no effect, given the values of the others.
 
-        A threshold that a rule ignores.
+        An example is the constant threshold while thresholds are given per block.
         """
         return frozenset()
 
     def probe_has_score(self) -> bool:
-        """Return whether a probe's columns contain the score; if not, a replay needs a cell of kind `scores` first."""
+        """Return whether the gate's score can be computed from the columns of a probe.
+
+        If not, a replay needs a cell of kind `scores` first.
+        """
         return self.parts(n_blocks=2).score_sql(n_blocks=2) is not None
 
     def fit_params(self) -> dict[str, Any]:
-        """Return the parameters that affect the result of `fit`; empty if nothing is fitted."""
+        """Return the parameters that affect the result of `fit`, by name; empty if nothing is fitted."""
         return {}
 
     def fit(self, data: FitData, on_progress: Callable[[float], None]) -> Fitted:
-        """Fit the method on a frozen model; the same data and parameters give the same tensors.
+        """Fit gate or thresholds on a frozen model; the same data and parameters give the same tensors.
 
         Args:
             data: The train split.
-            on_progress: Called with the finished share, 0 to 1.
+            on_progress: Called with the finished share of the work, 0 to 1.
         """
         return Fitted({})
 
     def check(self, n_blocks: int) -> None:
-        """Raise UserError if the parameters do not fit a decoder of ``n_blocks`` blocks."""
+        """Raise UserError if the parameters are not valid for a decoder of ``n_blocks`` blocks."""
 
     def bound_to(self, exit_blocks: tuple[int, ...]) -> Self:
-        """Return the method adapted to a checkpoint.
+        """Return the method adapted to a checkpoint's exit heads; by default, the method itself.
 
         Args:
             exit_blocks: Blocks after which the checkpoint has trained exit heads; () if it has none.
 
         Raises:
-            UserError: The method needs heads that the checkpoint does not have.
+            UserError: The method needs exit heads that the checkpoint does not have.
         """
         return self
 
     def params(self) -> dict[str, Any]:
-        """Return the parameters by name, as they are hashed into the identity of a cell."""
+        """Return all parameters by name; the id of a cell is a hash that includes them."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_params(cls, params: Mapping[str, Any], location: str = "") -> Self:
-        """Build the method from untrusted parameters.
+        """Return the method with the given parameters, after a check of their names, types and ranges.
 
         Args:
             params: Parameter values by name.
             location: File and line that contain them, for the error message.
 
         Raises:
-            UserError: An unknown parameter, a wrong type or a value that is not allowed.
+            UserError: A parameter is unknown, or its value has the wrong type or is not allowed.
         """
         return cls(**checked_params(cls, cls.name, params, location))
 
 
 def check_block(method: Method, parameter: str, n_blocks: int) -> None:
-    """Raise UserError if the value of a parameter, a block number, is greater than the number of blocks."""
+    """Raise UserError if the block number in a method's parameter, given by its name, exceeds ``n_blocks``."""
     value = getattr(method, parameter)
     if value > n_blocks:
         raise UserError(

@@ -14,14 +14,14 @@ from exitbench.errors import UserError, suggestion
 def param(
     default: Any, doc: str, *, low: float | None = None, high: float | None = None, choices: tuple[str, ...] = ()
 ) -> Any:
-    """Declare a method parameter as a dataclass field.
+    """Return a dataclass field that declares a method's parameter, its meaning and its allowed values.
 
     Args:
         default: Default value.
-        doc: What the parameter means, shown in lists and documents.
+        doc: Meaning of the parameter, shown by the command line and in the documentation.
         low: Smallest allowed value; None for no limit.
         high: Largest allowed value; None for no limit.
-        choices: Allowed values of a text parameter; () allows all.
+        choices: Allowed values of a text parameter; () allows all values.
     """
     return field(default=default, metadata={"doc": doc, "low": low, "high": high, "choices": choices})
 
@@ -30,9 +30,16 @@ _types = functools.cache(get_type_hints)
 
 
 def checked_params(cls: type, method: str, params: Mapping[str, Any], location: str = "") -> dict[str, Any]:
-    """Check untrusted parameters of a method against the fields of its class, and return them.
+    """Return untrusted parameters, checked against the fields of a method's class and converted to their types.
 
-    See `Method.from_params`.
+    Args:
+        cls: Class of the method.
+        method: Name of the method, for error messages.
+        params: Parameter values by name.
+        location: File and line that contain them, for error messages.
+
+    Raises:
+        UserError: A parameter is unknown, or its value has the wrong type or is not allowed.
     """
     fields_by_name = {item.name: item for item in fields(cls)}
     types = _types(cls)

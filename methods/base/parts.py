@@ -56,82 +56,86 @@ class Gate(ABC):
 
     @property
     def chooses_from_logits(self) -> bool:
-        """Return whether `choose` reads only logits, seeds and positions.
+        """Whether `choose` reads only logits, seeds and positions.
 
-        If so, rows that exit after different blocks are read out together. A gate that overrides `choose` also
-        overrides this property if it holds; otherwise it is False.
+        If so, one LM-head product serves all rows of the batch, whatever their exit layers. A gate that overrides
+        `choose` also overrides this property if it still holds; otherwise it is False.
         """
         return type(self).choose is Gate.choose
 
     @abstractmethod
     def score(self, view: BlockView) -> Tensor:
-        """Return the confidence of each active row, [A].
+        """Return the confidence of each active row of the batch, [A].
 
         Read `view.hidden_AD` [A, D], `view.logits_AK` [A, K] or `view.memory`, and change none of them in place except
         `memory`. The score is one floating-point number per row, as in the example of `Gate`.
         """
 
     def choose(self, view: BlockView) -> Tensor:
-        """Return the token that each row emits, [A]; by default the most probable token."""
+        """Return the token that each row of the batch emits, [A]; by default the most probable token."""
         return view.most_probable()
 
     def draft(self, view: BlockView) -> Tensor | None:
-        """Return the tokens of rows that leave before the last block, [A], if they are not read from logits.
+        """Return the tokens [A] of rows that exit early, for gates that draft tokens without logits; by default None.
 
-        By default None: `choose` is called.
+        None means that `choose` reads the tokens from logits.
         """
         return None
 
     def start_answers(self, n_rows: int, device: torch.device) -> dict[str, Tensor]:
-        """Return what `BlockView.answer_memory` holds as answers begin: tensors with leading dimension B.
+        """Return `BlockView.answer_memory` for the start of answers: tensors by name, with ``n_rows`` rows each.
 
-        A row keeps its entries from token to token, also beyond tokens that verification discards.
+        A row's entries are kept from token to token, even if verification discards tokens in between.
         """
         return {}
 
     def remember(self, view: BlockView, token_A: Tensor) -> None:
-        """Update the answer memory after tokens were chosen, if `remembers`.
+        """Update ``view.answer_memory`` after the tokens of a step were chosen; called if `remembers` is True.
 
         Args:
-            view: Rows that left after ``view.block``. Entries of `answer_memory` are replaced, not changed in place.
-            token_A: The tokens that they emit.
+            view: View of the rows that exited after ``view.block``. Replace entries of its `answer_memory` instead of
+                changing them in place.
+            token_A: The tokens that these rows emit.
         """
 
     def remember_cost(self, model: ModelInterface, exit_layer: int) -> Cost:
-        """Return the work of `remember` for one token, with its rows of the LM head."""
+        """Return the cost of `remember` for one token, including its reads of the LM head."""
         return Cost()
 
     def bounds(self, lower_AV: Tensor, upper_AV: Tensor) -> tuple[Tensor, Tensor]:
-        """Return lower and upper bounds of `score`, [A] each, over all logits within the given intervals.
+        """Return lower and upper bounds of `score`, [A] each, for all logits between ``lower_AV`` and ``upper_AV``.
 
-        The bounds include the rounding error of `score`. Only gates that read nothing but logits can have bounds; such
-        gates can be evaluated without reading the LM head (`is_bounded`).
+        They include the rounding error of `score`. Only gates whose score depends on logits alone can have bounds. For
+        these, the exact LM head is read only if the bounds leave an exit undecided.
         """
         raise NotImplementedError(f"{type(self).__name__} has no bounds")
 
     @property
     def is_bounded(self) -> bool:
-        """Return whether `bounds` was defined for the current `score`, not inherited from a gate with another score."""
+        """Whether the gate has `bounds` of its own `score`, not bounds inherited from a gate with another score."""
         owner = next(cls for cls in type(self).__mro__ if "score" in vars(cls) or "bounds" in vars(cls))
         return owner is not Gate and "bounds" in vars(owner)
 
     def log_p(self, view: BlockView) -> Tensor:
-        """Return natural logarithms of the distribution that `choose` emits from, [A, V]; by default the head's own.
+        """Return natural log-probabilities of the distribution that `choose` emits from, [A, V]; by default the head's.
 
-        Called in place of `choose` to score given tokens, if the head reads the whole vocabulary.
+        Called instead of `choose` to score given tokens, if the head reads the whole vocabulary.
         """
         return torch.log_softmax(view.logits_AK.float(), dim=-1)
 
     @property
     def why_no_log_p(self) -> str | None:
-        """Return why given tokens have no `log_p` (a subclass overrides `choose` alone); None if valid."""
+        """Reason why given tokens cannot be scored by `log_p`; None if they can.
+
+        By default, they cannot if a subclass overrides `choose` without `log_p`.
+        """
         owner = next(cls for cls in type(self).__mro__ if "choose" in vars(cls) or "log_p" in vars(cls))
         return None if "log_p" in vars(owner) else "its gate chooses tokens in a way that gives them no probabilities"
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str | None:
-        """Return the score at block ``l`` as SQL over one row of a probe, or None if a probe lacks the columns.
+        """Return SQL for the score at block ``l``, given one token's row of a probe; None if a probe lacks the columns.
 
-        Replays use the expression to compute the exit layers of other thresholds without running the model.
+        Replays use it to compute exit layers at other thresholds without running the model.
 
         Args:
             gate_blocks: The blocks at which the gate is evaluated, ascending.
@@ -139,7 +143,7 @@ class Gate(ABC):
         return None
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Return the gate's work for one token; its reads of the LM head are counted elsewhere.
+        """Return the cost of the gate for one token; its reads of the LM head are counted elsewhere.
 
         Args:
             model: The model.
@@ -167,17 +171,17 @@ class Threshold(ABC):
 
     @abstractmethod
     def value(self, block: int, position: int, max_new_tokens: int) -> float:
-        """Return the threshold.
+        """Return the value that a score must exceed at one block and position.
 
         Args:
             block: Blocks executed so far, 1..L-1.
             position: Position in the answer; 1 for the first generated token.
-            max_new_tokens: Longest answer allowed.
+            max_new_tokens: Longest answer allowed, in tokens.
         """
 
     @abstractmethod
     def sql(self, max_new_tokens: int) -> str:
-        """Return the same threshold as SQL over the probe column ``position`` and the block ``l``."""
+        """Return SQL for the threshold, from a probe's column ``position`` and the block number ``l``."""
 
 
 class Head(ABC):
@@ -190,48 +194,48 @@ class Head(ABC):
 
     @abstractmethod
     def read(self, view: BlockView) -> Reading:
-        """Return logits at the view's block, and add the number of LM-head rows multiplied to ``view.head_rows``."""
+        """Return the logits of the view's batch rows; add the LM-head weight rows read to ``view.head_rows``."""
 
     @abstractmethod
     def earlier_logits(self, view: BlockView, block: int) -> Tensor:
-        """Return logits [A, K] of an earlier block over the token ids that were read at the view's block.
+        """Return the logits [A, K] after an earlier ``block``, for the token ids that were read at the view's block.
 
-        Add the rows of the LM head that were multiplied to ``view.head_rows``.
+        Add the number of LM-head weight rows read to ``view.head_rows``.
         """
 
     def bounds(self, view: BlockView) -> LogitBounds | None:
-        """Return intervals of the logits that `read` would return, and count ``view.head_rows_int8``.
+        """Return bounds of the logits that `read` would return; add the int8 rows read to ``view.head_rows_int8``.
 
-        Return None if the head has no bounds or reads this block exactly.
+        Return None if the head has no bounds or always reads this block exactly.
         """
         return None
 
     @property
     def is_bounded(self) -> bool:
-        """Return whether the head computes intervals of the logits before the logits themselves."""
+        """Whether the head computes bounds of the logits before the logits themselves."""
         return type(self).bounds is not Head.bounds
 
     def certified(self) -> Head | None:
-        """Return the same head with `bounds`, or None if the model has no bounds for the logits of this head."""
+        """Return the variant of this head that has `bounds`, or None if there are no bounds for this head's logits."""
         return None
 
     def logits_ahead(self, model: ModelInterface, ahead_LAD: Tensor) -> Tensor:
-        """Return logits [L, A, V] of the states after every block; by default from the model's own LM head.
+        """Return the logits after every block, [L, A, V]; by default from the model's own LM head.
 
         Args:
             model: The model.
-            ahead_LAD: States after blocks 1..L.
+            ahead_LAD: States after blocks 1..L, [L, A, D].
         """
         n_blocks, n_rows, width = ahead_LAD.shape
         return model.logits(ahead_LAD.reshape(n_blocks * n_rows, width)).view(n_blocks, n_rows, -1)
 
     def cost(self, model: ModelInterface, rows: float) -> Cost:
-        """Return the work of multiplying a number of rows of the LM head (a mean may be fractional)."""
+        """Return the cost of multiplying ``rows`` weight rows of the LM head; a mean over tokens may be fractional."""
         numel = rows * model.d_model
         return Cost(matmul_flops=2 * numel, read_numel=numel)
 
     def cost_beyond_rows(self, model: ModelInterface, blocks: Sequence[int]) -> Cost:
-        """Return the cost of reading out these blocks minus that of a whole LM head for each.
+        """Return the cost of reading out the given blocks, minus that of one whole LM-head read for each of them.
 
         It is nonzero for trained exit heads, and negative if they are smaller than the LM head.
         """
@@ -239,7 +243,7 @@ class Head(ABC):
 
 
 class KVPolicy(ABC):
-    """Base class of KV policies: how the keys and values of the blocks that a token skipped are written."""
+    """Base class of KV policies: a policy computes keys and values of the blocks that a token skipped."""
 
     name: ClassVar[str]
     deferred: ClassVar[Literal["project", "run", "rerun"] | None] = None
@@ -261,13 +265,13 @@ class KVPolicy(ABC):
 
     @abstractmethod
     def on_exit(self, cache: DecoderCache, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> Tensor | None:
-        """Handle rows that exit after ``block`` < L.
+        """Handle the skipped blocks of rows that exit after ``block`` < L.
 
         Args:
-            cache: Keys and values of the token being decoded.
-            block: Blocks that the rows ran.
-            hidden_AD: Their states after that block.
-            rows_A: Their indices in the batch; None means every row.
+            cache: Operations on the keys and values of the token being decoded.
+            block: Number of blocks that the rows ran.
+            hidden_AD: States of the rows after that block.
+            rows_A: Indices of the rows in the batch; None means every row.
 
         Returns:
             The state after block L if the token is to be emitted from it; None to emit from the exit state.
@@ -275,19 +279,19 @@ class KVPolicy(ABC):
 
     @abstractmethod
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """Return the work of one answer in addition to the blocks that its tokens ran before they exited.
+        """Return the policy's cost for one answer, in addition to the blocks that its tokens ran before they exited.
 
         Args:
             model: The model.
             exit_layers: Exit layer of every token.
-            block_costs: Work of one block for each token.
+            block_costs: Cost of one block for each token.
         """
 
     def rejects(self, logits_NV: Tensor, token_N: Tensor) -> Tensor:
-        """Return the mask of drafts that the full model rejects, [N]; called for policies that verify.
+        """Return a mask [N], True for drafts that full depth rejects; called only for policies that verify.
 
         Args:
-            logits_NV: Logits of the full model at the positions where the drafts were chosen.
+            logits_NV: Full-depth logits at the positions where the drafts were chosen.
             token_N: The drafts.
         """
         raise NotImplementedError(f"KV policy {self.name!r} verifies nothing")
@@ -295,7 +299,7 @@ class KVPolicy(ABC):
     def verification_cost(
         self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost], drafting: Drafting
     ) -> Cost:
-        """Return the work that verification adds to `cost` in one answer, without matrix products of the LM head."""
+        """Return what verification adds to `cost` in one answer, without FLOPs of the LM head."""
         return Cost()
 
 
@@ -310,15 +314,15 @@ class Parts:
     blocks: frozenset[int]
 
     def gate_blocks(self, n_blocks: int) -> list[int]:
-        """Return the blocks at which the gate of a decoder of L blocks is evaluated, ascending.
+        """Return the blocks at which the gate is evaluated in a decoder of ``n_blocks`` blocks, ascending.
 
-        Never the last block.
+        The last block is never among them.
         """
         return sorted(block for block in self.blocks if block < n_blocks)
 
     @property
     def why_not_certified(self) -> str | None:
-        """Return why exits cannot be decided from bounds of the logits, or None if they can."""
+        """Reason why exits cannot be decided from bounds of the logits; None if they can."""
         if not self.gate.is_bounded:
             return "its gate's score cannot be bounded from intervals of the logits"
         if self.head.certified() is None:
@@ -326,27 +330,28 @@ class Parts:
         return None
 
     def certified(self) -> Parts:
-        """Return the same parts with a head that computes bounds first; tokens and exit layers do not change."""
+        """Return the same parts with a head that bounds logits before reading them; tokens and exits do not change."""
         head = self.head.certified()
         assert head is not None and self.gate.is_bounded, "called only if the gate is bounded"
         return replace(self, head=head)
 
     @property
     def runs_all_blocks(self) -> bool:
-        """Return whether every token runs all blocks, regardless of its exit layer."""
+        """Whether every token runs all blocks, regardless of its exit layer."""
         return self.kv_policy.runs_all_blocks or self.gate.looks_ahead
 
     @property
     def reads_skipped(self) -> bool:
-        """Return whether a token may run a block that an earlier token skipped, and so attend to its keys there.
+        """Whether a token may run a block that an earlier token skipped, and attend to the earlier token's keys there.
 
-        If exits depend on the gate blocks alone, all tokens exit after the same block, and this cannot happen.
+        It cannot if exits depend on the gate blocks alone and skipped blocks never run, so that all tokens run the same
+        blocks.
         """
         return self.gate.decides or self.runs_all_blocks
 
     @property
     def runs_fixed_blocks(self) -> bool:
-        """Return whether every token runs the same number of blocks, regardless of its content."""
+        """Whether every token runs the same number of blocks, regardless of its content."""
         return self.runs_all_blocks or not (self.gate.decides or self.kv_policy.deferred)
 
     def cost(
@@ -357,15 +362,15 @@ class Parts:
         block_costs: Sequence[Cost],
         drafting: Drafting | None = None,
     ) -> Cost:
-        """Return the work of one answer: blocks, gates, read-outs, keys and values of skipped blocks, and verification.
+        """Return the cost of one answer: blocks, gates, read-outs, keys and values of skipped blocks, and verification.
 
         Args:
             model: The model.
-            exit_layers: Exit layer of every token that came from a decode step, not from the prompt's own pass.
-            head_rows: Rows of the LM head multiplied for every token, as recorded in the trace. It includes a first
-                token that came from the prompt's own pass.
-            block_costs: Work of one block for each token.
-            drafting: Work that verification discarded, for policies that verify.
+            exit_layers: Exit layer of every token from a decode step; a first token read from prefill is left out.
+            head_rows: Weight rows of the LM head multiplied for every token, as recorded in the trace. A first token
+                read from prefill is included.
+            block_costs: Cost of one block for each token.
+            drafting: Drafts that verification discarded, for policies that verify.
         """
         blocks = sum((cost * layer for cost, layer in zip(block_costs, exit_layers, strict=True)), Cost())
         reading = self.head.cost(model, sum(head_rows))
@@ -376,7 +381,10 @@ class Parts:
         return total + self.kv_policy.verification_cost(model, exit_layers, block_costs, drafting)
 
     def gating_cost(self, model: ModelInterface, exit_layers: Sequence[int], drafting: Drafting | None) -> Cost:
-        """Return the work of the gate in one answer, without rows of the LM head; the arguments are those of `cost`."""
+        """Return the gate's cost in one answer, discarded drafts included; arguments as in `cost`.
+
+        LM-head reads are left out, since `cost` adds them from ``head_rows``.
+        """
         evaluated = Counter(exit_layers)
         if drafting is not None:
             for layer, rejected, wasted in zip(exit_layers, drafting.rejected_layers, drafting.wasted, strict=True):
@@ -386,31 +394,33 @@ class Parts:
         return sum((self.evaluation_cost(model, layer) * times for layer, times in evaluated.items()), Cost())
 
     def kv_cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """Return the work of the KV policy; zero if no token reads the keys and values that it writes."""
+        """Return the KV policy's cost in one answer; zero if no token reads the keys and values that it writes."""
         if self.kv_policy.deferred is None and not self.reads_skipped:
             return Cost()
         return self.kv_policy.cost(model, exit_layers, block_costs)
 
     def evaluation_cost(self, model: ModelInterface, exit_layer: int) -> Cost:
-        """Return the work of the gate at all gate blocks up to an exit layer, without the rows read by `Gate.score`."""
+        """Return the gate's cost for one token: all gate blocks up to its exit layer, and updates of answer memory.
+
+        LM-head reads of `Gate.score` are left out, but `Head.cost_beyond_rows` is included.
+        """
         gate_blocks = [block for block in self.gate_blocks(model.n_blocks) if block <= exit_layer]
         read = gate_blocks if self.gate.reads_logits else [exit_layer]
         remembering = self.gate.remember_cost(model, exit_layer)
         return self.gate.cost(model, gate_blocks) + remembering + self.head.cost_beyond_rows(model, read)
 
     def score_sql(self, n_blocks: int) -> str | None:
-        """Return the score at block ``l`` as SQL over one row of a probe, or None if the probe lacks the columns."""
+        """Return SQL for the score at block ``l``, given a token's row of a probe; None if the probe lacks columns."""
         return self.gate.score_sql(self.gate_blocks(n_blocks)) if self.head.reads_vocabulary else None
 
     def exit_layer_sql(self, n_blocks: int, max_new_tokens: int, score_sql: str, first_position: int = 1) -> str:
-        """Return the exit layer of one probe row as a SQL expression.
+        """Return SQL for the exit layer of one token, given its row of a probe.
 
         Args:
-            n_blocks: Decoder blocks, L.
-            max_new_tokens: Longest answer allowed.
-            score_sql: The score at block ``l``.
-            first_position: The first position whose token may exit early; 2 if the first token is read from the
-                prompt's own pass.
+            n_blocks: Number of decoder blocks, L.
+            max_new_tokens: Longest answer allowed, in tokens.
+            score_sql: SQL for the score at block ``l``.
+            first_position: The first position whose token may exit early; 2 if the first token is read from prefill.
         """
         # The decode loop compares in the score's precision, so the threshold is rounded to it here too.
         test = f"({score_sql})::FLOAT > ({self.threshold.sql(max_new_tokens)})::FLOAT"
@@ -422,5 +432,5 @@ class Parts:
 
 
 def blocks_from(first: int, n_blocks: int, every: int = 1) -> frozenset[int]:
-    """Return the blocks first, first + every, ... below L, as the blocks of a gate."""
+    """Return the block numbers first, first + every, ... below ``n_blocks``, at which a gate is to be evaluated."""
     return frozenset(range(first, n_blocks, every))

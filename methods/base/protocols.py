@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 class ModelInterface(Protocol):
-    """Model properties and read-outs that a method may use."""
+    """The part of a model that a method may use: its sizes, and read-outs of logits from hidden states."""
 
     @property
     def n_blocks(self) -> int:
@@ -27,38 +27,38 @@ class ModelInterface(Protocol):
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the LM head, V (the vocabulary size)."""
+        """Size of the vocabulary, V: the number of weight rows of the LM head."""
 
     @property
     def exit_blocks(self) -> tuple[int, ...]:
         """Blocks with a trained exit head, ascending; () if there are none."""
 
     def exit_logits(self, block: int, hidden_AD: Tensor) -> Tensor:
-        """Return logits [A, V] of a block's trained exit head from states [A, D]."""
+        """Return the logits [A, V] that a block's trained exit head computes from states [A, D]."""
 
     def exit_head_numel(self, block: int) -> int:
-        """Return how many weights one read-out with the exit head of a block multiplies."""
+        """Return the number of weights multiplied in one read-out with a block's exit head."""
 
     def final_normed(self, hidden: Tensor) -> Tensor:
-        """Apply the model's final norm to states [..., D]."""
+        """Return states [..., D] after the model's final norm."""
 
     def logits(self, hidden_AD: Tensor) -> Tensor:
-        """Return logits [A, V] of states [A, D]: final norm and LM head."""
+        """Return the logits [A, V] of states [A, D], computed by final norm and LM head."""
 
     def logit_bounds(self, hidden_AD: Tensor) -> LogitBounds:
-        """Return intervals that contain the result of `logits`, computed from an int8 copy of the LM head."""
+        """Return lower and upper bounds of the result of `logits`, computed from an int8 copy of the LM head."""
 
     def head_weights(self, ids_AK: Tensor) -> Tensor:
-        """Return rows of the LM head by token id, [A, K, D] (width D + 1 if the head has a bias)."""
+        """Return the LM head's weight rows of token ids, [A, K, D], or [A, K, D + 1] with the bias appended."""
 
     def logits_of(self, hidden_AD: Tensor, weights_AKD: Tensor) -> Tensor:
-        """Return logits [A, K] of states [A, D]: final norm and only the given rows of the LM head."""
+        """Return the logits [A, K] of states [A, D], computed by final norm and the weight rows from `head_weights`."""
 
 
 class LogitBounds(Protocol):
-    """Intervals [A, V] that contain the logits of the exact LM head.
+    """Lower and upper bounds [A, V] of the exact LM head's logits, computed from an int8 copy of the head.
 
-    They come from an int8 copy of the head. Rescored rows are rows of the exact head that were read to narrow them.
+    Single weight rows of the exact head can be read to narrow the bounds; this is called rescoring.
     """
 
     lower_AV: Tensor
@@ -67,30 +67,36 @@ class LogitBounds(Protocol):
     """Rows of the exact LM head read so far, for each row of the batch."""
 
     def sharpen(self) -> None:
-        """Narrow the intervals of token ids whose logits may be the largest, from their rows of the exact head."""
+        """Narrow the bounds of the token ids that may have the largest logit, by reading their exact weight rows."""
 
     def largest(self) -> Tensor | None:
-        """Return ids [A] of the largest logits, or None if rounding error leaves any row undecided."""
+        """Return the token ids [A] of the largest exact logits, or None if the bounds leave any row undecided."""
 
     def take(self, index_A: Tensor) -> LogitBounds:
-        """Select rows by index. Rescored-row counts restart at 0, since the new object has not read anything."""
+        """Return the bounds of a subset of the batch's rows, given by index.
+
+        `rescored_A` restarts at 0 in the result, since weight rows read before are counted in this object.
+        """
 
 
 class DecoderCache(Protocol):
-    """Cache operations of a KV policy for the token being decoded; ``rows_A`` None means every row of the batch."""
+    """KV-cache operations that a KV policy may call for tokens that exit after ``block``.
+
+    ``rows_A`` has the batch indices of the rows that exit (None: every row), and ``hidden_AD`` their states.
+    """
 
     def fill_from_state(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
-        """Schedule, for the end of the step, projecting one state [A, D] to keys and values of blocks block+1..L.
+        """Fill keys and values of the skipped blocks block+1..L, projected from the exit states, when the step ends.
 
-        It overwrites entries written earlier in the step, for example by `run_rest`. Within a step, calls come in order
-        of ascending ``block``.
+        They replace those written earlier in the step, for example by `run_rest`. Within a step, calls come in
+        ascending order of ``block``.
         """
 
     def run_rest(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> Tensor:
-        """Run blocks block+1..L, which writes their exact keys and values, and return the state after block L."""
+        """Run blocks block+1..L, which write their exact keys and values; return the states after block L, [A, D]."""
 
     def evict(self, block: int, rows_A: Tensor | None) -> None:
-        """Mask the token's position for later tokens in blocks block+1..L (`KVPolicy.evicts`)."""
+        """Mask the token's position in blocks block+1..L: later tokens do not attend to it (`KVPolicy.evicts`)."""
 
     def defer(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
-        """Write nothing now: a later token that runs deeper blocks first completes this one (`KVPolicy.deferred`)."""
+        """Leave blocks block+1..L empty until a later token of the row runs them (`KVPolicy.deferred`)."""

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ActiveRows:
-    """The rows of the batch that have not exited before a block.
+    """The rows of the batch whose current token has not exited before a block, with data that gates need of each row.
 
     Attributes:
         positions_A: Position of the token in each row's answer, from 1. Positions differ between rows if drafts of some
             rows were discarded.
-        seeds_A: One fixed random seed per row, the same in every batch.
+        seeds_A: Random seed of each row; it does not depend on the batch.
         waiting_A: Number of earlier tokens per row whose skipped blocks are not completed yet (`KVPolicy.deferred`).
         rows: Indices of the rows in the batch, ascending.
         rows_A: The same indices on the device; None means every row, so that no indexing is needed.
         thresholds_A: Threshold rule of each row if several settings of a method decode in one batch; () means the
             method's own rule for all rows.
-        texts_A: Token ids of each row's prompt, and of its answer so far, if the gate remembers earlier tokens.
+        texts_A: Prompt ids and answer ids so far of each row, as pairs; () unless the gate remembers earlier tokens.
     """
 
     positions_A: tuple[int, ...]
@@ -43,7 +43,7 @@ class ActiveRows:
     texts_A: tuple[tuple[Sequence[int], Sequence[int]], ...] = ()
 
     def take(self, index: Sequence[int], index_A: Tensor) -> ActiveRows:
-        """Select rows by index; ``index_A`` is the same index on the device."""
+        """Return a subset of the active rows, selected by ``index``; ``index_A`` is the same index on the device."""
         return ActiveRows(
             tuple(self.positions_A[at] for at in index),
             tuple(self.seeds_A[at] for at in index),
@@ -56,7 +56,7 @@ class ActiveRows:
 
     @classmethod
     def joined(cls, groups: Sequence[ActiveRows]) -> ActiveRows:
-        """Concatenate groups of different rows, none of which is the whole batch."""
+        """Return several groups of a batch's rows as one; groups do not overlap, and none is the whole batch."""
         one_after_another = itertools.chain.from_iterable
         return cls(
             tuple(one_after_another(group.positions_A for group in groups)),
@@ -70,22 +70,22 @@ class ActiveRows:
 
 
 class BlockView:
-    """Input of a gate or head after one block, for the A active rows.
+    """Input of a gate or head after one block, for the A active rows of the batch.
 
     Attributes:
         block: Blocks executed so far, 1..L.
         active: Positions, seeds and waiting tokens of the rows; also as `positions_A`, `seeds_A`, `waiting_A`.
-        max_new_tokens: Longest answer allowed, N of the position-decayed thresholds.
+        max_new_tokens: Longest answer allowed, in tokens; it is N in position-decayed thresholds.
         hidden_AD: Output of the block (residual stream, not normalized).
         memory: Tensors that the method carries from block to block of this token, with leading dimension A. The decode
             loop drops the rows that exit. Empty at block 1 of every token.
         answer_memory: Tensors that the gate carries from token to token of an answer, with leading dimension A
-            (`Gate.start_answers`). Empty for a first token that the prompt's own pass holds.
+            (`Gate.start_answers`). Empty for a first token that is read from prefill.
         earlier: States [A, D] after blocks 0 (the embedding) to block-1, only if the gate needs the history.
-        previous_score_A: Score at the previous gate block; None at the first.
+        previous_score_A: Score at the previous gate block; None at the first gate block.
         ahead_LAD: States after every block, only if the gate looks ahead.
-        head_rows: Rows of the LM head multiplied through this view for each row: one number for all, or [A].
-        head_rows_int8: Rows of the head's int8 copy multiplied for each row.
+        head_rows: Weight rows of the LM head read for each active row: one number for all of them, or [A].
+        head_rows_int8: Weight rows of the LM head's int8 copy read for each active row.
         head_fallbacks: Number of times the exact LM head was read because bounds left a decision open.
         score_half_width_A: Half the width of the score's interval if bounds decided; the score is then the middle of
             this interval. None if the score is exact.
@@ -134,27 +134,27 @@ class BlockView:
 
     @property
     def seeds_A(self) -> tuple[int, ...]:
-        """One fixed random seed per row."""
+        """Random seed of each active row; it does not depend on the batch."""
         return self.active.seeds_A
 
     @property
     def waiting_A(self) -> tuple[int, ...]:
-        """Number of earlier tokens of each row whose skipped blocks are not completed yet."""
+        """Number of earlier tokens of each row whose skipped blocks have not been completed yet."""
         return self.active.waiting_A
 
     @property
     def logits_AK(self) -> Tensor:
-        """Logits of the method's head, computed once and shared by gate and emission."""
+        """Logits [A, K] of the method's head after this block, computed once for both score and emitted token."""
         return self._reading().logits_AK
 
     @property
     def ids_AK(self) -> Tensor | None:
-        """Token ids of the columns of `logits_AK`; None if the head reads the whole vocabulary."""
+        """Token ids [A, K] of the columns of `logits_AK`; None if the head reads the whole vocabulary."""
         return self._reading().ids_AK
 
     @property
     def bounds(self) -> LogitBounds | None:
-        """Intervals of the logits, computed once.
+        """Lower and upper bounds of the logits after this block, computed once.
 
         None if the head has no bounds or the exact logits were read already.
         """
@@ -163,9 +163,9 @@ class BlockView:
         return self._bounds
 
     def most_probable(self) -> Tensor:
-        """Return token ids [A] with the highest logits, the lowest id of a tie.
+        """Return the token id with the highest logit of each row, [A]; the lowest id wins a tie.
 
-        From bounds if these decide every row.
+        The exact logits are read only if bounds of the logits do not decide this for every row.
         """
         if (bounds := self.bounds) is not None and self._read is None:
             ids_A = bounds.largest()
@@ -175,20 +175,20 @@ class BlockView:
         return self.best(self.logits_AK)
 
     def largest_logits(self) -> Tensor:
-        """Return the highest logits [A], or upper bounds of them if only bounds were computed."""
+        """Return the highest logit of each row, [A], or its upper bound if only bounds were computed."""
         if self._read is None and self._bounds is not None:
             return self._bounds.upper_AV.amax(-1)
         return self.logits_AK.amax(-1).float()
 
     @property
     def logits_ahead_LAV(self) -> Tensor:
-        """Logits after every block, for a gate that looks ahead."""
+        """Logits [L, A, V] after every block; only for a gate that looks ahead."""
         assert self.ahead_LAD is not None, "the caller runs all blocks ahead for gates that need it"
         return self._head.logits_ahead(self.model, self.ahead_LAD)
 
     @property
     def is_last(self) -> bool:
-        """True at the last block."""
+        """Whether this is the view after the model's last block."""
         return self.block == self.model.n_blocks
 
     def state(self, block: int) -> Tensor:
@@ -196,25 +196,25 @@ class BlockView:
         return self.hidden_AD if block == self.block else self.earlier[block]
 
     def normed_state(self, block: int) -> Tensor:
-        """Return the state after the model's final norm, computed once per token until a row exits."""
+        """Return the state [A, D] after ``block``, with the final norm applied; it is reused until a row exits."""
         if block not in self._normed:
             self._normed[block] = self.model.final_normed(self.state(block))
         return self._normed[block]
 
     def earlier_logits(self, block: int) -> Tensor:
-        """Return logits of an earlier block over the same token ids as `logits_AK`, computed once per token."""
+        """Return the logits [A, K] after an earlier block, for the same token ids as `logits_AK`."""
         self._reading()
         return self._head.earlier_logits(self, block)
 
     def token(self, index_A: Tensor) -> Tensor:
-        """Return the token ids [A] of the given columns [A] of `logits_AK`."""
+        """Return token ids [A], given one column index of `logits_AK` per row, [A]."""
         ids_AK = self.ids_AK
         return index_A if ids_AK is None else ids_AK.gather(1, index_A[:, None])[:, 0]
 
     def best(self, value_AK: Tensor) -> Tensor:
-        """Return token ids [A] with the highest of these values, one per column of `logits_AK`.
+        """Return the token id with the highest value of each row, [A]; the lowest id wins a tie.
 
-        The lowest id wins a tie.
+        ``value_AK`` has one value for each column of `logits_AK`.
         """
         ids_AK = self.ids_AK
         if ids_AK is None:
@@ -223,7 +223,7 @@ class BlockView:
         return ids_AK.masked_fill(value_AK < value_AK.amax(-1, keepdim=True), self.model.vocab_size).amin(-1)
 
     def take(self, index: Sequence[int], index_A: Tensor) -> BlockView:
-        """Return the view of a subset of the rows; ``index_A`` is the same index on the device."""
+        """Return the view of the rows selected by ``index``; ``index_A`` is the same index on the device."""
         before_A, ahead_LAD = self.previous_score_A, self.ahead_LAD
         view = BlockView(
             block=self.block,
@@ -246,7 +246,7 @@ class BlockView:
         return view
 
     def at_full_depth(self, hidden_AD: Tensor) -> BlockView:
-        """Return the view of the last block for the same rows, given their states there."""
+        """Return the view of the same rows after the last block, where their states are ``hidden_AD``."""
         return BlockView(
             block=self.model.n_blocks,
             active=self.active,
@@ -260,7 +260,10 @@ class BlockView:
 
     @classmethod
     def joined(cls, views: Sequence[BlockView]) -> BlockView:
-        """Concatenate rows that exited after different blocks into one view of the last block, to choose tokens."""
+        """Return one view of all rows that exited after different blocks, to choose their tokens together.
+
+        It counts as a view of the last block, and its states are the exit states of the rows.
+        """
         first = views[0]
         return cls(
             block=first.model.n_blocks,
@@ -273,12 +276,12 @@ class BlockView:
         )
 
     def take_logits(self, logits_AV: Tensor) -> None:
-        """Set logits over the whole vocabulary that the decode loop computed in one product for several views."""
+        """Set this view's logits [A, V], which the decode loop computed in one matrix product for several views."""
         self._read = Reading(logits_AV)
         self.head_rows += self.model.vocab_size
 
     def take_work(self) -> HeadWork | None:
-        """Return the cost of reads since the last call, or None if nothing was read; the counts restart at 0."""
+        """Return the LM-head reads since the last call, and reset their counts; return None if nothing was read."""
         if isinstance(self.head_rows, int) and self.head_rows == self.head_rows_int8 == 0 and self._bounds is None:
             return None
         rows_A = torch.as_tensor(self.head_rows).expand(len(self.hidden_AD)).cpu()
@@ -291,7 +294,7 @@ class BlockView:
 
     @property
     def is_read(self) -> bool:
-        """True if logits, or bounds of them, have been computed."""
+        """Whether logits, or bounds of them, have been computed for this view."""
         return self._read is not None or self._bounds is not None
 
     def _reading(self) -> Reading:
@@ -300,9 +303,9 @@ class BlockView:
         return self._read
 
     def _read_subset(self, parent: BlockView, index_A: Tensor) -> Reading:
-        """Read the logits of these rows from the parent view.
+        """Return the logits of this view's rows, computed for all rows of the view that it is a subset of.
 
-        A matrix product with fewer rows may differ in its last bits, so the parent's rows are read together.
+        A matrix product with fewer batch rows may differ in its last bits.
         """
         logits_AK = parent.logits_AK.index_select(0, index_A)
         self.head_rows = self.head_rows + self.model.vocab_size
@@ -310,12 +313,12 @@ class BlockView:
 
 
 class HeadWork(NamedTuple):
-    """Cost of the LM-head reads of a view's rows.
+    """Number of LM-head reads for the batch rows of a view.
 
     Attributes:
-        head_rows_A: Rows of the head multiplied for each row of the view.
-        head_rows_int8: Rows of the head's int8 copy multiplied for each row.
-        head_fallbacks: Number of times bounds left a decision open, so that the whole head was read.
+        head_rows_A: Weight rows of the LM head read for each batch row.
+        head_rows_int8: Weight rows of the LM head's int8 copy read for each batch row.
+        head_fallbacks: Number of times bounds left a decision open, so that the whole LM head was read.
     """
 
     head_rows_A: Sequence[int]
@@ -325,12 +328,12 @@ class HeadWork(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """Logits [A, K] and the token ids of their columns; ids are None for the whole vocabulary, K = V."""
+    """Result of a head: logits [A, K] and token ids [A, K] of their columns (None: the whole vocabulary, K = V)."""
 
     logits_AK: Tensor
     ids_AK: Tensor | None = None
 
 
 def argmax_token(logits_AV: Tensor) -> Tensor:
-    """Return the greedy choice [A]; the lowest id wins a tie, as in transformers."""
+    """Return the token id with the highest logit of each row, [A]; the lowest id wins a tie, as in transformers."""
     return torch.argmax(logits_AV, dim=-1)

@@ -1,4 +1,4 @@
-"""One answer of one run with everything the database has on its tokens, looked up by what a user types."""
+"""Answer of one run to one document, looked up by names that a user types, and printed with its tokens' exit layers."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -41,21 +41,21 @@ _FORMAT: Final = """
 
 @dataclass(frozen=True)
 class TracedAnswer:
-    """Answer of one run to one document.
+    """Answer of one run to one document, with all that the database records of its tokens.
 
     Attributes:
         name: Name of the run.
         run: The run.
-        ordinal: Number of the document, from 1, in the order of keys.
-        of_documents: Number of documents.
+        ordinal: Number of the document, from 1, in the order of document keys.
+        of_documents: Number of documents of the run.
         key: Key of the document.
         about: Row of the answer: lengths, stop reason, scores.
         tokens: One row per token, by position.
         full_ids: Token ids of full depth's answer; None if full depth has not run.
         probe: One row per token of full depth's answer; empty if it was not probed.
-        gate: The gate's scores by block, one entry per row of `probe`; empty if no scores were recorded.
+        gate: The gate's scores at each block, one row per row of `probe`; empty if no scores were recorded.
         texts: Text of each token id.
-        number_format: How the run's number format changes full depth, in words; None for float32.
+        number_format: How the run's number format changes full depth, as text; None for float32.
     """
 
     name: str
@@ -78,23 +78,23 @@ class TracedAnswer:
 
     @property
     def shared(self) -> int:
-        """Number of leading tokens that equal full depth's."""
+        """Number of tokens before the first that differs from full depth's; all tokens if full depth has not run."""
         return len(self.tokens) if self.full_ids is None else shared_prefix(self.ids, self.full_ids)
 
     def differs(self, place: int) -> bool:
-        """Return whether the token at index `place`, from 0, differs from full depth's token there."""
+        """Return whether the token at index `place`, from 0, differs from full depth's; False if that has not run."""
         if self.full_ids is None:
             return False
         return place >= len(self.full_ids) or self.full_ids[place] != self.ids[place]
 
     def full_text(self, place: int) -> str | None:
-        """Return full depth's token at index `place` as text; None past the end of its answer."""
+        """Return the text of full depth's token at index `place`; None past its answer's end, or if it has not run."""
         if self.full_ids is None or place >= len(self.full_ids):
             return None
         return self.texts[self.full_ids[place]]
 
     def scores(self) -> dict[str, float]:
-        """Task scores of the document by metric."""
+        """Return the task's scores of this document, by metric."""
         scores: dict[str, float] = json.loads(self.about["scores"])
         return scores
 
@@ -188,7 +188,10 @@ _REASONS: Final = {"threshold": "the gate opened", "last": "it is the last block
 
 
 class HeatMap:
-    """Printer of answers. Model output is never parsed as markup, and control characters are escaped."""
+    """Printer of answers whose tokens are coloured, or else numbered, by exit layer.
+
+    Model output is never parsed as markup, and control characters are escaped.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -198,7 +201,7 @@ class HeatMap:
         self._plain = not console.encoding.lower().startswith("utf")
 
     def print_answers(self, answers: Sequence[TracedAnswer]) -> None:
-        """Print one or more answers to one document, each with the position where it departs from full depth's."""
+        """Print one or more runs' answers to one document; mark the first token that differs from full depth's."""
         first = answers[0]
         self._line(
             f"document {first.ordinal} of {first.of_documents}: {first.key}, {first.about['n_prompt']} prompt tokens"
@@ -221,7 +224,7 @@ class HeatMap:
             self._print(self._legend(n))
 
     def print_token(self, answer: TracedAnswer, position: int) -> None:
-        """Print everything known about the token at `position`, from 1.
+        """Print all that is recorded of the token at `position`, from 1: exit layer, score, read-outs of every block.
 
         Raises:
             UserError: The answer has no such token.
@@ -341,7 +344,7 @@ def _together(first: TracedAnswer, other: TracedAnswer) -> str:
 
 
 def _quoted(text: str) -> str:
-    """Return the whole token in quotes."""
+    """Return a token's whole text in quotes, without its leading space."""
     return f'"{visible(text.removeprefix(" "))}"'
 
 

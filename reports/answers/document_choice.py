@@ -44,10 +44,10 @@ class RunGroup:
 
     Attributes:
         runs: Runs bundled; full depth first if it has run.
-        keys: All documents, sorted.
+        keys: Keys of all documents, sorted.
         bundled: Indices into `keys` of the documents bundled, in order.
-        of_runs: Number of runs in the database.
-        token_bytes: Mean bytes per document.
+        of_runs: Number of runs in the database, bundled or not.
+        token_bytes: Estimated bytes of one document's answers by all of `runs`, before compression.
         recommended: The run that the page opens on, one of `runs`; None if no run is recommended.
     """
 
@@ -65,11 +65,11 @@ class RunGroup:
 
 
 def choose(database: Database, budget_bytes: int = BUDGET_BYTES) -> list[RunGroup]:
-    """Return the groups bundled into the page, by model and task.
+    """Return the groups of runs bundled into the page, sorted by model and task.
 
-    If not everything fits, each group keeps `_METHODS` runs (the best first, see `_by_merit`) and all groups the same
-    number of documents, spread evenly over the mean exit layer of their tokens in the group's runs. If that is still
-    too much, the groups that ran first are dropped.
+    If not everything fits, each group keeps `_METHODS` runs (the best first, see `_by_merit`). All groups keep the same
+    number of documents, spread evenly over the mean exit layer of their tokens. If that is still too much, the groups
+    that ran first are dropped.
     """
     merit = {row["attempt_id"]: row for row in database.query(_QUALITY).to_pylist()}
     by_setting: dict[str, list[TracedRun]] = defaultdict(list)
@@ -83,7 +83,10 @@ def choose(database: Database, budget_bytes: int = BUDGET_BYTES) -> list[RunGrou
 
 
 def _group(database: Database, runs: Sequence[TracedRun], best: Sequence[str]) -> RunGroup:
-    """Return a group with all its documents; the recommended run comes right after full depth, so that it is kept."""
+    """Return the group of these runs with all their documents.
+
+    The first of the recommended attempts `best` that is among them comes right after full depth, so that it is kept.
+    """
     by_attempt = {run.attempt_id: run for run in runs}
     first = next((by_attempt[attempt_id] for attempt_id in best if attempt_id in by_attempt), None)
     runs = sorted(runs, key=lambda run: (not run.is_full_depth, run is not first))
@@ -101,7 +104,10 @@ def _group(database: Database, runs: Sequence[TracedRun], best: Sequence[str]) -
 
 
 def _by_merit(runs: Sequence[TracedRun], merit: Mapping[str, Mapping[str, float | None]]) -> list[TracedRun]:
-    """Sort: full depth, then runs that no other beats in score and depth, then one setting of each method in turn."""
+    """Return the runs sorted: full depth, Pareto-optimal runs (in score and mean exit layer), all others.
+
+    Within each part, the methods take turns.
+    """
     points = {run.attempt_id: _point(merit.get(run.attempt_id)) for run in runs}
     beaten = {attempt_id: _beaten(point, points.values()) for attempt_id, point in points.items()}
     turns: dict[str, int] = defaultdict(int)
@@ -113,7 +119,7 @@ def _by_merit(runs: Sequence[TracedRun], merit: Mapping[str, Mapping[str, float 
 
 
 def _point(row: Mapping[str, float | None] | None) -> _Point | None:
-    """Return score and depth such that larger is better for both."""
+    """Return (score, mean exit layer) of a run, negated where less is better; None if one is unknown."""
     if row is None or row["value"] is None or row["mean_exit_layer"] is None:
         return None
     return -row["value"] if row["lower_is_better"] else row["value"], -row["mean_exit_layer"]
@@ -149,7 +155,7 @@ def _depths(database: Database, groups: Sequence[RunGroup]) -> list[dict[str, fl
 
 
 def _bytes(groups: Sequence[RunGroup], documents: int | None = None) -> float:
-    """Return the bytes of the groups with at most `documents` documents each; None for all."""
+    """Return the estimated bytes of the groups' packs with at most `documents` documents each; None for all."""
     return sum(
         group.token_bytes * (len(group.keys) if documents is None else min(documents, len(group.keys)))
         for group in groups
@@ -162,7 +168,7 @@ def _with_fewer_runs(group: RunGroup) -> RunGroup:
 
 
 def _spread(group: RunGroup, depths: Mapping[str, float], documents: int) -> RunGroup:
-    """Keep `documents` documents, evenly spaced when sorted by the mean exit layer of their tokens."""
+    """Return the group with `documents` bundled documents, evenly spaced in the order of their mean exit layer."""
     if documents >= len(group.keys):
         return group
     ranked = sorted(range(len(group.keys)), key=lambda index: (depths.get(group.keys[index], 0.0), group.keys[index]))
@@ -178,6 +184,6 @@ _FASTEST: Final = """
 
 
 def recommended(database: Database, percent: float = DEFAULT_PERCENT) -> list[str]:
-    """Return the attempts of settings chosen and confirmed at this allowed loss in percent, the fastest first."""
+    """Return the ids of the attempts whose settings are confirmed at an allowed loss of `percent` %, fastest first."""
     attempts: list[str] = database.query(_FASTEST, [percent, percent])["attempt_id"].to_pylist()
     return attempts

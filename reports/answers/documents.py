@@ -63,15 +63,15 @@ _SETTINGS: Final = ("seed", "batch_size", "dtype", "device")
 def documents_payload(
     database: Database, budget_bytes: int = BUDGET_BYTES, kept_in: Path | None = None
 ) -> bytes | None:
-    """Return the payload of the page's document browser; one database always gives the same bytes.
+    """Return the binary data of the page's document browser; one database always gives the same bytes.
 
     Args:
         database: An open database.
         budget_bytes: Limit on the bundled answers, before compression.
-        kept_in: Cache folder of packs, updated to those of this page; None to build all of them.
+        kept_in: Cache folder of packs, one per group of runs, updated to this page's; None to build all of them.
 
     Returns:
-        The payload; None if no run has answered anything.
+        The data; None if no run has answered anything.
     """
     groups = choose(database, budget_bytes)
     if not groups:
@@ -96,7 +96,7 @@ def _shades(blocks: int) -> list[list[str]]:
 
 
 def _entry(group: RunGroup, groups: Sequence[RunGroup]) -> dict[str, Any]:
-    """Return a group's entry in the index: what the browser can offer before it unpacks anything."""
+    """Return a group's entry in the index: model, task, runs and documents, which the page lists before unpacking."""
     first = group.runs[0]
     twins = [other.runs[0] for other in groups if _name(other.runs[0]) == _name(first)]
     differing = [name for name in _SETTINGS if len({getattr(run, name) for run in twins}) > 1]
@@ -139,7 +139,7 @@ def _named_runs(group: RunGroup) -> list[dict[str, Any]]:
 
 
 def _threshold(run: TracedRun) -> list[Any] | None:
-    """Return the threshold as a number (None if it varies by token) and in words; None for a method without one."""
+    """Return [threshold, description] of a run; the first is None if it varies by token. None without a threshold."""
     level, rule = run.params.get("threshold"), run.params.get("rule", "constant")
     if rule != "constant":
         return [None, f"threshold by rule {rule}"]
@@ -199,7 +199,7 @@ def _packed(database: Database, group: RunGroup) -> bytes:
 
 
 class _Places:
-    """Index of each token id in the group's list of texts."""
+    """Lookup from a token id to its index in the pack's list of token texts."""
 
     def __init__(self, ids: Sequence[int]) -> None:
         self.planes = planes_for(len(ids))
@@ -207,7 +207,10 @@ class _Places:
         self._sorted, self._order = np.array(ids, dtype=np.int64)[order], order
 
     def lookup(self, column: pa.ChunkedArray) -> Ints:
-        """Return the indices of a column of ids or lists of ids; `none_of(planes)` for -1 and NULL."""
+        """Return the index in the list of texts for every token id of a column of ids, or of lists of ids (flattened).
+
+        For id -1 and NULL it is `none_of(planes)`, which means "none".
+        """
         ids = _flat(column)
         index = np.searchsorted(self._sorted, ids).clip(0, max(0, len(self._sorted) - 1))
         none = none_of(self.planes)
@@ -222,7 +225,7 @@ def _flat(column: pa.ChunkedArray) -> Ints:
 
 
 def _ids(*columns: pa.ChunkedArray) -> list[int]:
-    """Return every id of the columns, the most frequent first, so that most indices are small numbers."""
+    """Return all distinct token ids of the columns, the most frequent first, so that most indices are small numbers."""
     counted: Counter[int] = Counter()
     for column in columns:
         counted.update(
@@ -234,7 +237,7 @@ def _ids(*columns: pa.ChunkedArray) -> list[int]:
 
 
 def _order(token_rows: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -> Ints:
-    """Return row indices sorted by run, document and position, the order in which the page reads them."""
+    """Return the row indices that sort tokens by run, document and position, the order in which the page reads them."""
     by = (
         token_rows["position"].to_numpy(),
         ranks(token_rows["doc_key"], keys),
@@ -244,7 +247,7 @@ def _order(token_rows: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -
 
 
 def _lengths(token_rows: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -> Ints:
-    """Return the number of tokens of each answer, [runs, documents]."""
+    """Return the number of tokens of each answer, [runs * documents]."""
     places = ranks(token_rows["attempt_id"], attempts) * len(keys) + ranks(token_rows["doc_key"], keys)
     return np.bincount(places, minlength=len(attempts) * len(keys))
 
@@ -267,7 +270,10 @@ def _probe_columns(probe: pa.Table, keys: Sequence[str], places: _Places) -> dic
 
 
 def _scores(rows: pa.Table, probe: pa.Table, blocks: int) -> tuple[NDArray[np.uint32], list[float]]:
-    """Return the gate's scores at the probe's tokens, [tokens * blocks], and their range."""
+    """Return the gate's scores at the probe's tokens, quantised, [tokens * blocks], and their minimum and maximum.
+
+    All are "none" if the scores in `rows` were not recorded at the tokens of `probe`.
+    """
     if rows.select(["doc_key", "position"]) != probe.select(["doc_key", "position"]):
         return quantised(np.full(probe.num_rows * blocks, np.nan), 1)
     return quantised(rows["score"].combine_chunks().flatten().to_numpy(), 1)
@@ -280,7 +286,7 @@ _LEFT: Final = 2
 
 
 def packed_texts(database: Database, group: RunGroup) -> bytes:
-    """Return the pack of a group of encoder runs."""
+    """Return the pack of a group of encoder runs: texts, labels, exit layers, and the gate's scores at every block."""
     attempts, keys, blocks = [run.attempt_id for run in group.runs], group.bundled_keys, group.runs[0].blocks
     token_rows, answer_rows = (_in_order(rows(database, attempts, keys), attempts, keys) for rows in (tokens, answers))
     gate_rows = classified(database, attempts, keys)
@@ -333,12 +339,12 @@ def packed_texts(database: Database, group: RunGroup) -> bytes:
 
 
 def _in_order(rows: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -> pa.Table:
-    """Return the rows sorted by run and document, the order in which the page reads them."""
+    """Return answers or tokens sorted by run and document, the order in which the page reads them."""
     return rows.take(np.lexsort((ranks(rows["doc_key"], keys), ranks(rows["attempt_id"], attempts))))
 
 
 def _labels(answer_rows: pa.Table, gate_rows: pa.Table, golds: Mapping[str, str]) -> list[str]:
-    """Return label names by label id; a label that no answer has, or whose name is missing, gets its number."""
+    """Return the names of labels by label id; ``'label 3'`` if no answer and no reference names label 3."""
     names = {
         ids[0]: text
         for ids, text in zip(answer_rows["output_ids"].to_pylist(), answer_rows["output_text"].to_pylist(), strict=True)
@@ -352,13 +358,13 @@ def _labels(answer_rows: pa.Table, gate_rows: pa.Table, golds: Mapping[str, str]
 
 
 def _by_key(answer_rows: pa.Table, name: str) -> dict[str, str]:
-    """Return column `name` of full depth's answers by document key, without NULLs."""
+    """Return the values of the answers' column `name` by document key, without NULLs."""
     pairs = zip(answer_rows["doc_key"].to_pylist(), answer_rows[name].to_pylist(), strict=True)
     return {key: text for key, text in pairs if text is not None}
 
 
 def _places(gate_rows: pa.Table, keys: Sequence[str], blocks: int) -> NDArray[np.int64]:
-    """Return each row's index into an array of [documents, blocks], flattened."""
+    """Return each gate row's index in a flattened array of [documents, blocks]."""
     block_N: NDArray[np.int64] = gate_rows["block"].to_numpy().astype(np.int64)
     return ranks(gate_rows["doc_key"], keys) * blocks + block_N - 1
 
@@ -371,7 +377,7 @@ def _at(n: int, at: NDArray[np.int64], column: pa.ChunkedArray) -> NDArray[np.fl
 
 
 def _short(number: str) -> str:
-    """Return a regression's output with four digits."""
+    """Return a number of a regression with four significant digits, or ``'omitted'`` for an empty text."""
     return f"{float(number):.4g}" if number else "omitted"
 
 
@@ -383,7 +389,7 @@ _DIGEST_BYTES: Final = hashlib.sha256().digest_size
 def kept_packs(
     folder: Path, database: Database, groups: Sequence[RunGroup], make: Callable[[RunGroup], bytes]
 ) -> list[bytes]:
-    """Return the pack of each group, from the cache if it is there, and delete all other packs of the cache.
+    """Return the pack of each group (its compressed answers), from the cache if it is there; delete all other packs.
 
     A pack is named by a digest of everything it is built from. A damaged pack is built again.
 
@@ -391,7 +397,7 @@ def kept_packs(
         folder: The cache, created if it does not exist. Files in it that are not packs are left alone.
         database: An open database.
         groups: All groups of a page.
-        make: Reads a group's rows and packs them.
+        make: Function that reads a group's answers and packs them.
     """
     names = _names(database, groups)
     packs = [
@@ -427,13 +433,13 @@ def _names(database: Database, groups: Sequence[RunGroup]) -> list[str]:
 
 
 def bundle_contents(groups: Sequence[RunGroup]) -> tuple[set[str], set[str]]:
-    """Return the attempts and the document keys whose rows are packed for a page."""
+    """Return the ids of the attempts, and the keys of the documents, whose rows are packed for a page."""
     attempts = {attempt for group in groups for run in group.runs for attempt in _attempts(run)}
     return attempts, {key for group in groups for key in group.bundled_keys}
 
 
 def _attempts(run: TracedRun) -> list[str]:
-    """Return the attempts whose rows are packed for a run."""
+    """Return the ids of the attempts whose rows are packed for a run: its own, its probe's and its gate scores'."""
     attempts = (run.attempt_id, run.probe_attempt_id, run.scores_attempt_id)
     return [attempt for attempt in attempts if attempt is not None]
 
@@ -443,12 +449,12 @@ def _request(group: RunGroup) -> object:
 
 
 def _contents(group: RunGroup, digests: Mapping[str, list[str]]) -> object:
-    """Return digests of what a group's pack is built from: the rows of its attempts and its tokens' texts."""
+    """Return digests of what a group's pack is built from: the rows of its attempts and the texts of token ids."""
     names = [group.runs[0].tokenizer_sha256, *(attempt for run in group.runs for attempt in _attempts(run))]
     return [digests.get(name, []) for name in names]
 
 
 @cache
 def _code() -> str:
-    """Return a digest of all code that reads and packs."""
+    """Return a digest of the code that reads and packs answers, and of the versions of its libraries."""
     return content_id([sources_sha256(reports), sources_sha256(analysis), *(version(name) for name in _MAKES)])

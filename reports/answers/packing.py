@@ -19,11 +19,11 @@ _LEVEL: Final = 6
 
 
 def pack(header: Mapping[str, Any], columns: Mapping[str, tuple[ArrayLike, int]]) -> bytes:
-    """Return `header` and `columns` as a pack; equal input gives equal bytes.
+    """Return `header` and `columns` as bytes in the format of this module; equal input gives equal bytes.
 
     Args:
         header: Any JSON object.
-        columns: Non-negative integers of any shape, and the number of bytes per value.
+        columns: Non-negative integers of any shape, and their bytes per value, by column name.
     """
     directory, parts, offset = {}, [], 0
     for name, (values, planes) in columns.items():
@@ -36,17 +36,17 @@ def pack(header: Mapping[str, Any], columns: Mapping[str, tuple[ArrayLike, int]]
 
 
 def planes_for(largest: int) -> int:
-    """Return the bytes needed per number in 0..`largest`, with one extra value for "none"."""
+    """Return the number of bytes per value for values 0..`largest` and one more value, which means "none"."""
     return max(1, ((largest + 1).bit_length() + 7) // 8)
 
 
 def none_of(planes: int) -> int:
-    """Return the value that means "none"."""
+    """Return the value that means "none" in a column with `planes` bytes per value: the largest one."""
     return (1 << (8 * planes)) - 1
 
 
 def quantised(values: ArrayLike, planes: int) -> tuple[NDArray[np.uint32], list[float]]:
-    """Quantise numbers in equal steps from the smallest to the largest finite value; return also these two values.
+    """Quantise numbers to `planes` bytes in equal steps; return also the smallest and the largest finite number.
 
     Non-finite values become `none_of`. The error is at most half a step, (high - low) / (none - 1) / 2.
     """
@@ -59,7 +59,7 @@ def quantised(values: ArrayLike, planes: int) -> tuple[NDArray[np.uint32], list[
 
 
 def probabilities(values: ArrayLike) -> NDArray[np.uint32]:
-    """Return probabilities in steps of 1/255, an error of at most 1/510."""
+    """Return probabilities as integers 0..255, in steps of 1/255 (an error of at most 1/510); NaN becomes 0."""
     return np.rint(np.clip(np.nan_to_num(np.asarray(values, dtype=np.float64)), 0, 1) * 255).astype(np.uint32)
 
 
@@ -67,14 +67,17 @@ _HUNDREDTHS: Final = 100
 
 
 def ranks(column: pa.ChunkedArray, values: Sequence[str]) -> NDArray[np.int64]:
-    """Return the index of each entry in `values`."""
+    """Return the index in `values` of each entry of a column."""
     return np.asarray(pc.index_in(column, pa.array(values, pa.string())), dtype=np.int64)
 
 
 def document_scores(
     answer_rows: pa.Table, attempts: Sequence[str], keys: Sequence[str]
 ) -> tuple[str | None, NDArray[np.uint32]]:
-    """Return the task's first metric and its value in hundredths, per run and document."""
+    """Return the name of the task's first metric and its scores in hundredths, [runs, documents].
+
+    The name is None without scores; a missing score is `none_of(2)`.
+    """
     scores = np.full((len(attempts), len(keys)), none_of(2), dtype=np.uint32)
     metric = None
     rows = zip(

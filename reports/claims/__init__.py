@@ -36,7 +36,7 @@ _MISSED: Final = 0.025
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict of one database on a ledger entry.
+    """Verdict on a ledger entry (a claim, consistency check or question), from the data of one database.
 
     Attributes:
         claim: The entry.
@@ -44,7 +44,7 @@ class Verdict:
         value: The evidence in the entry's unit; None without evidence.
         low: Lower end of its 95% interval; None without one.
         high: Upper end.
-        n: Number of the entry's `n_of` behind the evidence.
+        n: Sample size of the evidence, in the entry's unit `n_of`.
         scope: Models and data behind the evidence; None for printed numbers and without evidence.
     """
 
@@ -58,7 +58,7 @@ class Verdict:
 
     @property
     def evidence(self) -> str:
-        """`value [low, high] unit, n = 12 runs; 0.9M parameters, 8 blocks, generated data`, or the reason for none."""
+        """The evidence, ``'value [low, high] unit, n = 12 runs; 0.9M parameters, ...'``, or the reason for none."""
         claim = self.claim
         if claim.reason is not None:
             return claim.reason
@@ -68,12 +68,12 @@ class Verdict:
 
     @property
     def measured(self) -> str:
-        """`value [low, high]`; empty without evidence."""
+        """Value of the evidence with its interval, ``'value [low, high]'``; empty without evidence."""
         return "" if self.value is None else _with_interval("{:.4g}", self.value, self.low, self.high)
 
     @property
     def difference(self) -> str:
-        """`value [low, high]` minus the published number, signed; empty if either is missing."""
+        """Evidence minus the published number, ``'value [low, high]'`` with signs; empty if one is missing."""
         if self.value is None or (published := self.claim.published) is None:
             return ""
         ends = (None if end is None else rounded(end - published) for end in (self.low, self.high))
@@ -81,7 +81,7 @@ class Verdict:
 
     @property
     def basis(self) -> str:
-        """Unit, sample size and scope of the evidence: `unit, n = 12 runs; 0.9M parameters, 8 blocks, ...`."""
+        """Unit, sample size and scope of the evidence: ``'unit, n = 12 runs; 0.9M parameters, 8 blocks, ...'``."""
         claim = self.claim
         simulated = " (simulated)" if claim.simulated else ""
         scope = f"; {self.scope}" if self.scope else ""
@@ -94,7 +94,9 @@ def _with_interval(form: str, value: float, low: float | None, high: float | Non
 
 
 def check_claims(database: Database, claims: Sequence[Claim] | None = None) -> tuple[Verdict, ...]:
-    """Run the query of every entry, or of `claims`; read access to the database is enough.
+    """Return a verdict on every ledger entry, or on those of `claims`, by running each entry's query.
+
+    Read access to the database is enough.
 
     Raises:
         UserError: A query fails, or does not give one row of the columns that its entry needs.
@@ -104,7 +106,7 @@ def check_claims(database: Database, claims: Sequence[Claim] | None = None) -> t
 
 
 def check_claim(database: Database, claim: Claim) -> Verdict:
-    """Run one entry's query.
+    """Return the verdict on one ledger entry, by running its query.
 
     Raises:
         UserError: As `check_claims`.
@@ -129,7 +131,7 @@ def check_claim(database: Database, claim: Claim) -> Verdict:
 
 
 def _interval(claim: Claim, row: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """Return the evidence's interval; if all rows are equal and their limits are known, an exact one."""
+    """Return the evidence's 95 % interval; an exact one if all its rows are equal and the limits of rows are known."""
     value, low, high = row["value"], row["low"], row["high"]
     if claim.limits is None or not (low is None or high is None or _are_equal(low, high)):
         return low, high
@@ -141,7 +143,7 @@ def _interval(claim: Claim, row: Mapping[str, Any]) -> tuple[float | None, float
 
 
 def _verdict(claim: Claim, value: float, low: float | None, high: float | None) -> str:
-    """Return the verdict: the whole interval must decide; without an interval, only exact evidence does."""
+    """Return the verdict: the whole interval must decide; without an interval, only exact evidence decides."""
     ends = (value, value) if low is None or high is None else (low, high)
     # Equal rows, or a single one, do not say how much other rows would differ.
     if not claim.exact and _are_equal(*ends):
@@ -175,7 +177,7 @@ COLUMNS: Final = (
 
 
 def as_row(verdict: Verdict) -> list[Any]:
-    """Return the values of `COLUMNS`."""
+    """Return a verdict and its entry as one row of values, in the order of `COLUMNS`."""
     return [_value(verdict, name) for name in COLUMNS]
 
 
@@ -186,13 +188,13 @@ def _value(verdict: Verdict, name: str) -> Any:
 
 
 def by_kind(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
-    """Return the verdicts by kind, in the order of `KINDS`, without empty kinds."""
+    """Return the verdicts by kind of entry (claim, consistency, question), in this order, without empty kinds."""
     groups = {kind: [it for it in verdicts if it.claim.kind == kind] for kind in KINDS}
     return {kind: some for kind, some in groups.items() if some}
 
 
 def counted(verdicts: Sequence[Verdict]) -> str:
-    """Return the number of entries per kind and verdict, one line per kind."""
+    """Return as text how many entries of each kind have each verdict, one line per kind."""
     return "\n".join(_counted(HEADINGS[kind], some) for kind, some in by_kind(verdicts).items()) or "no claims"
 
 
@@ -202,7 +204,7 @@ def _counted(heading: str, verdicts: Sequence[Verdict]) -> str:
 
 
 def table(verdicts: Sequence[Verdict], width: int) -> str:
-    """Return verdict, claim and evidence of each entry, one table per kind, wrapped at `width` characters."""
+    """Return a text table of verdict, claim and evidence per kind of entry, wrapped at `width` characters."""
     return "\n\n".join(
         f"{_wrapped(HEADINGS[kind].capitalize(), width)[0]}\n\n{_table(some, width)}"
         for kind, some in by_kind(verdicts).items()
@@ -227,7 +229,7 @@ def _statement(claim: Claim) -> str:
 
 
 def markdown(verdicts: Sequence[Verdict]) -> str:
-    """Return one Markdown table per kind."""
+    """Return one Markdown table of verdicts per kind of entry."""
     return "\n\n".join(
         f"### {HEADINGS[kind].capitalize()}\n\n{_markdown(some)}" for kind, some in by_kind(verdicts).items()
     )
@@ -245,7 +247,7 @@ def _markdown(verdicts: Sequence[Verdict]) -> str:
 
 
 def full_entry(verdict: Verdict, width: int) -> str:
-    """Return everything known about one entry, its query last."""
+    """Return all that is known of one ledger entry as text, its SQL query last."""
     facts = {name: text for name, text in _facts(verdict) if text}
     indent = max(map(len, facts)) + len(_GAP)
     lines = [

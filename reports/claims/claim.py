@@ -29,7 +29,7 @@ class Claim:
     """Entry of the ledger: a statement in this project's words, its source, and the query that tests it.
 
     Attributes:
-        claim_id: Name, which begins with the ledger's.
+        claim_id: Unique name, which begins with the ledger's name.
         ledger: Stem of its TOML file: mee, prune, natcap, heads, calm_free, encoders or suitability.
         kind: `claim`: stated by the authors and tested on local runs; `consistency`: printed numbers compared with
             each other; `question`: raised by this project from what a paper shows, not claimed by its authors.
@@ -56,9 +56,9 @@ class Claim:
         then: Command to run after the suite; None if the suite is enough.
         caveat: Difference between this project's evidence and the paper's experiment.
         reason: Reason why nothing here is comparable; None if something is.
-        evidence_sql: Query that returns one row: value (NULL if nothing was measured), low and high (its 95% interval,
-            NULL without one) and n; for measurements also attempts (ids of the runs) and, if `limits` are set and n
-            counts parts of rows, rows. None if `reason` is set.
+        evidence_sql: Query that returns one row, with value (NULL if nothing was measured), low and high (its 95%
+            interval, NULL without one) and n. Measurements also have attempts (ids of the runs). If `limits` are set
+            and n counts parts of rows, they also have rows, the number of rows. None if `reason` is set.
     """
 
     claim_id: str
@@ -98,13 +98,13 @@ class Claim:
 
     @property
     def commands(self) -> str:
-        """Shell commands that measure it; empty if nothing needs to be run."""
+        """Shell commands that produce the evidence; empty if nothing needs to be run."""
         typed = (f"exitbench run {self.suite}", self.then) if self.suite else ()
         return ", then ".join(f"`{command}`" for command in typed if command)
 
     @property
     def criterion(self) -> str:
-        """Required value of the evidence, in words."""
+        """Value that the evidence must have, as text: ``'at least 0.5 unit'``."""
         margin = f" ± {self.tolerance:g}" if self.direction == "within" else ""
         missed = f", give or take {self.tolerance:g}" if self.tolerance and not margin else ""
         return f"{self.direction.replace('_', ' ')} {self.bound:g}{margin} {self.unit}{missed}"
@@ -127,7 +127,7 @@ _QUERY: Final = """
 
 @dataclass(frozen=True)
 class Scope:
-    """Models and data behind the evidence.
+    """Size of the models, and kind of the data, behind the evidence of a ledger entry.
 
     Attributes:
         parameters_low: Number of weights of the smallest model.
@@ -149,7 +149,7 @@ class Scope:
 
 
 def scope_of(database: Database, attempts: Sequence[str]) -> Scope | None:
-    """Return models and data of the runs of these attempts; None without attempts."""
+    """Return the size of the models and the kind of data of these attempts; None without attempts."""
     if not attempts:
         return None
     (row,) = database.query(_QUERY, {"attempts": list(attempts)}).to_pylist()
@@ -203,7 +203,7 @@ def read_claims() -> tuple[Claim, ...]:
     """Return every entry of the ledger.
 
     Raises:
-        UserError: A file is not TOML; or an entry lacks a key, has a key that is unknown, of a wrong type or not for
+        UserError: A file is not TOML. Or an entry lacks a key, has a key that is unknown, of a wrong type or not for
             its kind, too long a quotation, or another entry's name. The message names file, entry and key.
     """
     claims = tuple(claim for stem in LEDGERS for claim in read_file(files(__package__) / f"{stem}.toml"))
@@ -212,7 +212,7 @@ def read_claims() -> tuple[Claim, ...]:
 
 
 def read_file(file: Traversable) -> tuple[Claim, ...]:
-    """Return the entries of one file.
+    """Return the ledger entries of one TOML file.
 
     Raises:
         UserError: As `read_claims`.
@@ -287,7 +287,7 @@ def _check_keys(prefix: str, kind: str, entry: Mapping[str, Any]) -> None:
 
 
 def _keys(kind: str, *, is_untested: bool, is_quoted: bool) -> tuple[Keys, Keys]:
-    """Return the required and the optional keys of an entry."""
+    """Return the required and the optional keys, with their types, of an entry of this kind in a ledger's TOML file."""
     words = _QUOTED if is_quoted else _UNQUOTED
     common = {**_COMMON, **(words if kind == CLAIM else {})}
     if kind == CONSISTENCY:

@@ -11,14 +11,14 @@ _HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Front:
-    """Rows that the first screen needs in addition to the tables': those of title.sql and exports.sql."""
+    """Rows that the page's first screen needs and no table has: those of title.sql (runs) and exports.sql (suites)."""
 
     runs: tuple[Row, ...]
     exports: tuple[Row, ...]
 
 
 def read_front(database: Database) -> Front:
-    """Run both queries."""
+    """Run the queries title.sql and exports.sql."""
     return Front(
         *(Frame.query(database, (_HERE / name).read_text("utf-8")).rows for name in ("title.sql", "exports.sql"))
     )

@@ -22,15 +22,19 @@ BASELINES: Final = ("static", "random", "oracle")
 class Recommendation:
     """Recommendation for an allowed loss of `from_percent` to `until_percent` of full depth's quality.
 
+    Settings are chosen on one part of the documents (the choosing part) and confirmed on the others (the confirming
+    part). The choosing part gives an upper bound on each run's loss.
+
     Attributes:
         from_percent: Lower end of the allowed loss, included.
         until_percent: Upper end, excluded; None for no limit.
-        method: Chosen run of a method: the fastest whose loss the choosing part bounds by this loss; None without one.
-        static: Chosen static depth, by the same rule.
-        untimed: Run with the fewest blocks among the untimed ones whose loss the choosing part bounds by this loss.
-        headline: Run that heads the card: the faster of the two chosen ones that the confirming part confirms. If no
-            method was timed, the run worth timing. Else None: full depth.
-        random: Run of random exits at about the same depth.
+        method: Chosen run of a method: the fastest whose bound is at most the allowed loss; None if there is none.
+        static: Chosen run of a static depth, by the same rule.
+        untimed: Untimed run with the fewest blocks whose bound is at most the allowed loss; None if there is none that
+            runs fewer blocks than the confirmed run, or than full depth.
+        headline: Run at the top of the card: the faster of `method` and `static` among those that are confirmed; if no
+            method was timed and none is confirmed, `untimed`. None for full depth.
+        random: Run of random exits with about as many blocks run as `headline`.
     """
 
     from_percent: float
@@ -50,9 +54,9 @@ class Card:
         rows: Rows of its runs in the results table.
         full: Run of full depth.
         oracle: Run that exits every token at the first correct block; None if not computed.
-        next_static: The static depth with a score that loses least quality; None if none was run.
-        recommendations: Recommendations for increasing allowed losses; each holds up to the next one's, the first
-            from 0 % on.
+        next_static: Run of the static depth that loses least quality; None if none was run and scored.
+        recommendations: Recommendations for increasing allowed losses; each holds up to the next one's `from_percent`,
+            the first from 0 % on.
         timed: Number of timed settings of methods, from which the choice was made.
     """
 
@@ -65,7 +69,7 @@ class Card:
 
     @property
     def confirming_n(self) -> int | None:
-        """Number of documents of the confirming part; None without a paired comparison with full depth."""
+        """Number of documents on which chosen settings are confirmed; None if no run is paired with full depth."""
         return max((row["confirming_n"] for row in self.rows if row["confirming_n"] is not None), default=None)
 
     def at(self, percent: float) -> Recommendation:
@@ -78,7 +82,9 @@ class Card:
 
 
 def cards(results: Sequence[Row]) -> tuple[Card, ...]:
-    """Return one card per model and task whose metric has a scale, those with a recommendation first.
+    """Return one card per model and task that has a full-depth run and a bound on the loss of some run.
+
+    Cards with a recommendation come first.
 
     Args:
         results: Rows of the results table. If a model and task were run in several settings (subsets of the documents,
@@ -89,7 +95,7 @@ def cards(results: Sequence[Row]) -> tuple[Card, ...]:
 
 
 def _settings(results: Sequence[Row]) -> Iterator[tuple[str, tuple[Row, ...]]]:
-    """Yield, per model, task and conditions, the id and rows of the setting with the most documents."""
+    """Yield, per model, task and conditions, the id and the result rows of the setting with the most documents."""
     trained = [row for row in results if not row["random_weights"]]
     for _, rows in groupby(trained, key=lambda row: (row["model"], row["task"], row["setting"])):
         ways: dict[str, list[Row]] = {}
@@ -143,7 +149,7 @@ def _recommend(rows: Sequence[Row], percent: float) -> Recommendation:
 
 
 def _step(rows: Sequence[Row], percent: float, is_static: bool) -> Row | None:
-    """Return the run that the view `pareto` chooses for an allowed quality loss."""
+    """Return the run that the view `pareto` chooses for an allowed loss, of static depths or of methods; or None."""
     return next(
         (
             row
@@ -157,7 +163,7 @@ def _step(rows: Sequence[Row], percent: float, is_static: bool) -> Row | None:
 
 
 def is_confirmed(row: Row, percent: float) -> bool:
-    """Return whether the confirming part confirms a chosen run at this allowed loss."""
+    """Return whether a chosen run is confirmed at this allowed loss, on documents not used to choose it."""
     confirmed: float | None = row["confirmed_percent"]
     return confirmed is not None and confirmed <= percent
 
@@ -176,13 +182,13 @@ def _is_untimed(row: Row) -> bool:
 
 
 def _blocks(row: Row) -> float:
-    """Return the mean blocks run; all blocks if unknown."""
+    """Return a row's mean number of blocks run per token; all blocks if it is unknown."""
     blocks: float = row["blocks"] if row["mean_blocks_run"] is None else row["mean_blocks_run"]
     return blocks
 
 
 def is_method(row: Row) -> bool:
-    """Return whether it is a run of an early-exit method, not of a baseline."""
+    """Return whether a result row is of an early-exit method, not of a baseline or of full depth."""
     return row["method"] not in BASELINES and not row["is_full_depth"]
 
 
@@ -202,7 +208,7 @@ def _chosen(recommendation: Recommendation) -> tuple[str | None, ...]:
 
 
 def calibrated(card: Card, calibrations: Sequence[Row]) -> tuple[Row, ...]:
-    """Return the thresholds that calibrations chose for the card's model and task with a guarantee."""
+    """Return the rows of the thresholds that calibrations chose, with a guarantee, for the card's model and task."""
     names = ("model", "task")
     return tuple(
         row
@@ -313,7 +319,7 @@ def _not_confirmed(row: Row, percent: float, name: Name) -> str:
 
 
 def _too_few(card: Card, recommendation: Recommendation) -> str:
-    """Return a sentence on the smallest loss that the documents can show, if it is above the allowed one."""
+    """Return a sentence on the smallest loss that so few documents can bound; empty if the allowed loss is larger."""
     n, full = card.confirming_n, card.full["value"]
     if not n or not full or not 0 < full <= 100:
         return ""
@@ -349,7 +355,7 @@ _WORDS = {3: "do not cite", 2: "look before you cite", 1: "a remark"}
 
 
 def findings_line(findings: Sequence[Row]) -> tuple[str, int]:
-    """Return the number of findings in words, and the worst severity, 0 without findings.
+    """Return the number of findings by severity as text, and the worst severity (0 without findings).
 
     Args:
         findings: Rows of the table of findings.

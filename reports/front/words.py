@@ -1,4 +1,4 @@
-"""Cards as text: every sentence and number of every recommendation, so that the page's script only selects."""
+"""Recommendation cards as text: every sentence and number of them, so that the page's script only selects."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from exitbench.terminal import number_of
 
 @dataclass(frozen=True)
 class Alternative:
-    """Setting to compare with: one row of a card's small table."""
+    """Setting to compare the recommended one with, as text: one row of a card's small table."""
 
     what: str
     name: str
@@ -34,11 +34,11 @@ class RecommendationText:
         until_percent: Upper end, excluded; None for no limit.
         name: Recommended setting.
         pays: Whether the setting is confirmed to be faster than full depth at this loss.
-        gains: The large figures of the card, each with its meaning: speed-up and quality, or blocks run if not timed.
+        gains: The large numbers of the card, each with its meaning: speed-up and quality, or blocks run if not timed.
         verdict: Comparison with a static depth, in a sentence.
         facts: Pairs of term and value: quality, depth, agreement and so on.
         alternatives: Settings to compare with.
-        later: A larger loss with a faster setting, rounded up to a step of the slider, and that setting.
+        later: Next larger allowed loss with another setting, rounded up to a step of the slider, and that setting.
         cell_id: Cell of the run; None for full depth.
         toml: Suite that repeats the run.
     """
@@ -69,7 +69,7 @@ class CardText:
 
 
 def pays(card: CardText, percent: float) -> bool:
-    """Return whether early exit pays at an allowed loss of `percent`."""
+    """Return whether a setting that is faster than full depth is confirmed at an allowed loss of `percent`."""
     return next(text for text in reversed(card.recommendations) if text.from_percent <= percent).pays
 
 
@@ -123,7 +123,7 @@ class _CardWriter:
         return label_in_sentence(self.names[setting(row)])
 
     def short(self, row: Row) -> str:
-        """Return a baseline's setting without its name, which the table's row has already; a method's with its name."""
+        """Return a setting's label; a baseline's without its name, which the row of the small table already has."""
         name = self.name(row)
         return name.partition(" ")[2] if row["method"] in BASELINES else name
 
@@ -253,7 +253,7 @@ def _change(row: Row) -> str:
 
 
 def _confirmed_change(row: Row) -> str:
-    """Return the difference on the confirming documents, and the bound on the loss."""
+    """Return the metric's difference to full depth on the confirming documents, and the bound on the loss."""
     if row["confirming_delta_low"] is None:
         return _change(row)
     digits = metric_digits(row)

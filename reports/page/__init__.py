@@ -75,22 +75,22 @@ class Section:
 
     @property
     def items(self) -> Sequence[DrawnFigure | FilledTable]:
-        """Figures and tables, in order."""
+        """Figures of the section, then its tables."""
         return [*self.figures, *self.tables]
 
     @property
     def visible_items(self) -> tuple[DrawnFigure | FilledTable, ...]:
-        """Items that have an anchor on the page."""
+        """Figures and tables shown on the page, with an anchor: those with rows; if always open, also those without."""
         return tuple(it for it in self.items if it.frame.rows or not self.is_gallery)
 
     @property
     def missing(self) -> tuple[ReportSource, ...]:
-        """Sources for which the database has no rows."""
+        """Figures and tables for which the database has no rows."""
         return tuple(it.source for it in self.items if not it.frame.rows)
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """Commands that fill missing items: the first one that each item's text for no rows names."""
+        """Shell commands that produce missing items: the first command named in each item's text for no rows."""
         matches = (_COMMAND.search(source.empty) for source in self.missing)
         return tuple(dict.fromkeys(command[1] for command in matches if command))
 
@@ -153,7 +153,10 @@ def page(
 
 
 def _shown_results(rows: Sequence[Row]) -> list[int]:
-    """Return the places of the results on the page: the first of each model and task, up to as many as fit."""
+    """Return the indices of the result rows shown on the page, at most `_MOST_RESULTS`.
+
+    They are the first rows of each model, task, setting, metric and execution, as many of each as fit.
+    """
     groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
         groups[tuple(row[name] for name in ("model", "task", "setting", "metric", "execution"))].append(place)
@@ -207,7 +210,10 @@ def _rank(verdict: Verdict) -> int:
 
 
 def _tally(verdicts: Sequence[Verdict]) -> dict[str, list[tuple[str, int, int]]]:
-    """Return by paper the verdicts of its claims: (verdict, number of claims with earlier verdicts, number with it)."""
+    """Return the counts of verdicts on the claims of each paper, as segments of a bar.
+
+    A segment is (verdict, number of claims with verdicts before it in `VERDICTS`, number of claims with it).
+    """
     papers = {it.claim.paper: Counter[str]() for it in verdicts}
     for it in verdicts:
         papers[it.claim.paper][it.verdict] += 1
@@ -222,7 +228,7 @@ def _tally(verdicts: Sequence[Verdict]) -> dict[str, list[tuple[str, int, int]]]
 
 
 def _claims_of(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
-    """Return verdicts by the figure or table that shows the claim, decided ones first."""
+    """Return verdicts by name of the figure or table that shows the claim's subject, in the order of `VERDICTS`."""
     by_item: dict[str, list[Verdict]] = defaultdict(list)
     for it in sorted(verdicts, key=_rank):
         if it.claim.shown_in:
@@ -249,7 +255,7 @@ def _front(material: Material) -> dict[str, Any]:
 
 
 def _points(rows: Sequence[Row], shown: Sequence[int]) -> dict[str, Any]:
-    """Return the data of the interactive frontier: one point per row of the results on the page, in their order."""
+    """Return the data of the interactive frontier chart: one point per result on the page, in the order of `shown`."""
     names, short = labels(rows), labels(rows, brief=True)
     return {
         "styles": {
@@ -286,7 +292,10 @@ def _packed_csv(frame: Frame) -> str:
 
 
 def _split_caption(it: DrawnFigure | FilledTable) -> tuple[str, str]:
-    """Split a caption into a closed card's text (a figure's finding, or the first sentence) and the remainder."""
+    """Split a caption into the text on a closed card and the remainder.
+
+    The card's text is the figure's finding if there is one, else the first sentence.
+    """
     if isinstance(it, DrawnFigure) and it.finding:
         return it.finding, it.source.module.CAPTION
     first, *remainder = _SENTENCE.split(it.source.module.CAPTION, 1)

@@ -16,14 +16,14 @@ _INKS: Final = ("#000000", "#ffffff")
 
 @dataclass(frozen=True)
 class Shade:
-    """Background and text colour as ``#rrggbb``; their contrast is 4.5 or more (WCAG 2, AA)."""
+    """Background (`paper`) and text colour (`ink`) of an exit layer as ``#rrggbb``, with a contrast of 4.5 or more."""
 
     paper: str
     ink: str
 
 
 def shades(blocks: int, *, dark: bool = False) -> list[Shade]:
-    """Return the shades of exit layers 1..`blocks`, for the light or the dark theme."""
+    """Return one shade per exit layer 1..`blocks`, for the light or the dark theme."""
     places = [block / max(1, blocks - 1) for block in range(blocks)] if blocks > 1 else [1.0]
     papers = [_at(1 - place if dark else place) for place in places]
     return [Shade(paper, max(_INKS, key=lambda ink: contrast(paper, ink))) for paper in papers]
@@ -36,7 +36,7 @@ def contrast(first: str, second: str) -> float:
 
 
 def _at(place: float) -> str:
-    """Return the scale's colour at `place`, 0 to 1, interpolated linearly in sRGB."""
+    """Return the scale's colour at `place`, from 0 (palest) to 1 (darkest), interpolated linearly in sRGB."""
     steps = list(pairwise(_SCALE))
     index = min(int(place * len(steps)), len(steps) - 1)
     share = place * len(steps) - index

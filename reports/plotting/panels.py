@@ -57,11 +57,14 @@ FLOOR_NOTE = "The grey bar behind a point is full depth timed against itself in 
 
 
 def grid_of_panels(count: int, columns: int | None = None, *, wide: bool = False) -> tuple[Figure, list[Axes]]:
-    """Return a figure with `count` panels, at most `MOST_PANELS`, in row order; a single panel is one column wide.
+    """Return a figure and its `count` panels, at most `MOST_PANELS`, row by row.
+
+    With one panel per row, the figure is one column of a paper wide, else two.
 
     Args:
         count: Number of panels.
-        columns: Panels per row, if they belong together; doubled if panels would be too low.
+        columns: Panels per row, if these belong together; None to choose by `count`. Doubled if panels would be too
+            low.
         wide: Whether the figure has the width of two columns even with one panel per row.
     """
     n_drawn = min(count, MOST_PANELS)
@@ -81,7 +84,7 @@ def grid_of_panels(count: int, columns: int | None = None, *, wide: bool = False
 
 
 def figure_of(height_inches: float, width_inches: float = DOUBLE_INCHES) -> Figure:
-    """Return a figure of one of the two widths; its height is limited so that a legend still fits the page."""
+    """Return an empty figure, one or two paper columns wide; its height is limited so that a legend fits the page."""
     return ReportFigure(figsize=(width_inches, min(height_inches, _PANEL_ROOM)), layout="constrained")
 
 
@@ -93,7 +96,10 @@ def label_y(axes: Axes, label: str) -> None:
 
 
 def title_panel(axes: Axes, title: str, note: str = "", *, note_below: bool = False) -> None:
-    """Write a panel's title and a note (such as n) to its right, or below it if both do not fit or if `note_below`."""
+    """Write a panel's title, and to its right a note such as the sample size.
+
+    The note is below the title if both do not fit side by side, or if `note_below` is true.
+    """
     figure = axes.get_figure(root=True)
     assert figure is not None
     room = int(_GROWN * axes.get_position().width * figure.get_size_inches()[0] / _CHARACTER_INCHES)
@@ -123,7 +129,7 @@ def legend_above(figure: Figure, handles: Sequence[Line2D | Patch]) -> None:
 
 
 def panel_titles(frame: Frame) -> dict[tuple[str, str, str], str]:
-    """Return a title per (task, model, setting), with those conditions of the setting that differ."""
+    """Return panel titles by (task, model, setting): task and model, then the conditions that not all settings have."""
     conditions = differing_conditions(frame.distinct("setting"))
     return {
         (task, model, setting): f"{shorten(task, 30)} · {shorten(model, 40)}\n{conditions[setting]}".rstrip()
@@ -134,7 +140,10 @@ def panel_titles(frame: Frame) -> dict[tuple[str, str, str], str]:
 def draw_points(
     axes: Axes, x: Sequence[float], y: Sequence[float], style: SeriesStyle, *, simulated: bool, connect: bool
 ) -> None:
-    """Draw one series, filled for real decodes, hollow and dashed for simulated ones; `connect` joins a sweep by x."""
+    """Draw the markers of one series: filled for real decodes, hollow for simulated ones (replays).
+
+    If `connect` is true, a line joins them in the order of x; it is dashed for simulated ones.
+    """
     order = sorted(range(len(x)), key=lambda i: (x[i], y[i]))
     line = ("--" if simulated else "-") if connect else "none"
     axes.plot(
@@ -172,10 +181,12 @@ def draw_intervals(axes: Axes, at: Sequence[float], intervals: Sequence[Interval
 def draw_floors(axes: Axes, at: Sequence[float], rows: Sequence[Row], *, along: str) -> None:
     """Draw the A/A noise floor (full depth timed against itself) behind each point: a pale bar, aa_low to aa_high.
 
+    A line is drawn at a speed-up of 1.
+
     Args:
         axes: Axes to draw in.
         at: The points' coordinates on the other axis.
-        rows: One row per point.
+        rows: One row per point, with aa_low and aa_high.
         along: The axis of speed-ups, ``'x'`` or ``'y'``.
     """
     present = [(place, row["aa_low"], row["aa_high"]) for place, row in zip(at, rows, strict=True) if row["aa_low"]]
@@ -186,12 +197,14 @@ def draw_floors(axes: Axes, at: Sequence[float], rows: Sequence[Row], *, along: 
 
 
 def floor_entry() -> Line2D:
-    """Return the legend's entry for `draw_floors`."""
+    """Return the legend entry of the grey bars of the A/A noise floor (see `draw_floors`)."""
     return Line2D([], [], color=MUTED, linewidth=5, alpha=2 * _FLOOR_ALPHA, label="A/A noise floor, by point")
 
 
 def draw_lengths(axes: Axes, at: Sequence[float], rows: Sequence[Row], *, along: str) -> None:
-    """Mark speed-ups of answers more than 5 % shorter or longer than full depth's, with a line to those per token.
+    """Mark the speed-ups of settings whose answers are more than 5 % shorter or longer than full depth's.
+
+    A dotted line leads from the speed-up of requests to the speed-up per token.
 
     Args:
         axes: Axes to draw in.
@@ -210,7 +223,7 @@ def draw_lengths(axes: Axes, at: Sequence[float], rows: Sequence[Row], *, along:
 
 
 def length_entry() -> Line2D:
-    """Return the legend's entry for `draw_lengths`."""
+    """Return the legend entry of the mark of answers of another length (see `draw_lengths`)."""
     label = f"{OTHER_LENGTH} other length: to speed-up per token"
     return Line2D([], [], color=MUTED, linestyle=":", linewidth=0.9, marker="|", label=label)
 
@@ -224,7 +237,7 @@ def exit_layer_axis(axes: Axes, blocks: int) -> None:
 
 
 def share_of_blocks_axis(axes: Axes, name: str) -> None:
-    """Label the x axis as `name` relative to all blocks, so that models of different depths share it."""
+    """Label the x axis as `name`, a share of all blocks (0..1), so that models of different depths can share it."""
     axes.set_xlim(-0.02, 1.03)
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set_xlabel(f"{name}, share of all blocks")
@@ -242,7 +255,7 @@ def legend_of_series(figure: Figure, styles: dict[str, SeriesStyle], extra: Sequ
 
 
 def simulated_entry() -> Line2D:
-    """Return the legend's entry for simulated points."""
+    """Return the legend entry of simulated points (replays of a probe)."""
     paper = mpl.rcParams["axes.facecolor"]
     return Line2D([], [], color=MUTED, linestyle="--", marker="o", markerfacecolor=paper, label="simulated (replay)")
 
@@ -250,7 +263,7 @@ def simulated_entry() -> Line2D:
 def draw_published(
     axes: Axes, x: Sequence[float], y: Sequence[float], *, connect: bool = False, line_colour: str = MUTED
 ) -> None:
-    """Draw published values as grey crosses, unlike any local run; `connect` joins them as a curve by x."""
+    """Draw values printed in papers as grey crosses; with `connect`, a dotted line joins them in the order of x."""
     order = sorted(range(len(x)), key=lambda i: x[i])
     axes.plot(
         [x[i] for i in order],
@@ -266,7 +279,7 @@ def draw_published(
 
 
 def published_entry() -> Line2D:
-    """Return the legend's entry for published values."""
+    """Return the legend entry of values printed in papers (see `draw_published`)."""
     return Line2D([], [], color=MUTED, linestyle=":", marker="x", label="published")
 
 
@@ -274,7 +287,10 @@ _MARKERS = 8  # markers per line: enough to identify it in grey print, too few t
 
 
 def draw_by_step(axes: Axes, frame: Frame, style: SeriesStyle) -> None:
-    """Draw one line; frame: value by step, sorted by step."""
+    """Draw one training curve: x is the optimisation step, y the logged value.
+
+    `frame` has the columns step and value, and is sorted by step.
+    """
     axes.plot(
         frame.values("step"),
         frame.values("value"),
@@ -299,7 +315,9 @@ def sweep_picture(
     n_blocks: int,
     kind: str,
 ) -> bytes:
-    """Return the picture of a threshold sweep as a file's content.
+    """Return a picture of a threshold sweep, as the content of an image file.
+
+    Left: mean exit layer by threshold. Right: share of tokens equal to full depth's by mean exit layer.
 
     Args:
         title: Name of the replayed rule.

@@ -1,4 +1,4 @@
-"""Figures with one line per setting of each method: models below each other, one column per task or measure."""
+"""Figures that list the settings of methods line by line: models below each other, one column per task or measure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,11 +27,11 @@ _MOST_LINES = 50  # lines that fit a page: settings of all models, and a line be
 
 @dataclass(frozen=True)
 class ModelLines:
-    """Panels of one model.
+    """Panels of one model, and the settings that they show, one setting per line.
 
     Attributes:
-        rows: The model's rows of these settings.
-        lines: Its settings, top to bottom: line i is at y = i. If there are too many, `thinned` keeps some per method.
+        rows: The model's rows of the frame, for the settings in `lines`.
+        lines: Settings from top to bottom: line i is at y = i. If there are too many, `thinned` keeps some per method.
         panels: One panel per column.
     """
 
@@ -42,7 +42,7 @@ class ModelLines:
 
 @dataclass(frozen=True)
 class Measure:
-    """Quantity of one column of panels: names of the frame's columns of values and of their intervals' ends."""
+    """Quantity shown in one column of panels: its heading, and the frame's columns of its value and interval ends."""
 
     heading: str
     value: str
@@ -51,7 +51,13 @@ class Measure:
 
 
 def setting_grid(frame: Frame, headings: Sequence[str], *, share_x: bool = True) -> tuple[Figure, list[ModelLines]]:
-    """Return a figure with each model's settings labelled on the left, and the panels to draw in."""
+    """Return a figure with the settings of every model listed on the left, and the empty panels to draw in.
+
+    Args:
+        frame: Rows with model, method, params and kv_policy.
+        headings: Heading of each column of panels.
+        share_x: Whether all models share the x axis; else each model has ticks of its own.
+    """
     names = labels(frame.rows, brief=True)
     every_model = list(frame.groups("model"))
     by_size = sorted(every_model, key=lambda group: -len(group[1].rows))
@@ -91,7 +97,7 @@ def setting_grid(frame: Frame, headings: Sequence[str], *, share_x: bool = True)
 
 
 def thinned(lines: Sequence[Setting], most: int) -> list[Setting]:
-    """Return at most `most` settings, in their order: the same number per method, evenly spread."""
+    """Return at most `most` of the settings, in their order: about equally many per method, evenly spaced."""
     if len(lines) <= most:
         return list(lines)
     by_method: dict[str, list[Setting]] = {}
@@ -108,12 +114,12 @@ def thinned(lines: Sequence[Setting], most: int) -> list[Setting]:
 
 
 def _fair_share(sizes: Sequence[int], most: int) -> int:
-    """Return the largest number per group such that the total is at most `most`; at least 1."""
+    """Return the largest n, at least 1, such that n items of each group (or all it has) are at most `most` in total."""
     return max(n for n in range(1, max(1, most) + 1) if n == 1 or sum(min(n, size) for size in sizes) <= most)
 
 
 def draw_measures(model: ModelLines, measures: Sequence[Measure], styles: Mapping[str, SeriesStyle]) -> None:
-    """Draw one marker with its interval per measure, setting and task; NULL values are left out."""
+    """Draw one marker with its interval per measure (panel), setting (line) and task (style); leave out NULL values."""
     for axes, measure in zip(model.panels, measures, strict=True):
         for task, style in styles.items():
             rows = [row for row in model.rows.rows if row["task"] == task and row[measure.value] is not None]
@@ -127,6 +133,6 @@ def draw_measures(model: ModelLines, measures: Sequence[Measure], styles: Mappin
 
 
 def height_of(model: ModelLines, row: Row, tasks: Sequence[str]) -> float:
-    """Return the y of a row's marker: markers of one setting are stacked, one per task."""
+    """Return the y of a row's marker: the line of its setting, shifted by task so that the tasks' markers are apart."""
     shift = tasks.index(row["task"]) - (len(tasks) - 1) / 2
     return model.lines.index(setting(row)) + _SPREAD / max(_FEWEST, len(tasks)) * shift

@@ -37,7 +37,7 @@ _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "h", "<", "d")
 
 @dataclass(frozen=True)
 class Theme:
-    """Background and foreground colours."""
+    """Background and foreground colours of the light or the dark theme, as ``#rrggbb``."""
 
     name: str
     paper: str
@@ -95,7 +95,7 @@ class ReportFigure(Figure):
 
 
 def series_styles(names: Iterable[str]) -> dict[str, SeriesStyle]:
-    """Return the colour and marker of each name, assigned in sorted order."""
+    """Return a distinct pair of colour and marker for each name, assigned in sorted order."""
     return {
         name: SeriesStyle(COLOURS[i % len(COLOURS)], _MARKERS[i % len(_MARKERS)])
         for i, name in enumerate(sorted(set(names)))
@@ -103,7 +103,7 @@ def series_styles(names: Iterable[str]) -> dict[str, SeriesStyle]:
 
 
 def lay_out(figure: Figure) -> None:
-    """Lay out `figure` once, so that saving it in several formats does not repeat it."""
+    """Compute the layout of `figure` once, so that saving it in several formats does not repeat this."""
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)
@@ -129,7 +129,7 @@ def save(figure: Figure, kind: str, *, letters: str = "path") -> bytes:
 
 
 def _with_numbered_clips(svg: bytes) -> bytes:
-    """Rename clip paths by their order: matplotlib names some of them by memory address."""
+    """Rename the clip paths of an SVG to clip0, clip1, ...: matplotlib names some of them by memory address."""
     names: dict[bytes, bytes] = {}
     return _CLIP.sub(lambda match: names.setdefault(match[0], b"clip%d" % len(names)), svg)
 
@@ -224,18 +224,18 @@ def themed(svg: bytes) -> str:
 
 
 def data_uri(picture: str) -> str:
-    """Return a data URI of a picture that is safe in an HTML attribute."""
+    """Return an SVG picture as a data URI that is safe in an HTML attribute."""
     return "data:image/svg+xml," + quote(picture, _UNQUOTED)
 
 
 def size_of(picture: str) -> tuple[int, int]:
-    """Return width and height of a picture of `themed`, in points, so that a page can reserve the space."""
+    """Return width and height in points of an SVG that `themed` returned, so that a page can reserve the space."""
     width, height = _SIZE.findall(picture[:1000])[0]
     return round(float(width)), round(float(height))
 
 
 def _smaller(tag: str, classes: dict[str, str]) -> str:
-    """Return a tag in fewer bytes; its style is added to `classes`, which maps a style's text to a class name."""
+    """Return an SVG tag in fewer bytes; its style becomes a class, added to `classes` (style's text to class name)."""
     tag = _COORDINATES.sub(lambda match: _LONG_NUMBER.sub(r"\1", match[0]), _NUMBERED.sub("", tag))
     for role in _ROLES:
         tag = tag.replace(getattr(LIGHT, role), f"var(--{role})")

@@ -1,4 +1,4 @@
-"""Thresholds chosen with a guarantee, and the path that led to each."""
+"""Thresholds chosen with a statistical guarantee, with every level that calibration tested before each."""
 
 from exitbench.reports.frame import Row
 from exitbench.reports.tables.columns import ABSENT, TableCell, TableColumn, method, number, settings, text
@@ -25,7 +25,10 @@ def _held_out_cell(row: Row) -> TableCell:
 
 
 def needed(row: Row) -> TableCell:
-    """Return the number of documents needed by a level that failed with a loss below δ; a dash for other rules."""
+    """Return the cell with the number of documents with which a failed level would have passed at the same mean loss.
+
+    A dash for levels that did not fail, for rules other than Hoeffding-Bentkus, and if the mean loss is δ or more.
+    """
     if row["verdict"] != "failed" or row["rule"] != "hoeffding-bentkus":
         return TableCell(ABSENT, None)
     documents = documents_needed(row["mean_loss"], row["delta"], row["epsilon"])

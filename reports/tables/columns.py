@@ -30,7 +30,7 @@ class TableCell:
     Attributes:
         text: Text shown; not escaped.
         key: Sort key: a number, a text, or None, which sorts last.
-        muted: Whether it is grey because it shows no result (inside the noise floor).
+        muted: Whether it is grey because no effect is shown, such as a speed-up inside the noise floor.
         tone: Better or worse than full depth, if the whole interval is; else empty.
     """
 
@@ -68,7 +68,7 @@ class TableColumn:
 def text(
     heading: str, name: str, *, long: bool = False, collapses: bool = False, on_demand: bool = False
 ) -> TableColumn:
-    """Return a column of text."""
+    """Return a table column of texts: the values of the frame's column `name`, a dash for NULL."""
 
     def cell(row: Row) -> TableCell:
         value = row[name]
@@ -90,7 +90,7 @@ def marked(row: Row, name: str) -> str:
 def number(
     heading: str, name: str, form: str, *, on_demand: bool = False, hidden_if_empty: bool = False
 ) -> TableColumn:
-    """Return a column of numbers, written with the format `form` such as ``{:.2f}``."""
+    """Return a table column of numbers: the values of the frame's column `name` in the format `form` (``{:.2f}``)."""
 
     def cell(row: Row) -> TableCell:
         return TableCell(written(row[name], form), row[name])
@@ -99,7 +99,7 @@ def number(
 
 
 def parameters(heading: str, name: str) -> TableColumn:
-    """Return a column for a JSON object, as ``'name=value, ...'``."""
+    """Return a table column of JSON objects: those in the frame's column `name`, as ``'name=value, ...'``."""
 
     def cell(row: Row) -> TableCell:
         label = describe(json.loads(row[name] or "{}"))
@@ -109,7 +109,7 @@ def parameters(heading: str, name: str) -> TableColumn:
 
 
 def settings(heading: str) -> TableColumn:
-    """Return a column that labels a method's settings by their differences; rows as for `labels`."""
+    """Return a table column of parameters: those that tell a row's setting from other settings of its method."""
 
     def among(rows: Sequence[Row]) -> Callable[[Row], TableCell]:
         names = labels(rows)
@@ -138,7 +138,7 @@ def with_interval(value: float | None, low: float | None, high: float | None, di
 
 
 def metric_digits(row: Row) -> int:
-    """Return the decimals of a metric: one on a scale to 100, three on a scale to 1."""
+    """Return the number of decimals for a row's metric: three if its values are at most 1, else one."""
     largest = max(abs(row[name] or 0.0) for name in ("value", "full_value"))
     return 3 if largest <= 1 else 1
 
@@ -148,8 +148,8 @@ class FilledTable:
     """Table with its cells, independent of the output format.
 
     Attributes:
-        source: Its query and its texts.
-        frame: The rows behind it.
+        source: Its query, title and caption.
+        frame: Rows that the query returned.
         columns: Columns shown.
         agreed: Collapsed columns, whose value is equal in all rows, as ``'Setting: float32; Kind: real'``.
         rows: One cell per column of `columns`, in the order of the frame.
@@ -168,7 +168,7 @@ class FilledTable:
 
 
 def fill(source: ReportSource, frame: Frame) -> FilledTable:
-    """Return `source` with the cells of every row of `frame`."""
+    """Return the table `source`, filled with the cells of every row of `frame`."""
     columns, agreed, rows = fill_columns(source.module.COLUMNS, frame.rows)
     return FilledTable(source, frame, columns, agreed, rows)
 

@@ -15,7 +15,7 @@ EMPTY = "No data yet: run `nox -s bench`, or any suite with `probe` cells on the
 
 
 def _mean(heading: str, name: str, half: str, form: str = "{:.2f}") -> TableColumn:
-    """Return a column of means, with half the width of their intervals if known."""
+    """Return a table column ``mean ± half of its interval``, from the frame's columns `name` and `half`."""
 
     def cell(row: Row) -> TableCell:
         if row[name] is None:

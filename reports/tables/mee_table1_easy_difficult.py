@@ -1,4 +1,4 @@
-"""Easy against difficult documents (Table 1 of the Monotonic Early Exiting paper)."""
+"""States of easy and of difficult documents: similarity to the last (Table 1 of the Monotonic Early Exiting paper)."""
 
 from exitbench.reports.frame import Row
 from exitbench.reports.tables.columns import ABSENT, TableCell, TableColumn, number, text
@@ -21,7 +21,7 @@ EMPTY = "No data yet: run `nox -s paper -- mee`, or any suite with `probe` cells
 
 
 def _spread(heading: str, name: str, digits: int) -> TableColumn:
-    """Return a column ``mean ± half of the interval (standard deviation)``."""
+    """Return a table column ``mean ± half of its interval (standard deviation)`` of the quantity `name`."""
 
     def cell(row: Row) -> TableCell:
         mean, half, std = row[f"{name}_mean"], row[f"{name}_half"], row[f"{name}_std"]
@@ -34,7 +34,7 @@ def _spread(heading: str, name: str, digits: int) -> TableColumn:
 
 
 def _growing(heading: str, name: str, after: str | None = None) -> TableColumn:
-    """Return a column ``share ± half of the interval (after block ..)`` in percent."""
+    """Return a table column ``share ± half of its interval % (after block n)``; the column `after` gives n."""
 
     def cell(row: Row) -> TableCell:
         share, half = row[name], row[f"{name}_half"]

@@ -1,4 +1,4 @@
-"""Contrastive gate over pruned heads, averaged over the first gated block (PRUNE table 1)."""
+"""Contrastive gate over pruned heads, averaged over settings with different first gated blocks (PRUNE table 1)."""
 
 from exitbench.reports.figures.prune import EMPTY, STAND_INS, trained_as
 from exitbench.reports.figures.prune.prune_fig10_11_pruned_jsd import HEADS
@@ -23,7 +23,7 @@ CAPTION = (
 
 
 def _spread(heading: str, name: str, form: str) -> TableColumn:
-    """Return a column ``mean ± standard deviation``."""
+    """Return a table column ``mean ± standard deviation``, from the frame's columns `name` and `name`_std."""
 
     def cell(row: Row) -> TableCell:
         mean, std = row[name], row[f"{name}_std"]

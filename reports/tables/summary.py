@@ -42,17 +42,17 @@ EMPTY = "No data yet: run `nox -s bench`, or any suite with `quality` and `timin
 
 
 def quality(row: Row) -> TableCell:
-    """Return the headline metric with its interval."""
+    """Return the cell of the task's headline metric with its 95 % interval."""
     return TableCell(with_interval(row["value"], row["ci_low"], row["ci_high"], metric_digits(row)), row["value"])
 
 
 def delta(row: Row) -> TableCell:
-    """Return the difference to full depth, signed."""
+    """Return the cell of the metric's difference to full depth, with its sign."""
     return TableCell(written(row["delta"], f"{{:+.{metric_digits(row)}f}}"), row["delta"])
 
 
 def change(row: Row) -> TableCell:
-    """Return the difference to full depth with its paired interval, if known."""
+    """Return the cell of the metric's difference to full depth with its interval; coloured if that excludes 0."""
     low, high = row["delta_low"], row["delta_high"]
     if low is None:
         return delta(row)
@@ -64,7 +64,7 @@ def change(row: Row) -> TableCell:
 
 
 def speedup(row: Row) -> TableCell:
-    """Return the measured speed-up with its interval, with a mark if it is inside the noise floor."""
+    """Return the cell of the measured speed-up with its interval; ``≈`` marks one inside the noise floor."""
     if row["is_full_depth"]:
         return TableCell("1", 1.0)
     if row.get("speed_status") == "not measurable":  # rows of the table highlights lack the column: all are measurable
@@ -73,7 +73,7 @@ def speedup(row: Row) -> TableCell:
 
 
 def energy(row: Row) -> TableCell:
-    """Return full depth's energy over the method's with its interval, with a mark if it is inside the noise floor."""
+    """Return the cell of full depth's energy over the method's with its interval; ``≈``: inside the noise floor."""
     return _against_full_depth(row, "energy_ratio", row["inside_energy_floor"])
 
 
@@ -86,24 +86,24 @@ def _against_full_depth(row: Row, name: str, inside: bool) -> TableCell:
 
 
 def joules(row: Row) -> TableCell:
-    """Return the energy per token, and full depth's."""
+    """Return the cell ``'0.42 of 0.61'``: joules per token of the method and of full depth."""
     spent = row["joules_per_token"]
     label = ABSENT if spent is None else f"{spent:.3g} of {row['full_joules_per_token']:.3g}"
     return TableCell(label, spent)
 
 
 def exit_layer(row: Row) -> TableCell:
-    """Return the mean exit layer, of all blocks."""
+    """Return the cell of the mean exit layer, ``'5.20 of 8'`` blocks."""
     return _of_blocks(row, "mean_exit_layer")
 
 
 def blocks_run(row: Row) -> TableCell:
-    """Return the mean number of blocks executed per token, of all."""
+    """Return the cell of the mean number of blocks executed per token, ``'6.10 of 8'``."""
     return _of_blocks(row, "mean_blocks_run")
 
 
 def length(row: Row) -> TableCell:
-    """Return the tokens per timed answer and full depth's, with a mark if they differ much."""
+    """Return the cell ``'20.5 of 21.0'``: mean tokens per timed answer and full depth's; marked if over 5 % apart."""
     if row["is_other_length"] is None:
         return TableCell(ABSENT, None)
     mark = f"{OTHER_LENGTH} " if row["is_other_length"] else ""
@@ -111,7 +111,7 @@ def length(row: Row) -> TableCell:
 
 
 def length_ratio(row: Row) -> str:
-    """Return the ratio of answer length to full depth's as text."""
+    """Return the mean answer length over full depth's as text, with a mark if they differ by more than 5 %."""
     if row["is_other_length"] is None:
         return ABSENT
     return f"{OTHER_LENGTH if row['is_other_length'] else ''}{_ratio(row):.2f}"
@@ -123,7 +123,7 @@ def _ratio(row: Row) -> float:
 
 
 def timed(row: Row) -> TableCell:
-    """Return the number of timed documents times the number of rounds."""
+    """Return the cell ``'100 × 3'``: number of timed documents and number of timed rounds."""
     if row["timed_documents"] is None:
         return TableCell(ABSENT, None)
     rounds = "" if row["timed_rounds"] is None else f" × {row['timed_rounds']}"
@@ -136,7 +136,7 @@ def _of_blocks(row: Row, name: str) -> TableCell:
 
 
 def number_format(row: Row) -> TableCell:
-    """Return how the number format changes full depth; a dash for float32."""
+    """Return the cell on how the row's number format changes full depth's output; a dash for float32."""
     note = against_float32(row)
     return TableCell(ABSENT if note is None else note, note)
 

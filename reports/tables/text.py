@@ -46,7 +46,7 @@ _NOTHING = "No results yet."
 
 @dataclass(frozen=True)
 class _Results:
-    """Results to print: rows of real decodes, and the numbers of rows and cells left out."""
+    """Results to print: result rows of real decodes, and the numbers of simulated settings and of failed cells."""
 
     real: Frame
     names: dict[Setting, str]
@@ -99,7 +99,7 @@ def _title(keys: tuple[Any, ...], rows: Frame) -> str:
 
 
 def _lines(row: Row, names: dict[Setting, str]) -> list[tuple[str, ...]]:
-    """Return the cells of a row, wrapped: a long setting continues on the next lines, so that it stays unambiguous."""
+    """Return a result row as lines of cells: a long name of a setting continues on more lines, to stay unambiguous."""
     numbers = (written(row["speedup_per_token"], "{:.2f}"), length_ratio(row))
     cells = (quality(row), delta(row), blocks_run(row), speedup(row))
     name, *more = wrap(marked(row, names[setting(row)]), _WIDTHS[0], subsequent_indent=_INDENT, break_on_hyphens=False)
@@ -126,7 +126,7 @@ def _footer(results: _Results) -> list[str]:
 
 
 def calibration_text(database: Path) -> str:
-    """Return every calibration's path as aligned plain text; empty if there is none.
+    """Return every level that calibrations tested, with its verdict, as aligned plain text; empty if there is none.
 
     Args:
         database: The result database.
@@ -153,7 +153,7 @@ _SETTINGS: Final = "SELECT DISTINCT setting_id FROM cell WHERE list_contains(?::
 
 
 def gist_lines(database: Database, cell_ids: Collection[str] | None = None) -> list[str]:
-    """Return one sentence per model and task, at most `MOST_LINES`: recommendation, gain and cost, or the reason.
+    """Return one sentence per model and task, at most `MOST_LINES`: recommended setting, gain and loss; or why none.
 
     Args:
         database: An open database.
@@ -174,7 +174,8 @@ def conclusion(database: Database, cell_ids: Collection[str], percent: float) ->
         percent: Allowed loss, in percent of full depth's quality.
 
     Returns:
-        A paragraph, and the cell of the recommended setting: confirmed at this loss, or at the next larger one.
+        A paragraph; and the id of the cell with the recommended setting, confirmed at this allowed loss or at the next
+        larger one, None if no timed setting is confirmed.
     """
     rows = _result_rows(database, cell_ids)
     built = cards(rows)
@@ -189,7 +190,7 @@ def conclusion(database: Database, cell_ids: Collection[str], percent: float) ->
 
 
 def best_so_far(database: Database, cell_ids: Collection[str] | None = None) -> list[str]:
-    """Return one short line per model and task with a confirmed setting; arguments as for `gist_lines`."""
+    """Return one short line per model and task with a confirmed, timed setting; arguments as in `gist_lines`."""
     rows = _result_rows(database, cell_ids)
     names = labels(rows)
     return [
@@ -201,7 +202,7 @@ def best_so_far(database: Database, cell_ids: Collection[str] | None = None) -> 
 
 
 def _result_rows(database: Database, cell_ids: Collection[str] | None) -> tuple[Row, ...]:
-    """Return the page's rows of the results table for these cells' settings, also for runs of other suites."""
+    """Return the page's result rows of these cells' settings, also those of other suites; for None, all rows."""
     (summary,) = (source for source in discover(tables) if source.name == "summary")
     rows = Frame.query(database, summary.sql).rows
     if cell_ids is None:
@@ -229,7 +230,7 @@ def _larger_losses(card: Card, percent: float) -> list[Recommendation]:
 
 
 def _later(card: Card, names: dict[Setting, str], percent: float) -> str:
-    """Return a sentence on the smallest larger loss at which a timed setting is confirmed."""
+    """Return a sentence on the smallest larger loss at which a timed setting is confirmed; empty if there is none."""
     for recommendation in _larger_losses(card, percent):
         if recommendation.headline is not None and recommendation.headline["speedup"] is not None:
             return f" At {recommendation.from_percent:.1f} %: {_gain(recommendation.headline, names)}."
@@ -247,7 +248,7 @@ def _gain(row: Row, names: dict[Setting, str]) -> str:
 
 
 def _not_compared(rows: tuple[Row, ...]) -> Iterator[str]:
-    """Yield one sentence per model and task without a card, with the reason."""
+    """Yield one sentence per model and task without a recommendation card, with the reason."""
     carded = {(card.full["model"], card.full["task"]) for card in cards(rows)}
     for pair in sorted({(row["model"], row["task"]) for row in rows} - carded):
         pair_rows = [row for row in rows if (row["model"], row["task"]) == pair]

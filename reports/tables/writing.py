@@ -42,12 +42,12 @@ _Block = dict[int, str]  # LaTeX column type by column index
 
 
 def markdown(table: FilledTable) -> str:
-    """Return the table as a Markdown heading, caption and pipe table."""
+    """Return the table in Markdown: a heading, the caption and a pipe table."""
     return f"### {table.source.module.TITLE}\n\n{markdown_table(table)}\n"
 
 
 def markdown_table(table: FilledTable) -> str:
-    """Return the caption and the pipe table."""
+    """Return the table's caption and a pipe table, in Markdown."""
     rule = "|" + "|".join("---:" if column.numeric else "---" for column in table.columns) + "|"
     lines = [_piped([column.heading for column in table.columns]), rule]
     lines += [_piped([cell.text for cell in row]) for row in table.rows]
@@ -90,7 +90,7 @@ def _latex_part(table: FilledTable, block: _Block, rows: Sequence[Sequence[Table
 
 
 def _column_blocks(table: FilledTable) -> list[_Block]:
-    """Distribute the numeric columns over as few page-wide blocks as possible, each after all columns of text."""
+    """Return blocks of columns that fit a page: each has all columns of text, and numeric ones as far as they fit."""
     lengths = [
         max(len(column.heading), *(len(row[place].text) for row in table.rows), 1)
         for place, column in enumerate(table.columns)
@@ -116,7 +116,7 @@ def _points(letters: int) -> float:
 
 
 def _pages(table: FilledTable, block: _Block) -> Iterator[Sequence[Sequence[TableCell]]]:
-    """Yield the rows page by page."""
+    """Yield the table's rows in groups that fit a page each, by estimated numbers of lines."""
     page: list[Sequence[TableCell]] = []
     lines = 0
     for row in table.rows:
@@ -130,12 +130,12 @@ def _pages(table: FilledTable, block: _Block) -> Iterator[Sequence[Sequence[Tabl
 
 
 def _lines(text: str, form: str) -> int:
-    """Return the estimated number of lines of a cell; word wrap leaves lines partly empty, hence the factor."""
+    """Return the estimated number of lines of a cell in a column of LaTeX type `form`; wrapped lines are not full."""
     return ceil(1.2 * len(text) / letters) if (letters := _letters(form)) else 1
 
 
 def _letters(form: str) -> int:
-    """Return the letters per line of a column; 0 for a column without wrapping."""
+    """Return the number of letters per line in a column of LaTeX type `form`; 0 if the column does not wrap."""
     return int(float(form[2:-3]) / _CHARACTER_POINTS) if form.startswith("p") else 0
 
 
@@ -154,7 +154,7 @@ def latex_text(text: str) -> str:
 
 
 def _caption(table: FilledTable, escaped: Callable[[str], str]) -> str:
-    """Return the caption (trusted text) and the collapsed columns' values (data, escaped)."""
+    """Return the table's caption (trusted text) with the values of collapsed columns (data, escaped)."""
     caption: str = " ".join(filter(None, (table.source.module.CAPTION, table.note)))
     return f"{caption} In all rows: {escaped(table.agreed)}." if table.agreed else caption
 

@@ -86,25 +86,25 @@ _TIMES: Final = """
 
 @dataclass(frozen=True)
 class RunContrast:
-    """One quantity of run B against run A.
+    """Comparison of run B with run A in one quantity: a metric, a property of the answers, or the speed-up.
 
     Attributes:
         run_a: Name of run A.
         run_b: Name of run B.
         quantity: A metric of the task, or `equal_tokens`, `equal_answers`, `first_divergence`, `tokens_per_answer`,
             `speedup`.
-        a: Value of A, if it has one.
-        b: Value of B.
-        contrast: Form of the estimate: `b - a`, `b / a`, or `share` and `median` over both together.
-        estimate: The contrast; None if there is none, for the reason in `how`.
-        low: Lower end of its paired 95% interval.
-        high: Upper end.
-        p: Two-sided p-value of no difference; metrics only.
+        a: Value of run A; None if it cannot be computed, or the quantity is defined only for both runs together.
+        b: Value of run B; None in the same cases.
+        contrast: Definition of the estimate: `b - a`, `b / a`, or a `share` or `median` over pairs of answers.
+        estimate: Value of the contrast; None if it cannot be computed, for the reason in `how`.
+        low: Lower end of the estimate's paired 95% interval.
+        high: Upper end of this interval.
+        p: Two-sided p-value for the hypothesis of no difference; given for metrics only.
         p_holm: p-value adjusted by Holm's method over every metric of all runs compared.
         verdict: `better` or `worse`: run B relative to run A in the metric's direction; None if `p_holm` is above 5%.
         detectable: Smallest true difference that the test detects (5%, two-sided, 80% power); None if it detects none.
-        n: Number of documents.
-        how: Test that gave p, or the reason why there is no estimate.
+        n: Number of documents in the estimate.
+        how: Test that gave `p`, or the reason why there is no estimate.
     """
 
     run_a: str
@@ -126,7 +126,13 @@ class RunContrast:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Contrasts of one or more runs B with run A, warnings, and names of runs whose method breaks its contract."""
+    """Result of comparing run A with one or more runs B.
+
+    Attributes:
+        contrasts: One comparison per run B and quantity.
+        warnings: Sentences on settings that differ between two runs, random weights, and broken contracts.
+        broken: Names of the runs whose method failed its conformance check.
+    """
 
     contrasts: tuple[RunContrast, ...]
     warnings: tuple[str, ...]
@@ -135,7 +141,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Samples:
-    """Answers of one run, in the order of document keys."""
+    """Answers of one run and their scores: parallel lists with one entry per document, sorted by document key."""
 
     keys: list[str]
     output_ids: list[list[int]]
@@ -145,20 +151,27 @@ class _Samples:
     lower_is_better: frozenset[str]
 
     def rows(self, metric: str) -> Floats:
-        """Return the metric's summands: its statistics or, if there are none, its value, [n, S]."""
+        """Return one row per document: the statistics that a corpus metric sums, or else the metric's value."""
         pairs = zip(self.statistics, self.scores, strict=True)
         return np.array([statistics.get(metric, [values[metric]]) for statistics, values in pairs], dtype=np.float64)
 
     def has_ids(self) -> bool:
-        """Return whether the token ids are available: exports leave out those of licensed data."""
+        """Return whether the answers' token ids are stored; an export may have omitted them for licensed data."""
         return [len(ids) for ids in self.output_ids] == self.lengths
 
 
 def compare(database: Database, name_a: str, name_b: str, aggregates: Aggregates) -> Comparison:
-    """Compare the run `name_a` with every run that `name_b` selects (see `results.analysis.selection`).
+    """Compare one run, selected by `name_a`, with every run that `name_b` selects.
+
+    Args:
+        database: Open result database.
+        name_a: Id of an attempt or cell, a prefix of it, or a glob (see `results.analysis.selection`); one run only.
+        name_b: The same, for one or more runs.
+        aggregates: Returns the function that aggregates a metric of a task over documents.
 
     Raises:
-        UserError: A name selects no run or too many, or runs differ in documents or have no common metric version.
+        UserError: A name selects no run, `name_a` selects several, or runs differ in documents or have no common
+            metric version.
     """
     return _Comparer(database, aggregates).compare(name_a, name_b)
 
@@ -188,7 +201,7 @@ class _Comparer:
 
     @cached_property
     def _facts(self) -> dict[str, dict[str, Any]]:
-        """Columns of every quality run, by attempt id."""
+        """Settings, model, task and method of every successful quality attempt, by attempt id."""
         return {row["attempt_id"]: row for row in self._database.query(_RUNS).to_pylist()}
 
     @cached_property
@@ -204,7 +217,10 @@ class _Comparer:
         return RunIndex(runs, what="quality run")
 
     def _common_version(self, runs: Sequence[Run]) -> str:
-        """Return the metric version under which all runs are scored; if there are several, run A's latest one."""
+        """Return the metric version under which all runs have scores; of several, the one scored last for run A.
+
+        Run A is the first of `runs`.
+        """
         versions = [self._versions(run) for run in runs]
         common = [version for version in versions[0] if all(version in run_versions for run_versions in versions)]
         if not common:
@@ -219,7 +235,7 @@ class _Comparer:
         return common[-1]
 
     def _versions(self, run: Run) -> list[str]:
-        """Return the metric versions of a run, in the order in which it was scored."""
+        """Return the metric versions under which a run has scores, ordered by the time of scoring."""
         facts = self._facts[run.attempt_id]
         rescored = self._database.query(_VERSIONS, [run.attempt_id]).to_pylist()
         scored = [(facts["ended_at"], facts["metric_version"])]
@@ -282,7 +298,10 @@ class _Comparer:
     def _answers(
         self, blank: RunContrast, run_a: Run, a: _Samples, run_b: Run, b: _Samples, seed: int
     ) -> list[RunContrast]:
-        """Return the contrasts of the answers: equal tokens, equal answers, first divergence, and length."""
+        """Return contrasts of the answers: shares of equal tokens and answers, first differing position, and length.
+
+        If token ids are missing or the tokenizers differ, only the length is compared.
+        """
         lengths_a, lengths_b, n = a.lengths, b.lengths, len(a.keys)
         longer = ratio_interval(lengths_b, lengths_a, seed=seed)
         length = replace(
@@ -315,7 +334,10 @@ class _Comparer:
         ]
 
     def _speed(self, blank: RunContrast, run_a: Run, run_b: Run, seed: int) -> RunContrast:
-        """Return the ratio of B's speed-up to A's, each against full depth in its own session, since sessions drift."""
+        """Return the contrast of speed-ups: run B's divided by run A's, or the reason why they are not comparable.
+
+        Each run's speed-up is measured against full depth timed in the same session, since machines drift.
+        """
         blank = replace(blank, quantity="speedup", contrast="b / a")
         facts = [self._facts[run.attempt_id] for run in (run_a, run_b)]
         if facts[0]["setting_id"] != facts[1]["setting_id"]:
@@ -343,7 +365,7 @@ class _Comparer:
         return replace(_interval_contrast(blank, interval), a=speeds[0], b=speeds[1])
 
     def _timings(self, facts: dict[str, Any]) -> list[tuple[str, str]] | None:
-        """Return a run's timing attempts and their comparable ids, latest first; None for full depth itself."""
+        """Return (attempt id, comparable id) of each timing of a run, latest first; None if the run is full depth."""
         if facts["is_full_depth"]:
             return None
         columns = ("setting_id", "method", "method_revision", "params", "kv_policy", "fit_cell_id")
@@ -358,7 +380,14 @@ class _Comparer:
 def _latest_comparable(
     a: list[tuple[str, str]] | None, b: list[tuple[str, str]] | None
 ) -> tuple[str | None, str | None] | None:
-    """Return the latest comparable pair of attempts, one per list; None instead of a list stands for full depth."""
+    """Return the latest pair of timing attempts, one of each run, with equal comparable ids; None if there is none.
+
+    Attempts have equal comparable ids if they were timed on the same machine with the same software and settings.
+
+    Args:
+        a: Attempt id and comparable id of each timing of run A; None for full depth, which needs no timing.
+        b: The same for run B.
+    """
     if a is None or b is None:
         return (a[0][0] if a else None), (b[0][0] if b else None)
     pairs = [(x, y) for x, group in a for y, other in b if group == other]
@@ -381,7 +410,7 @@ def _interval_contrast(blank: RunContrast, interval: Interval) -> RunContrast:
 
 
 def _adjusted(contrasts: Sequence[RunContrast], lower_is_better: frozenset[str]) -> list[RunContrast]:
-    """Add Holm's adjusted p-value and the verdict to every contrast with a p-value."""
+    """Return the contrasts, with Holm's adjusted p-value and the verdict added to those that have a p-value."""
     adjusted = iter(holm([contrast.p for contrast in contrasts if contrast.p is not None]))
     return [
         contrast if contrast.p is None else _judged(replace(contrast, p_holm=next(adjusted)), lower_is_better)
@@ -398,7 +427,10 @@ def _judged(contrast: RunContrast, lower_is_better: frozenset[str]) -> RunContra
 
 
 def _first_divergence(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the position, from 1, of the first token that differs; if one answer is a prefix, its length plus 1."""
+    """Return the position, from 1, of the first token in which two answers differ.
+
+    If one answer is a prefix of the other, this is the prefix's length plus 1.
+    """
     pairs = enumerate(zip(first, second, strict=False), start=1)
     return next((position for position, (x, y) in pairs if x != y), min(len(first), len(second)) + 1)
 

@@ -1,4 +1,4 @@
-"""Check whether a repeated attempt gives the same results: files row by row, software, and machine."""
+"""Compare a repeated attempt with the stored one: files row by row, software, and machine."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,13 +35,13 @@ _NEAR: Final = ("score", "logprob", "full_logprob")
 
 @dataclass(frozen=True)
 class FileComparison:
-    """Comparison of one file of two attempts.
+    """Differences between two attempts in the file of the same name.
 
     Attributes:
         file: Name of the file.
-        rows: Rows in either attempt; None for files without rows.
-        differing_rows: Number of rows that differ.
-        differing_documents: Number of documents (or steps) with rows that differ.
+        rows: Number of distinct row keys in both files together; None if the rows were not compared.
+        differing_rows: Number of row keys whose rows differ or are missing in one file.
+        differing_documents: Number of documents (steps of a calibration, epochs of a fit) with such rows.
         first: Description of the first difference; None if there is none.
     """
 
@@ -53,12 +53,12 @@ class FileComparison:
 
     @property
     def equal(self) -> bool:
-        """True if the files have the same content."""
+        """True if no difference was found."""
         return self.first is None
 
 
 def compare_attempts(stored: Path, repeated: Path) -> list[FileComparison]:
-    """Compare the files of two attempts.
+    """Compare all files of two attempt folders that a repetition must reproduce; return one comparison per file.
 
     Raises:
         UserError: A file is missing or changed, or the attempts have no file to compare.
@@ -87,7 +87,13 @@ def compare_attempts(stored: Path, repeated: Path) -> list[FileComparison]:
 
 
 def _tables(name: str, stored: Path, repeated: Path) -> FileComparison:
-    """Compare rows, not bytes: another version of the writer may encode the same rows differently."""
+    """Compare a Parquet file of two attempts by rows: another version of the writer may encode equal rows differently.
+
+    Args:
+        name: Name of the file.
+        stored: Folder of the stored attempt.
+        repeated: Folder of the repeated attempt.
+    """
     keys = KEYS[name.removesuffix(".parquet")]
     with in_memory() as connection:
         for side, folder in (("old", stored), ("new", repeated)):
@@ -139,7 +145,7 @@ _KEY_WORDS: Final = {"doc_key": "document"}
 
 
 def _change(column: str, old: Any, new: Any) -> str:
-    """Describe a changed value; for lists (per block or token), the first entry that differs."""
+    """Return a text with the old and the new value of a column; for lists, of the first entry that differs."""
     if isinstance(old, list) and isinstance(new, list):
         for index, (before, now) in enumerate(zip(old, new, strict=False), start=1):
             if not _same(before, now):
@@ -167,11 +173,11 @@ _COLUMNS: Final = {
 
 @dataclass(frozen=True)
 class EnvironmentDescription:
-    """Description of an environment, a machine, or both.
+    """Description of a software environment, a machine, or both.
 
     Attributes:
-        name: The attempt or id that is described.
-        sections: Sections of env.json by name (`SECTIONS`).
+        name: Name for messages, such as ``attempt ID`` or ``hardware ID``.
+        sections: Sections of env.json by name: `SECTIONS`, and `products` if matrix products were chosen by timing.
     """
 
     name: str
@@ -179,13 +185,13 @@ class EnvironmentDescription:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """All values by path, e.g. ``environment.packages.torch``."""
+        """Values of all sections by dotted path, e.g. ``environment.packages.torch``."""
         return dict(_flat(self.sections))
 
 
 @dataclass(frozen=True)
 class FieldDifference:
-    """One field that differs; None stands for a missing field."""
+    """Field of env.json with different values in descriptions `a` and `b`; None stands for a missing field."""
 
     field: str
     a: Any
@@ -193,10 +199,10 @@ class FieldDifference:
 
 
 def differences(a: EnvironmentDescription, b: EnvironmentDescription) -> list[FieldDifference]:
-    """Return the fields that differ, sorted by name; sections that only one side has are ignored.
+    """Return the fields in which two descriptions differ, sorted by name; sections that only one has are ignored.
 
     Raises:
-        UserError: The two have no section in common.
+        UserError: The descriptions have no section in common.
     """
     shared = a.sections.keys() & b.sections.keys()
     if not shared:
@@ -211,10 +217,10 @@ def differences(a: EnvironmentDescription, b: EnvironmentDescription) -> list[Fi
 
 
 def find(prefix: str, spool_root: Path, database: Path) -> EnvironmentDescription:
-    """Find an attempt, a cell (its latest attempt), an environment or a machine by the beginning of its id.
+    """Describe the software and machine of an attempt, cell, environment or machine, given the beginning of its id.
 
     Args:
-        prefix: Prefix of the id of an attempt, cell, environment or machine; at least `MIN_PREFIX` characters.
+        prefix: First characters of the id, at least `MIN_PREFIX`; a cell stands for its latest attempt.
         spool_root: The spool; need not exist.
         database: The database; need not exist.
 
@@ -239,7 +245,11 @@ def find(prefix: str, spool_root: Path, database: Path) -> EnvironmentDescriptio
 
 
 def _in_spool(prefix: str, spool_root: Path) -> dict[str, EnvironmentDescription]:
-    """Return the matches by id; a cell stands for its latest attempt with an env.json."""
+    """Return descriptions from the spool whose id begins with `prefix`, by id.
+
+    A cell stands for its latest attempt with an env.json. Environments and machines are searched only if no attempt
+    or cell matches.
+    """
     matches: dict[str, EnvironmentDescription] = {}
     unseen = []
     for attempt in scan_spool(spool_root):
@@ -296,7 +306,7 @@ def _in_database(prefix: str, path: Path) -> dict[str, EnvironmentDescription]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Read an attempt's env.json; return an empty dict if it is missing or incomplete."""
+    """Return the sections of the env.json in an attempt's folder; empty if the file is missing or incomplete."""
     try:
         env = json.loads((path / "env.json").read_text(encoding="utf-8"))
         chosen = env.get(_PRODUCTS)

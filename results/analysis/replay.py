@@ -32,8 +32,8 @@ class ThresholdSweep:
     Attributes:
         documents: Document keys in order; None if all documents are summed together.
         tokens: Number of tokens, [D].
-        exit_layers: Sum of exit layers, [D, K].
-        matches: Number of tokens that are equal to full depth's, [D, K].
+        exit_layers: Sum of the tokens' exit layers, [D, K].
+        matches: Number of tokens equal to the full-depth token, [D, K].
     """
 
     documents: tuple[str, ...] | None
@@ -43,13 +43,13 @@ class ThresholdSweep:
 
     @property
     def mean_exit_layer(self) -> NDArray[np.float64]:
-        """Mean exit layer over all tokens, [K]."""
+        """Mean exit layer over the tokens of all documents, for each of K thresholds, [K]."""
         mean: NDArray[np.float64] = self.exit_layers.sum(axis=0) / self.tokens.sum()
         return mean
 
     @property
     def token_match(self) -> NDArray[np.float64]:
-        """Share of all tokens that match full depth, [K]."""
+        """Share of the tokens of all documents that equal the full-depth token, for each of K thresholds, [K]."""
         share: NDArray[np.float64] = self.matches.sum(axis=0) / self.tokens.sum()
         return share
 
@@ -57,7 +57,7 @@ class ThresholdSweep:
 def thresholds_by_position(
     connection: duckdb.DuckDBPyConnection, expressions: Sequence[str], positions: int
 ) -> Thresholds:
-    """Return the thresholds [P, K] of positions 1..P from K SQL expressions over ``position``."""
+    """Return the values of K SQL expressions over ``position`` at positions 1..P, as thresholds [P, K]."""
     columns = ", ".join(f"({expression})::FLOAT" for expression in expressions)
     rows = connection.execute(
         f"SELECT [{columns}] FROM range(1, {positions + 1}) AS positions(position) ORDER BY position"
@@ -82,19 +82,19 @@ def sweep(
 
     Args:
         connection: Connection that can read `source`.
-        source: Text after FROM: the probe, one row per token, with `doc_key`, `position` and `full_token_id`, without
-            `l`.
-        score_sql: The gate's score at block ``l``, as SQL over one row.
-        emitted_sql: The token that block ``l`` would emit, as SQL over one row.
+        source: SQL FROM clause of the probe, with one row per token and columns `doc_key`, `position` and
+            `full_token_id`. No column may be named `l`, which stands for the block in the next two arguments.
+        score_sql: SQL expression over a row for the gate's score at block ``l``.
+        emitted_sql: SQL expression over a row for the token that block ``l`` would emit.
         gate_blocks: Blocks at which the gate is evaluated; the last block needs no gate.
         n_blocks: Number of decoder blocks, L.
-        thresholds: [K], or [P, K] with row p - 1 for position p; K in any order, repeated or not.
+        thresholds: K thresholds in any order, [K]; or K per position, [P, K], with row p - 1 for position p of 1..P.
         per_document: True to keep documents separate, for intervals over documents.
         first_position: First position whose token may exit early; tokens before it exit at the last block.
 
     Raises:
-        ValueError: No tokens; NaN scores; missing tokens; blocks out of range; thresholds that are empty, NaN, of the
-            wrong shape, missing for a position, or ordered differently at different positions.
+        ValueError: The probe has no tokens, NaN scores or NULL tokens, or a block is out of range. Or the thresholds
+            are empty, NaN, of the wrong shape, missing for a position, or ordered differently at different positions.
     """
     if any(not 1 <= block <= n_blocks for block in gate_blocks):
         raise ValueError(f"the gate's blocks {sorted(gate_blocks)} are not within 1 to {n_blocks}")
@@ -128,7 +128,10 @@ def sweep(
 
 
 def _sorted(thresholds: ArrayLike) -> tuple[Thresholds, NDArray[np.intp]]:
-    """Return the thresholds [P, K], rising along K, and the index of each in the given order."""
+    """Return the thresholds with columns in ascending order, [P, K], and the original index of each column, [K].
+
+    P is 1 if the thresholds are the same at all positions.
+    """
     table = np.atleast_2d(np.asarray(thresholds, dtype=np.float32))
     if table.ndim != 2 or table.size == 0:
         raise ValueError(f"thresholds are [K] or [positions, K], at least one; not {np.shape(thresholds)}")
@@ -147,7 +150,14 @@ def _sorted(thresholds: ArrayLike) -> tuple[Thresholds, NDArray[np.intp]]:
 def _documents(
     connection: duckdb.DuckDBPyConnection, source: str, per_document: bool, positions: int | None
 ) -> pa.Table:
-    """Return `doc_key`, its index `document` from 0 and its number of `tokens`, after checking positions."""
+    """Return key, index from 0 and number of tokens of every document, after checking that positions have thresholds.
+
+    Args:
+        connection: Connection that can read `source`.
+        source: SQL FROM clause of the probe.
+        per_document: False for a single row over all documents.
+        positions: Number of positions that have thresholds; None if the thresholds do not depend on the position.
+    """
     key = "doc_key" if per_document else "NULL"
     documents = connection.sql(
         f"""
@@ -164,9 +174,11 @@ def _documents(
 
 
 def _best_so_far(tokens: str, score_sql: str, emitted_sql: str, exits: Sequence[int]) -> str:
-    """Add to each token `best_l`, the highest score of the gated blocks up to l, and `match_l`, for every exit l.
+    """Return SQL that adds columns `best_l` and `match_l` to each token row, for every block l in `exits`.
 
-    One nested SELECT per block: in SQL only a column named ``l`` can bind the variable ``l``.
+    `exits` are the gated blocks and the last block. `best_l` is the highest gate score at blocks up to l; `match_l` is
+    1 if block l would emit the full-depth token. There is one nested SELECT per block: in SQL only a column named ``l``
+    can bind the variable ``l``.
     """
     query = f"(SELECT *, NULL::FLOAT AS best_0, {exits[0]}::INTEGER AS l FROM {tokens})"
     match = f"({emitted_sql} = full_token_id)::INTEGER"
@@ -180,7 +192,10 @@ def _best_so_far(tokens: str, score_sql: str, emitted_sql: str, exits: Sequence[
 
 
 def _thresholds_below(tokens: str, exits: Sequence[int], width: int) -> str:
-    """Add `below_l` for every gated l: the number of thresholds below `best_l`, by bisecting the list `sorted`."""
+    """Return SQL that adds to each token row, for every gated block l, `below_l`: the number of thresholds < `best_l`.
+
+    The SQL bisects the list `sorted`, which has `width` thresholds per position.
+    """
     gated = exits[:-1]
     query = f"(SELECT *{''.join(f', 0::INTEGER AS below_{block}' for block in gated)} FROM {tokens})"
     step = width // 2
@@ -196,9 +211,10 @@ def _thresholds_below(tokens: str, exits: Sequence[int], width: int) -> str:
 
 
 def _steps(tokens: str, exits: Sequence[int], document: str) -> str:
-    """Sum per document and `below` the changes from that threshold on: exit layers and matches.
+    """Return SQL that sums over a document's tokens how exit layer and match change from one threshold to the next.
 
-    Below all thresholds, every token exits at the first gated block; from `below_l` on, not at l but at the next one.
+    At the lowest thresholds a token exits at the first block in `exits`. From sorted threshold number `below_l` on, no
+    score up to block l is above the threshold, so the token exits at a later block.
     """
     pairs = list(pairwise(exits))
     places = ["0", *(f"below_{block}" for block, _ in pairs)]
@@ -218,7 +234,7 @@ def _steps(tokens: str, exits: Sequence[int], document: str) -> str:
 
 
 def _sorted_list(table: Thresholds) -> pa.Table:
-    """Return one row with all entries in the list `sorted`."""
+    """Return a one-row table whose column `sorted` is the list of all thresholds, position by position."""
     return pa.table({"sorted": pa.ListArray.from_arrays(pa.array([0, table.size], pa.int32()), table.ravel())})
 
 
@@ -234,7 +250,14 @@ def _registered(connection: duckdb.DuckDBPyConnection, tables: dict[str, pa.Tabl
 
 
 def _cumulated(places: tuple[Counts, Counts], changes: Counts, n_documents: int, order: NDArray[np.intp]) -> Counts:
-    """Return sums [D, K] at the given thresholds from the changes at (document, index of the sorted threshold)."""
+    """Return the sums per document and threshold, [D, K], from their changes between sorted thresholds.
+
+    Args:
+        places: Document index and sorted threshold index of each change.
+        changes: The changes.
+        n_documents: Number of documents, D.
+        order: Original index of each sorted threshold, [K].
+    """
     steps = np.zeros((n_documents, len(order) + 1), dtype=np.int64)
     steps[places] = changes
     sums = np.empty((n_documents, len(order)), dtype=np.int64)

@@ -20,12 +20,13 @@ _MAX_SHOWN_NAMES: Final = 12
 
 @dataclass(frozen=True)
 class Run:
-    """Finished attempt, with the fields that its name is built from.
+    """Finished attempt, with the fields from which its name is built.
 
     Attributes:
         params: Every parameter of the method.
-        newest: True if globs match it: no later run has the same setting and method (ids match the other runs too).
-        about: Text that distinguishes it from runs of the same name.
+        newest: True if no later run has the same model, task, settings, method and parameters. Globs match only such
+            runs, ids match any run.
+        about: Description for messages, which distinguishes runs of the same name.
     """
 
     attempt_id: str
@@ -39,12 +40,12 @@ class Run:
 
     @property
     def bare_name(self) -> str:
-        """The name without parameters."""
+        """Name of the run without parameters: `MODEL/TASK_LABEL/METHOD`."""
         return f"{self.model}/{self.task_label}/{self.method}"
 
 
 class RunIndex:
-    """Runs to select from; `what` is the noun for one of them in messages."""
+    """Index that selects runs by id, prefix of an id, or glob; `what` is the noun for a run in error messages."""
 
     def __init__(self, runs: Iterable[Run], what: str = "run") -> None:
         self._what = what
@@ -59,11 +60,11 @@ class RunIndex:
         }
 
     def name(self, run: Run) -> str:
-        """Return the run's name with the parameters that distinguish it from other runs of its method."""
+        """Return the run's name with those parameters in which the indexed runs of its method differ."""
         return _with(run, self._varying.get(run.bare_name, ()))
 
     def find(self, text: str) -> list[Run]:
-        """Return the runs that a text selects, at least one.
+        """Return the runs selected by an id, a prefix of an id, or a glob over names; there is at least one.
 
         Raises:
             UserError: No run is selected; the message suggests similar names.
@@ -81,7 +82,7 @@ class RunIndex:
         )
 
     def find_one(self, text: str) -> Run:
-        """Return the single run that a text selects.
+        """Return the single run selected by an id, a prefix of an id, or a glob over names.
 
         Raises:
             UserError: No run or several runs are selected; the message lists them.
@@ -92,7 +93,7 @@ class RunIndex:
         return selected[0]
 
     def listing(self, runs: Sequence[Run]) -> str:
-        """Return one line per run: attempt, name, and distinguishing text."""
+        """Return text with one line per run: attempt id, name and description; long lists are cut."""
         lines = [f"  {run.attempt_id}  {self.name(run)}  {run.about}".rstrip() for run in runs[:_MAX_SHOWN_NAMES]]
         return "\n".join(
             lines + ([f"  and {len(runs) - _MAX_SHOWN_NAMES} more"] if len(runs) > _MAX_SHOWN_NAMES else [])

@@ -24,18 +24,21 @@ LOST: Final = "lost"
 
 @dataclass(frozen=True)
 class RunningAttempt:
-    """Attempt whose process is alive; `cell` is the content of cell.json."""
+    """Attempt whose process is alive, with the content of its cell.json and its process (`owner`)."""
 
     attempt: Attempt
     cell: dict[str, Any]
     owner: Owner
 
     def elapsed_s(self, now_s: float) -> float:
-        """Return the seconds since the attempt began."""
+        """Return the seconds from the start of the attempt to the time `now_s` (seconds since 1970)."""
         return max(0.0, now_s - self.owner.started_s)
 
     def left_s(self, now_s: float) -> float | None:
-        """Return the estimated seconds until the attempt ends, at its rate so far; None before the first document."""
+        """Return the estimated seconds until the attempt ends, at its rate so far.
+
+        None if no document is done yet or the number of documents is unknown.
+        """
         if not self.owner.done or self.owner.total is None:
             return None
         return self.elapsed_s(now_s) * (self.owner.total - self.owner.done) / self.owner.done
@@ -54,13 +57,14 @@ class SpoolStatus:
     """State of a spool at one moment.
 
     Attributes:
-        taken_s: The moment, in seconds since 1970.
-        states: State of every cell by id: the status of its latest finished attempt, else running or lost.
+        taken_s: Time at which the spool was read, in seconds since 1970.
+        states: State of every cell by id: the status of its latest finished attempt, else `running`, or `lost` if the
+            process is dead.
         running: Attempts in progress, oldest first; a cell that is repeated is listed here and keeps its old state.
         failures: The latest failures, newest first, at most `SHOWN_FAILURES`.
         damaged: One message per attempt whose status cannot be read.
-        size_bytes: Size of all files.
-        attempts: Number of attempts at all cells.
+        size_bytes: Size of all files of the attempts.
+        attempts: Number of attempts of all cells together.
     """
 
     taken_s: float
@@ -78,11 +82,11 @@ class SpoolStatus:
 
 
 def spool_status(spool_root: Path, wanted: Callable[[str], bool] = lambda cell_id: True) -> SpoolStatus:
-    """Return the status of a spool.
+    """Return the states of the cells in a spool, with attempts in progress, latest failures, and size.
 
     Args:
         spool_root: The spool; attempts may be in progress, and it need not exist.
-        wanted: Filter of cells by id.
+        wanted: Returns whether the cell with an id is included.
     """
     attempts = [attempt for attempt in scan_spool(spool_root) if wanted(attempt.cell_id)]
     running = [entry for attempt in attempts if not attempt.finished and (entry := _running(attempt))]
@@ -125,7 +129,7 @@ def _running(attempt: Attempt) -> RunningAttempt | None:
 
 
 def _cell(path: Path) -> dict[str, Any]:
-    """Read cell.json; return an empty dict if it is missing or incomplete."""
+    """Return the content of cell.json in an attempt's folder; empty if the file is missing or incomplete."""
     try:
         return read_json(path / "cell.json")
     except SpoolError:
@@ -138,9 +142,9 @@ class Estimate:
 
     Attributes:
         seconds: Wall time of the attempt; None if no similar cell was run.
-        size_bytes: Size of its folder; None if no similar cell was run.
-        basis: Description of the cells that the estimate is based on.
-        at_most: True if the cell shares a pass, but the estimate is from cells that did not.
+        size_bytes: Size of the attempt's folder; None if no similar cell was run.
+        basis: Description of the earlier cells on which the estimate is based.
+        at_most: True for an upper bound: the cell shares a pass with others, but the earlier cells did not.
     """
 
     seconds: float | None
@@ -158,11 +162,11 @@ class CellWorkload:
 
     Attributes:
         kind: Kind of the cell.
-        record: Quantities inside blocks that a probe records; empty for others.
+        record: Quantities inside blocks that a probe records; empty for other cells.
         shape: Kind of model, number of decoder blocks, number of parameters.
-        batch_size: Number of rows decoded together, as in the suite.
-        units: Documents, times the levels of a calibration or the rounds of a timing (see `units`).
-        shares: True if one pass handles it together with other cells.
+        batch_size: Number of documents decoded together.
+        units: Number of documents, times the levels of a calibration or the rounds of a timing (see `units`).
+        shares: True if one pass computes the cell together with other cells.
     """
 
     kind: str
@@ -180,7 +184,10 @@ class CellWorkload:
 
     @classmethod
     def from_json(cls, cell: Mapping[str, Any], pass_cells: int | None = None) -> "CellWorkload":
-        """Read the properties from cell.json and, from status.json, the number of cells that shared the pass."""
+        """Return the workload described by the content of a cell.json.
+
+        `pass_cells` is the number of cells that shared a pass, from status.json; None if the cell ran alone.
+        """
         model, task = cell["model"], cell["task"]
         timing, calibration, record = cell.get("timing"), cell.get("calibration"), cell.get("record")
         return cls(
@@ -206,7 +213,7 @@ class CellWorkload:
 
 @dataclass(frozen=True)
 class _Rate:
-    """Time and disk space of one earlier attempt, per unit of work."""
+    """Time and disk space per unit of work (`CellWorkload.units`), from earlier attempts."""
 
     seconds: float
     size_bytes: float
@@ -225,10 +232,10 @@ _OF_ITS_SIZE = 4
 
 
 class History:
-    """Rates of the successful attempts in a spool, by their similarity to a requested cell."""
+    """Time and disk space per unit of work of a spool's successful attempts, from which new cells are estimated."""
 
     def __init__(self, spool_root: Path) -> None:
-        """Read every finished attempt's cell.json and status.json.
+        """Read cell.json and status.json of every finished attempt.
 
         Args:
             spool_root: The spool; need not exist.
@@ -246,10 +253,10 @@ class History:
         }
 
     def estimate(self, ask: CellWorkload) -> Estimate:
-        """Return the estimate of a cell from the most similar earlier cells.
+        """Return the estimated time and disk space of a cell, from the most similar earlier cells.
 
-        At equal similarity, cells that shared a pass, or did not, as this one will, take precedence. The other cells
-        take precedence over cells with models of another size.
+        Cells with a model of the same size come first. Among these, cells that shared a pass are preferred if this
+        cell will share one, and cells that ran alone otherwise.
         """
         levels = list(zip(_LEVELS, _keys(ask), strict=True))
         same, other = ask.shares, not ask.shares
@@ -267,7 +274,7 @@ def _typical(rates: Sequence[_Rate], middle: Callable[[Iterable[float]], float])
 
 
 def total(estimates: Sequence[Estimate]) -> tuple[float, float, int]:
-    """Return the total seconds and bytes of some cells, and the number of cells without an estimate."""
+    """Return total seconds, total bytes, and the number of cells without an estimate, from estimates of cells."""
     return (
         sum(estimate.seconds or 0 for estimate in estimates),
         sum(estimate.size_bytes or 0 for estimate in estimates),
@@ -276,15 +283,15 @@ def total(estimates: Sequence[Estimate]) -> tuple[float, float, int]:
 
 
 def units(documents: int, *, levels: int = 0, timed: tuple[int, int] | None = None, recorded: int | None = None) -> int:
-    """Return the amount of work of a cell.
+    """Return the amount of work of a cell, counted in documents that are decoded once.
 
     Args:
-        documents: Number of documents of its task.
-        levels: Number of levels of a calibration; each is decoded on all documents, the chosen one on further
-            documents.
-        timed: Maximum documents and rounds of a timing. Rounds beyond the first five fill a budget of seconds, whatever
-            the documents take.
-        recorded: Maximum number of documents for which a probe records the inside of blocks.
+        documents: Number of documents of the cell's task.
+        levels: Number of thresholds that a calibration tests, each on all documents; 0 for other cells. The chosen
+            threshold is then decoded on as many further documents.
+        timed: Maximum numbers of documents and rounds of a timing. Rounds beyond `MIN_ROUNDS` are not counted, since
+            they only fill a fixed number of seconds.
+        recorded: Maximum number of documents for which a probe records quantities inside blocks.
     """
     if timed is not None:
         return min(documents, timed[0]) * min(timed[1], MIN_ROUNDS)
@@ -294,7 +301,10 @@ def units(documents: int, *, levels: int = 0, timed: tuple[int, int] | None = No
 
 
 def _keys(ask: CellWorkload) -> tuple[Hashable, ...]:
-    """Return one key per level, most similar first; other devices never match."""
+    """Return a key per level of similarity, most similar first; two cells are similar at a level if the keys are equal.
+
+    Every key contains the device, so cells on other devices are never similar.
+    """
     shared = (ask.kind, ask.record, ask.dtype, ask.device, ask.engine, ask.batch_size)
     return (
         ("method task", *shared, ask.method, ask.weights_sha256, ask.task),
@@ -307,7 +317,7 @@ def _keys(ask: CellWorkload) -> tuple[Hashable, ...]:
 
 
 def _past_rate(attempt: Attempt) -> tuple[CellWorkload, _Rate] | None:
-    """Return the properties and the rate of one attempt; None if it was not successful or cannot be read."""
+    """Return an attempt's workload, and its time and disk space per unit of work; None if it failed or is invalid."""
     try:
         status = json.loads((attempt.path / "status.json").read_text(encoding="utf-8"))
         if status["status"] != "ok":

@@ -1,4 +1,4 @@
-"""Token traces of an answer, next to what the probe of full depth's answer recorded at the same positions.
+"""Read the token traces of answers, and what the probe of full depth's answer recorded at the same positions.
 
 A probe runs over full depth's answer. Its signals apply to a token of another run only while both answers are equal so
 far (`shared_prefix`), and to the first token that differs.
@@ -98,18 +98,20 @@ _SCORED: Final = f"SELECT doc_key, position, score FROM score_token WHERE {_ONLY
 
 @dataclass(frozen=True)
 class TracedRun:
-    """Quality run, and the attempts with more data about its tokens.
+    """Quality run, with the ids of the attempts that recorded more about its tokens: full depth, probe, gate scores.
 
     Attributes:
-        params: All parameters of the method.
+        params: Parameters of the method that have an effect.
         model_kind: Kind of the model: causal, seq2seq or encoder.
         blocks: Number of blocks after which tokens or texts can exit, L.
-        documents: Number of documents it answered.
-        full_depth_cell_id: Full depth on the same documents; equal for runs that can be compared side by side.
-        full_attempt_id: Latest attempt of full depth; None if it has not run.
-        probe_attempt_id: Probe of full depth's answers; None if there is none.
-        scores_attempt_id: Scores of the method's own gate at every block of the probe; None if there are none.
-        newest: True if no later run has the same setting and method.
+        documents: Number of documents that the run answered.
+        full_depth_cell_id: Cell of full depth on the same documents; runs with equal values can be compared side by
+            side.
+        full_attempt_id: Latest successful attempt of full depth; None if there is none.
+        probe_attempt_id: Attempt that probed full depth's answers; None if there is none.
+        scores_attempt_id: Attempt that scored every probed token at every block with the method's own gate; None if
+            there is none.
+        newest: True if no later run has the same model, task, settings, method and parameters.
     """
 
     attempt_id: str
@@ -142,17 +144,17 @@ class TracedRun:
 
     @property
     def classifies(self) -> bool:
-        """True if each document exits as a whole, with a label or a number as its only token."""
+        """True for an encoder: each document exits as a whole, with a label or a number as its only token."""
         return self.model_kind == "encoder"
 
 
 def traced_runs(database: Database) -> list[TracedRun]:
-    """Return every quality run, in the order in which they were run."""
+    """Return every successful quality run of a database, oldest first."""
     return [TracedRun(**{**row, "params": json.loads(row["params"])}) for row in database.query(_RUNS).to_pylist()]
 
 
 def named(runs: Sequence[TracedRun]) -> RunIndex:
-    """Return the runs as an index for selection by id or glob."""
+    """Return an index that selects these runs by id, prefix of an id, or glob over names."""
     names = ("attempt_id", "cell_id", "model", "task_label", "method", "params", "newest")
     return RunIndex(
         [
@@ -167,38 +169,53 @@ def named(runs: Sequence[TracedRun]) -> RunIndex:
 
 
 def answers(database: Database, attempts: Collection[str], keys: Collection[str] | None = None) -> pa.Table:
-    """Return one row per answer: text, lengths of prompt and answer, stop reason, scores under the current version.
+    """Return one row per answer: text, token ids, lengths of prompt and answer, stop reason, and latest scores.
 
-    For encoders at full depth, also the classified text and the correct answer.
+    For encoders at full depth, the classified text and the correct answer are also given.
+
+    Args:
+        database: Open result database.
+        attempts: Ids of the attempts that gave the answers.
+        keys: Keys of the documents; None for all documents.
     """
     return database.query(_ANSWERS, {"attempts": list(attempts), "keys": None if keys is None else list(keys)})
 
 
 def tokens(database: Database, attempts: Collection[str], keys: Collection[str]) -> pa.Table:
-    """Return one row per token of these runs' answers, ordered by attempt, document and position."""
+    """Return the token traces of some attempts' answers to the documents `keys`.
+
+    There is one row per token, with exit layer, gate score and exit reason, ordered by attempt, document and position.
+    """
     return database.query(_TOKENS, {"attempts": list(attempts), "keys": list(keys)})
 
 
 def probed(database: Database, attempt_id: str | None, keys: Collection[str]) -> pa.Table:
-    """Return one row per token of a probe, with one list entry per block, ordered by document and position."""
+    """Return what a probe recorded for the documents `keys`: one row per token, ordered by document and position.
+
+    Lists in a row have one entry per block.
+    """
     return database.query(_PROBED, {"attempts": [attempt_id], "keys": list(keys)})
 
 
 def scored(database: Database, attempt_id: str | None, keys: Collection[str]) -> pa.Table:
-    """Return one row per probed token with the gate's score at every block (NaN: not evaluated), in the same order."""
+    """Return the gate's scores for the documents `keys`: one row per probed token, ordered by document and position.
+
+    A row has one score per block; NaN if the gate was not evaluated there.
+    """
     return database.query(_SCORED, {"attempts": [attempt_id], "keys": list(keys)})
 
 
 def classified(database: Database, attempts: Collection[str], keys: Collection[str]) -> pa.Table:
-    """Return one row per block evaluated for a document by encoder runs, ordered by attempt, document and block."""
+    """Return one row per document and block at which encoder runs evaluated it, ordered by attempt, document, block."""
     return database.query(_CLASSIFIED, {"attempts": list(attempts), "keys": list(keys)})
 
 
 @contextmanager
 def read_once(database: Database, attempts: Collection[str], keys: Collection[str]) -> Iterator[None]:
-    """Restrict the functions above to the tokens of these attempts and documents, copied to temporary tables.
+    """Copy the token rows of some attempts and documents to temporary tables, which exist until the context ends.
 
-    In a large database, finding a few documents takes as long as reading all tokens, for each query.
+    Meanwhile the other functions of this module read only these copies. In a large database, each query would otherwise
+    scan all tokens to find those of a few documents.
     """
     for table in _LARGE:
         database.rows(
@@ -212,10 +229,11 @@ def read_once(database: Database, attempts: Collection[str], keys: Collection[st
 
 
 def content_digests(database: Database, attempts: Collection[str], keys: Collection[str]) -> dict[str, list[str]]:
-    """Return digests of everything that the functions above can return for these attempts and documents.
+    """Return digests of all rows that this module can read for some attempts and documents.
 
     Returns:
-        Digests by attempt and, for the spelling, by tokenizer: they differ if a row does, on one version of DuckDB.
+        Digests by attempt and, for the texts of token ids, by tokenizer. If a row changes, its digest changes too.
+        Digests of different versions of DuckDB cannot be compared.
     """
     digests: dict[str, list[str]] = defaultdict(list)
     _, rows = database.rows(
@@ -251,7 +269,7 @@ _TEXTS: Final = """
 
 
 def token_texts(database: Database, tokenizer_sha256: str, ids: Collection[int]) -> dict[int, str]:
-    """Return the text of each id, with a leading space if a word begins; `` #17`` if no spelling is recorded."""
+    """Return the text of each token id, with a leading space if it begins a word; `` #17`` if 17's text is unknown."""
     wanted = sorted(set(ids))
     (style,) = database.query(_STYLE, {"tokenizer": tokenizer_sha256})["style"].to_pylist()
     rows = database.query(_TEXTS, {"tokenizer": tokenizer_sha256, "ids": wanted}).to_pylist()
@@ -264,8 +282,9 @@ def readable(text: str, style: str, begins_word: bool | None) -> str:
 
     Args:
         text: Token as the tokenizer spells it.
-        style: Style of the tokenizer's marks: sentencepiece, bytes (byte-level BPE), wordpiece, or words (none).
-        begins_word: As in the view vocabulary; None for a token that is no text.
+        style: Style in which the tokenizer marks spaces: sentencepiece, bytes (byte-level BPE), wordpiece, or words
+            (no marks).
+        begins_word: Whether the token begins a word, as in the view `vocabulary`; None for a special token.
     """
     if begins_word is None:
         return f" {text}"
@@ -279,14 +298,17 @@ def readable(text: str, style: str, begins_word: bool | None) -> str:
 
 
 def _from_bytes(text: str) -> str:
-    """Decode byte-level BPE's spelling; bytes that are no complete character stay visible as escapes."""
+    """Return the text that a byte-level BPE token spells; bytes of incomplete characters become escapes."""
     if any(character not in _BYTES for character in text):
         return text
     return bytes(_BYTES[character] for character in text).decode("utf-8", "backslashreplace")
 
 
 def _byte_spelling() -> dict[str, int]:
-    """Return GPT-2's spelling of bytes: visible Latin-1 characters stand for themselves, others start at U+0100."""
+    """Return the byte for which each character stands in GPT-2's byte-level BPE.
+
+    Visible Latin-1 characters stand for their own code; the other bytes are spelled with characters from U+0100 on.
+    """
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     invisible = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(0x100 + n): byte for n, byte in enumerate(invisible)}

@@ -48,13 +48,13 @@ _KEYS: Final = {"format": COUNT, "attempt_id": TEXT, "scored_at": replace(TIME, 
 
 @dataclass(frozen=True)
 class Derived:
-    """A kind of derived record.
+    """Kind of record that is derived from a stored attempt: rescores or part-of-speech tags.
 
     Attributes:
         kind: Folder and file names of the records.
-        maker: Key of status.json that identifies what made the record.
+        maker: Key of status.json whose value names what made the record: `metric_version` or `tagger`.
         files: Files of a record besides status.json.
-        repair_hint: What rewrites a damaged record, for messages.
+        repair_hint: Instruction for messages on how to write a damaged record again.
     """
 
     kind: RecordKind
@@ -64,28 +64,31 @@ class Derived:
 
     @property
     def folder(self) -> str:
-        """Folder of the records below the spool."""
+        """Name of the spool's subfolder with these records."""
         return self.kind.folder
 
     @property
     def all_files(self) -> tuple[str, ...]:
-        """Files that a record's seal lists."""
+        """Names of a record's files whose digests are in its DONE file."""
         return (*self.files, _STATUS)
 
     def place(self, spool_root: Path, attempt_id: str, maker: str) -> Path:
-        """Return the folder of a record, named by a digest, since the maker's full name is no valid folder name."""
+        """Return the folder of an attempt's record; its name is a digest of `maker`, the metric version or tagger.
+
+        The maker itself may contain characters that are invalid in a folder's name.
+        """
         return spool_root / self.kind.folder / attempt_id / _digest(maker)
 
     def has(self, spool_root: Path, attempt_id: str, maker: str) -> bool:
-        """Return whether the spool has the record."""
+        """Return whether the spool has a complete record of an attempt and `maker`, a metric version or tagger."""
         return (self.place(spool_root, attempt_id, maker) / "DONE").is_file()
 
     def record(self, spool_root: Path, maker: str, status: Mapping[str, Any], fill: Callable[[Path], None]) -> None:
-        """Write a record, unless it exists.
+        """Write a record of an attempt into the spool, unless it exists.
 
         Args:
             spool_root: The spool.
-            maker: What made the record.
+            maker: Metric version or tagger that made the record.
             status: Content of status.json besides `format`; includes `attempt_id`.
             fill: Function that writes `files` into an empty folder.
 
@@ -102,13 +105,15 @@ class Derived:
     def load(
         self, engine: sa.Engine, spool_root: Path, known_sql: str, add: Callable[[Path, Mapping[str, Any]], None]
     ) -> list[str]:
-        """Add each complete record whose attempt is in the database; return problems of the others.
+        """Add to the database the spool's records that it lacks; return a message per record that cannot be added.
+
+        Records of attempts that the database does not have are skipped.
 
         Args:
             engine: An open, writable database.
             spool_root: The spool.
-            known_sql: SQL that selects attempts and makers that the database has.
-            add: Function that adds one record, given its checked folder and its status.
+            known_sql: SQL that selects (attempt id, maker) of the records that the database has.
+            add: Function that adds one record, given its checked folder and the content of its status.json.
         """
         with engine.connect() as connection:
             attempts: Set[str] = set(connection.execute(sa.select(ATTEMPT.c.attempt_id)).scalars())
@@ -122,11 +127,11 @@ class Derived:
         )
 
     def check(self, spool_root: Path) -> list[str]:
-        """Return problems of records, after checking each against its digests."""
+        """Check every record of this kind in the spool against its digests; return a message per invalid record."""
         return check_records(spool_root, self.kind, self.status, self.repair_hint)
 
     def status(self, folder: Path) -> dict[str, Any]:
-        """Return the status of a record after checking its files.
+        """Return the content of a record's status.json, after checking all files of the record.
 
         Raises:
             DamagedFile: A file is missing or was changed, or the record does not match its folder's name.
@@ -157,18 +162,18 @@ def load_records(
     add: Callable[[Path], None],
     repair_hint: str | None = None,
 ) -> list[str]:
-    """Add the records of a kind that a database lacks, each completely or not at all.
+    """Add to a database the spool's records of one kind that it lacks, each completely or not at all.
 
     Args:
         spool_root: The spool.
         kind: Kind of the records.
-        is_new: Returns whether the database lacks the record of a folder.
-        add: Function that reads one record and adds it.
-        repair_hint: What rewrites a damaged record, for messages: the record is moved to the quarantine. None leaves
-            it in place.
+        is_new: Returns whether the database lacks the record in a folder.
+        add: Function that reads the record in a folder and adds it to the database.
+        repair_hint: Instruction for messages on how to write a damaged record again; damaged records are then moved
+            to the quarantine. None leaves them in place.
 
     Returns:
-        Problems of records that were not added.
+        One message per record that was not added.
     """
     folders, problems = records(spool_root, kind)
     for folder in filter(is_new, folders):
@@ -189,7 +194,14 @@ def load_records(
 def check_records(
     spool_root: Path, kind: RecordKind, read: Callable[[Path], object], repair_hint: str | None = None
 ) -> list[str]:
-    """Read every record of a kind and return the problems."""
+    """Read every record of one kind in the spool; return a message per record that is invalid.
+
+    Args:
+        spool_root: The spool.
+        kind: Kind of the records.
+        read: Function that reads and checks the record in a folder.
+        repair_hint: Instruction for messages on how to write a damaged record again; None if there is none.
+    """
     folders, problems = records(spool_root, kind)
     for folder in folders:
         try:
@@ -202,7 +214,7 @@ def check_records(
 
 
 def _move_aside(spool_root: Path, kind: RecordKind, folder: Path) -> str:
-    """Move a damaged record to the quarantine to make room for a new one; return a message."""
+    """Move a damaged record to the spool's quarantine, so that it can be written again; return a message."""
     aside = spool_root / QUARANTINE / kind.folder / "-".join(folder.relative_to(spool_root / kind.folder).parts)
     aside.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(aside, ignore_errors=True)
@@ -219,8 +231,8 @@ class Rescore:
     """Scores of one attempt's outputs under one metric version.
 
     Attributes:
-        samples: doc_key, scores and statistics, as in the spool's samples.
-        metrics: Rows as in the spool's metrics, the task's headline metric first.
+        samples: One row per document with doc_key, scores and statistics, as in an attempt's samples.parquet.
+        metrics: One row per metric, as in an attempt's metrics.parquet; the task's headline metric is first.
     """
 
     attempt_id: str
@@ -230,12 +242,12 @@ class Rescore:
 
 
 def is_rescored(spool_root: Path, attempt_id: str, metric_version: str) -> bool:
-    """Return whether the spool has an attempt's scores under a metric version."""
+    """Return whether the spool has a rescore of an attempt under a metric version."""
     return RESCORES.has(spool_root, attempt_id, metric_version)
 
 
 def record_rescore(spool_root: Path, rescore: Rescore) -> None:
-    """Write scores into the spool, unless they exist.
+    """Write a rescore into the spool, unless it has one of this attempt and metric version.
 
     Raises:
         UserError: The spool cannot be written, or a column is invalid.
@@ -256,7 +268,10 @@ def record_rescore(spool_root: Path, rescore: Rescore) -> None:
 
 
 def load_rescores(engine: sa.Engine, spool_root: Path) -> list[str]:
-    """Add each complete record whose attempt is in the database; return problems of the others."""
+    """Add to the database the spool's rescores that it lacks; return a message per rescore that cannot be added.
+
+    Rescores of attempts that the database does not have are skipped.
+    """
 
     def add(folder: Path, status: Mapping[str, Any]) -> None:
         rescore, scored_at = _read_rescore(folder, status)
@@ -266,16 +281,16 @@ def load_rescores(engine: sa.Engine, spool_root: Path) -> list[str]:
 
 
 def check_rescore(folder: Path) -> None:
-    """Check one record by reading it.
+    """Check the rescore in a folder: digests, status.json, and the columns of its tables.
 
     Raises:
-        UserError: The record is invalid.
+        UserError: The rescore is invalid.
     """
     _read_rescore(folder, RESCORES.status(folder))
 
 
 def _read_rescore(folder: Path, status: Mapping[str, Any]) -> tuple[Rescore, datetime]:
-    """Return a record, and the time (UTC) at which it was scored."""
+    """Return the rescore in a folder, and the time (UTC) of scoring; `status` is the content of its status.json."""
     scored_at = datetime.fromisoformat(status["scored_at"]).astimezone(UTC).replace(tzinfo=None)
     samples = read_table(folder / "samples.parquet", _SAMPLES)
     path = folder / "metrics.parquet"
@@ -305,12 +320,12 @@ _STORED_TAGS: Final = "SELECT DISTINCT attempt_id, tagger FROM token_tag"
 
 
 def record_tags(spool_root: Path, attempt_id: str, tagger: str, tags: pa.Table) -> None:
-    """Write the tags of an attempt's answers into the spool, unless they exist.
+    """Write the part-of-speech tags of an attempt's answers into the spool, unless it has tags of this tagger.
 
     Args:
         spool_root: The spool.
         attempt_id: Attempt whose answers are tagged.
-        tagger: Library, model and their versions.
+        tagger: Library, model and their versions, as text.
         tags: Rows of `TAG_SCHEMA`.
 
     Raises:
@@ -325,7 +340,10 @@ def record_tags(spool_root: Path, attempt_id: str, tagger: str, tags: pa.Table) 
 
 
 def load_tags(engine: sa.Engine, spool_root: Path) -> list[str]:
-    """Add each complete record whose attempt is in the database; return problems of the others."""
+    """Add to the database the spool's part-of-speech tags that it lacks; return a message per record not added.
+
+    Tags of attempts that the database does not have are skipped.
+    """
 
     def add(folder: Path, status: Mapping[str, Any]) -> None:
         rows = read_table(folder / _FILE, TAG_SCHEMA)
@@ -337,10 +355,10 @@ def load_tags(engine: sa.Engine, spool_root: Path) -> list[str]:
 
 
 def check_tags(folder: Path) -> None:
-    """Check one record by reading it.
+    """Check the part-of-speech tags in a folder: digests, status.json, and the columns of the table.
 
     Raises:
-        UserError: The record is invalid.
+        UserError: The record of tags is invalid.
     """
     TAGS.status(folder)
     read_table(folder / _FILE, TAG_SCHEMA)

@@ -32,7 +32,7 @@ _LOG_COLUMNS = csv.ConvertOptions(column_types=TRAINING_LOG, include_columns=TRA
 
 
 def record_training(spool_root: Path, weights_sha256: str, model_folder: Path) -> None:
-    """Copy the card and log of a trained model into the spool, unless it has none or they are there already."""
+    """Copy a trained model's card and log into the spool, unless a file is missing or the spool has them already."""
     files = [model_folder / CARD_FILE, model_folder / TRAINING_LOG_FILE]
     final = spool_root / TRAINING.folder / weights_sha256
     if final.is_dir() or not all(path.is_file() for path in files):
@@ -51,7 +51,7 @@ def record_training(spool_root: Path, weights_sha256: str, model_folder: Path) -
 
 
 def load_trainings(engine: sa.Engine, spool_root: Path) -> list[str]:
-    """Add each complete record that the database lacks; return problems of the others."""
+    """Add to the database the spool's training records that it lacks; return a message per record not added."""
     with engine.connect() as connection:
         stored = set(connection.execute(sa.select(TRAINING_RUN.c.weights_sha256)).scalars())
     return load_records(
@@ -60,15 +60,15 @@ def load_trainings(engine: sa.Engine, spool_root: Path) -> list[str]:
 
 
 def check_trainings(spool_root: Path) -> list[str]:
-    """Return problems of the records."""
+    """Read every training record in the spool; return a message per invalid record."""
     return check_records(spool_root, TRAINING, read_training)
 
 
 def read_training(folder: Path) -> tuple[dict[str, Any], pa.Table]:
-    """Return the card and the log of a record.
+    """Return the training card and the log in the folder of a training record.
 
     Raises:
-        SpoolError: They are not what a training writes; the message names the file.
+        SpoolError: A file is missing or not as a training writes it; the message names the file.
     """
     card = read_json(folder / CARD_FILE)
     if fault := first_fault(card, _CARD_KEYS):

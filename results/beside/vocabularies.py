@@ -1,4 +1,4 @@
-"""Vocabularies: spellings of token ids, one per tokenizer, kept in the spool next to the attempts.
+"""Vocabularies: the text of every token id, one record per tokenizer, kept in the spool next to the attempts.
 
 <spool>/vocabularies/<tokenizer_sha256>/{token_text.parquet, DONE}
 """
@@ -36,7 +36,7 @@ _CONTINUATION: Final = "##"
 def record_vocabulary(
     spool_root: Path, tokenizer_sha256: str, texts: Sequence[str | None], special_ids: Collection[int]
 ) -> None:
-    """Write a vocabulary into the spool, unless it exists.
+    """Write the vocabulary of a tokenizer into the spool, unless it exists.
 
     Args:
         spool_root: The spool.
@@ -62,7 +62,10 @@ def record_vocabulary(
 
 
 def begins_word(texts: Sequence[str | None]) -> list[bool]:
-    """Return whether each token begins a word, by the marks of its spelling; without marks every token is a word."""
+    """Return, by token id, whether the token begins a word, judged by the tokenizer's marks of spaces or continuations.
+
+    If no token has such a mark, every token begins a word.
+    """
     for marks in _WORD_MARKS:
         if any(text is not None and len(text) > 1 and text[0] in marks for text in texts):
             return [text is not None and re.match(f"[{marks}]", text) is not None for text in texts]
@@ -70,7 +73,7 @@ def begins_word(texts: Sequence[str | None]) -> list[bool]:
 
 
 def load_vocabularies(engine: sa.Engine, spool_root: Path) -> list[str]:
-    """Add each complete vocabulary that the database lacks; return problems of the others."""
+    """Add to the database the spool's vocabularies that it lacks; return a message per vocabulary not added."""
     stored = known_keys(engine, "token_text")
 
     def add(folder: Path) -> None:
@@ -82,7 +85,7 @@ def load_vocabularies(engine: sa.Engine, spool_root: Path) -> list[str]:
 
 
 def read_vocabulary(folder: Path) -> pa.Table:
-    """Return a vocabulary after checking its digest.
+    """Return the vocabulary in a folder, one row per token id, after checking its digest.
 
     Raises:
         DamagedFile: A file is missing, changed, or no vocabulary.
@@ -97,5 +100,5 @@ def read_vocabulary(folder: Path) -> pa.Table:
 
 
 def check_vocabularies(spool_root: Path) -> list[str]:
-    """Return problems of vocabularies, after checking each against its digest."""
+    """Check every vocabulary in the spool against its digest; return a message per invalid vocabulary."""
     return check_records(spool_root, VOCABULARY, read_vocabulary, _REMEDY)

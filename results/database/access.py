@@ -1,4 +1,4 @@
-"""Access to a database: a fair readers-writer lock, waiting for its holder, and marks of verified files.
+"""Access to a database: a fair readers-writer lock, waiting for other processes, and marks of verified files.
 
 DuckDB lets many readers or one writer open a file and refuses all others at once. If readers come and go all the time,
 a writer would never find the file free. So every process first acquires this lock, a lock file next to the database:
@@ -40,7 +40,7 @@ class DatabaseInUse(UserError):
 
 @dataclass(frozen=True)
 class AccessLock:
-    """Acquired lock; call `release`. `file` is None if no lock file can be created (read-only folder)."""
+    """Access lock that this process holds until `release`; `file` is None if no lock file can be created."""
 
     file: IO[str] | None
 
@@ -57,17 +57,17 @@ class AccessLock:
 
 
 def lock_file(database: Path) -> Path:
-    """Return the lock file of a database."""
+    """Return the path of the lock file next to a database."""
     return database.with_name(f".{database.name}.lock")
 
 
 def acquire(database: Path, *, alone: bool, deadline: float) -> AccessLock | None:
-    """Acquire the lock, waiting for it; return None if it is not available by the deadline.
+    """Acquire the access lock of a database, waiting for it; return None if it is not available by the deadline.
 
     Args:
         database: The database file.
-        alone: True for a writer's exclusive lock.
-        deadline: Time of `time.monotonic`; there is always at least one attempt.
+        alone: True for a writer's exclusive lock; readers share the lock.
+        deadline: Time by `time.monotonic` until which to wait; the lock is tried at least once.
     """
     try:
         file, waiting = lock_file(database).open("a", encoding="ascii"), _waiting_file(database).open("a")
@@ -94,7 +94,7 @@ def _note_holder(file: IO[str]) -> None:
 
 
 def has_waiters(database: Path) -> bool:
-    """Return whether another process waits for the lock."""
+    """Return whether another process waits for the access lock of a database."""
     try:
         with _waiting_file(database).open("a") as waiting:
             return not lock(waiting.fileno())
@@ -103,7 +103,10 @@ def has_waiters(database: Path) -> bool:
 
 
 def yield_to_waiters(database: Path) -> None:
-    """Wait until the waiting processes have had the lock, for a limited time; they retry only now and then."""
+    """Wait until no other process waits for a database's access lock, but at most a second.
+
+    The caller has released the lock; without this pause it could acquire it again before a waiting process retries.
+    """
     deadline = time.monotonic() + _LONGEST_S
     while has_waiters(database) and time.monotonic() < deadline:
         time.sleep(POLL_S)
@@ -114,7 +117,7 @@ def _waiting_file(database: Path) -> Path:
 
 
 def holder(database: Path) -> str:
-    """Return a description of the last process that held the lock alone."""
+    """Return text for a message on the last process that held a database's exclusive lock, such as ``process 12``."""
     try:
         text = lock_file(database).read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -131,16 +134,15 @@ PATIENCE_S: Final = 120.0
 def patiently(action: Callable[[], Result], say: Callable[[str], None], patience_s: float = PATIENCE_S) -> Result:
     """Run an action that opens the database, and retry it while the database is in use.
 
-    A process of ExitBench that fills the database holds the lock (`acquire`) and finishes its work; it is waited for
-    without a limit. Other processes are waited for up to `patience_s`.
+    The wait for a process of ExitBench that fills the database has no limit, because that process ends by itself.
 
     Args:
         action: Action to run; it must have had no effect when it raises `DatabaseInUse`.
-        say: Called once per holder with a message.
-        patience_s: Maximum wait in seconds for one unknown holder.
+        say: Called with a message, once per process that has the database open.
+        patience_s: Maximum wait in seconds for a process that is not known to be ExitBench.
 
     Raises:
-        DatabaseInUse: The holder has not released the database.
+        DatabaseInUse: A process that is not known to be ExitBench has not closed the database after `patience_s`.
     """
     notified: set[str] = set()
     unknown, since_s = "", 0.0
@@ -165,7 +167,10 @@ _verified: dict[Path, tuple[str, tuple[int, ...]]] = {}
 
 
 def remember(path: Path, version: str) -> None:
-    """Remember that a database, which no other process can write at this moment, is as `version` makes it."""
+    """Record within this process that a database file, in its current state, has the schema of `version`.
+
+    Call it only while no other process can write the file.
+    """
     state = file_state(path)
     if state is None:
         _verified.pop(path.absolute(), None)
@@ -174,7 +179,7 @@ def remember(path: Path, version: str) -> None:
 
 
 def leave_mark(path: Path, version: str) -> None:
-    """Leave a mark next to the database for other processes; called by writers."""
+    """Write a mark next to a database, which tells other processes that the file has the schema of `version`."""
     with contextlib.suppress(OSError):  # without a mark, the next process checks the database itself
         if (state := file_state(path)) is not None:
             write_whole_file(mark_of(path), json.dumps([version, state]))
@@ -182,12 +187,12 @@ def leave_mark(path: Path, version: str) -> None:
 
 
 def mark_of(path: Path) -> Path:
-    """Return the path of a database's mark."""
+    """Return the path of the file next to a database that marks it as verified."""
     return path.with_name(f".{path.name}.verified")
 
 
 def is_verified(path: Path, version: str) -> bool:
-    """Return whether a database was remembered with this version, and its file has not changed since."""
+    """Return whether a database was verified for a version, by this process or by a mark, and has not changed since."""
     state = file_state(path)
     if state is None:
         return False
@@ -195,12 +200,12 @@ def is_verified(path: Path, version: str) -> bool:
 
 
 def was_marked(path: Path) -> bool:
-    """Return whether a file has a mark: it was a database of ExitBench, even if it was changed since."""
+    """Return whether a file has a valid mark: it once was a database of ExitBench, even if it was changed since."""
     return _marked(path) is not None
 
 
 def _marked(path: Path) -> object:
-    """Return the content of the mark; None if another user could have written it."""
+    """Return the content of a database's mark; None if it is missing or another user could have written it."""
     try:
         if not all(_is_private(file) for file in (path, mark_of(path))):
             return None
@@ -216,7 +221,10 @@ def _is_private(file: Path) -> bool:
 
 
 def file_state(path: Path) -> tuple[int, ...] | None:
-    """Return values that change with a database's file; None if it does not exist or has an unmerged log."""
+    """Return device, inode, size and times of a database file, which show later whether it changed.
+
+    None if the file does not exist, or changes are still in a log next to it.
+    """
     if path.with_name(f"{path.name}.wal").exists():
         return None
     try:

@@ -28,7 +28,7 @@ _POLL_S: Final = 0.02
 
 @dataclass(frozen=True)
 class QueryResult:
-    """Rows of a query.
+    """Result of a query, streamed in batches.
 
     Attributes:
         schema: Names and Arrow types of the columns; repeated names become NAME_1, and so on.
@@ -46,11 +46,11 @@ class QueryResult:
 
 @contextmanager
 def answer(database: Database, sql: str, parameters: Mapping[str, Any]) -> Iterator[QueryResult]:
-    """Run a query; its rows are available until the context ends.
+    """Run a query and yield its result, which can be read until the context ends.
 
     Raises:
         UserError: DuckDB rejects the query or fails at a row; the message is DuckDB's.
-        KeyboardInterrupt: Immediately, however long the query would have taken.
+        KeyboardInterrupt: The user interrupted; the query is cancelled at once.
     """
     duck = database.duck
     reader = _run(database, lambda: duck.sql(sql, params=dict(parameters)).to_arrow_reader(BATCH_ROWS))
@@ -69,7 +69,7 @@ def _values(column: pa.Array) -> list[Any]:
 
 
 def _with_texts(column: pa.Array) -> list[Any]:
-    """Convert values that Python cannot represent to DuckDB's text: DATE 'infinity', years above 9999."""
+    """Return a column's values, with DuckDB's text for those that Python lacks: DATE 'infinity', years over 9999."""
     with in_memory() as duck:
         texts = duck.from_arrow(pa.table({"v": column})).project("v::VARCHAR").fetchall()
     values: list[Any] = []
@@ -82,7 +82,7 @@ def _with_texts(column: pa.Array) -> list[Any]:
 
 
 def _distinct(names: Sequence[str]) -> list[str]:
-    """Return unique names: a repeated name gets a numeric suffix."""
+    """Return column names made unique: a repeated name gets a numeric suffix."""
     distinct: list[str] = []
     for name in names:
         numbered = (f"{name}_{n}" for n in count(1))
@@ -102,7 +102,7 @@ def _batches(database: Database, reader: pa.RecordBatchReader, schema: pa.Schema
 
 
 def _run(database: Database, call: Callable[[], Result]) -> Result:
-    """Return the result of `call`, run in another thread so that this one can handle signals; DuckDB does not."""
+    """Return the result of a DuckDB call, made in another thread, so that this thread can react to an interrupt."""
     future: Future[Result] = Future()
 
     def work() -> None:

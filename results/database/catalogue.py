@@ -1,4 +1,4 @@
-"""SQLAlchemy over the database: tables written row by row, keys of stored rows, and upgrades of views by writers."""
+"""SQLAlchemy access to the database: tables written row by row, keys of stored rows, and upgrades of views."""
 
 from datetime import UTC, datetime
 from functools import cache
@@ -44,7 +44,7 @@ _TYPES: Final[dict[str, type[sa.types.TypeEngine[Any]]]] = {
 
 
 def sql_type(name: str) -> sa.types.TypeEngine[Any]:
-    """Return SQLAlchemy's type for DuckDB's type of this name; NullType if no table or view uses it."""
+    """Return SQLAlchemy's type for the name of a DuckDB type; NullType for types that no table or view uses."""
     if name.endswith("[]"):
         return sa.ARRAY(sql_type(name[:-2]))
     return sa.JSON(none_as_null=True) if name == "JSON" else _TYPES.get(name, sa.types.NullType)()
@@ -79,7 +79,7 @@ PUBLISHED_SOURCE: Final = _table("published_source")
 
 
 def key_rows(engine: sa.Engine, table: str) -> pa.Table:
-    """Return the distinct keys (`KEYS`) of a table's rows."""
+    """Return the distinct values of a database table's key columns, as listed in `KEYS`."""
     with engine.connect() as connection:
         duck = driver_connection(connection)
         keys: pa.Table = duck.sql(
@@ -89,23 +89,25 @@ def key_rows(engine: sa.Engine, table: str) -> pa.Table:
 
 
 def known_keys(engine: sa.Engine, table: str) -> frozenset[str]:
-    """Return the keys of a table's rows, for a table with a single key column."""
+    """Return the distinct values of a database table's only key column, as listed in `KEYS`."""
     (column,) = KEYS[table]
     return frozenset(key_rows(engine, table)[column].to_pylist())
 
 
 def engine_over(duck: duckdb.DuckDBPyConnection) -> sa.Engine:
-    """Return an engine over one open connection."""
+    """Return an SQLAlchemy engine that always uses one open DuckDB connection."""
     return sa.create_engine(
         "duckdb://", creator=lambda: ConnectionWrapper(duck), poolclass=StaticPool, json_serializer=canonical_json
     )
 
 
 def upgrade_schema(engine: sa.Engine, location: str) -> None:
-    """Create the tables of an empty database, and recreate views that differ.
+    """Create tables and views in an empty database; in any other, recreate views that differ from this version's.
+
+    The published results are also updated. `location` names the database in messages.
 
     Raises:
-        UserError: The tables are not this version's, or the database contains something that none of ExitBench's has.
+        UserError: The tables are not this version's, or the database contains a trigger or a type.
     """
     with engine.begin() as connection:
         name, contents = find(driver_connection(connection))
@@ -149,7 +151,7 @@ def _create_views(connection: sa.Connection) -> None:
 
 
 def _refresh_publications(connection: sa.Connection) -> None:
-    """Replace the rows about publications if they are not current."""
+    """Replace the rows of `published_result` if they differ from the bundled source files."""
     duck = driver_connection(connection)
     if publications_are_current(duck):
         return
@@ -163,5 +165,5 @@ def _refresh_publications(connection: sa.Connection) -> None:
 
 @cache
 def _published_rows(_digest: str) -> pa.Table:
-    """Return the rows of the sources with this digest."""
+    """Return the rows of `published_result`, cached by the digest of the source files."""
     return pa.Table.from_pylist(published.published_rows())

@@ -1,4 +1,4 @@
-"""Open the DuckDB file (read-only by default) with upgraded views; a file with other tables is rejected.
+"""Open a result database (read-only by default, or for writing with upgraded views); reject files with other tables.
 
 A reader never changes the file: a file whose views or macros are not exactly this version's is rejected, and nothing
 that another program left in it is run. DuckDB allows many readers or one writer per file and enforces it with a file
@@ -90,17 +90,17 @@ _READER_CONFIG: Final[dict[str, Any]] = {
 
 
 class DamagedDatabase(UserError):
-    """Raised if the file was a database of ExitBench and is damaged."""
+    """Raised if a damaged file was a database of ExitBench."""
 
 
 @dataclass(frozen=True)
 class Database:
-    """Open database; close it, or use it as a context manager.
+    """Open result database; close it, or use it as a context manager.
 
     Attributes:
         path: The database file.
-        duck: The only connection.
-        lock: Lock that is released when the database is closed.
+        duck: The only DuckDB connection to the file.
+        lock: Access lock that is released when the database is closed.
         folder: Temporary folder that the connection reads, if any; deleted when the database is closed.
         is_ours: True if tables and views are known to be this version's.
         fault: Function that converts an error of DuckDB to a message.
@@ -138,9 +138,9 @@ class Database:
     def rows(
         self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None
     ) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
-        """Run one SQL query with few rows and return the names of its columns, and its rows.
+        """Run one SQL query that returns few rows; return the column names, and the rows as tuples.
 
-        DuckDB plans the query once. For `query` it plans twice, which on a small database takes longer than running it.
+        DuckDB plans the query once here, but twice in `query`. On a small database, planning takes longer than running.
 
         Raises:
             UserError: As for `query`.
@@ -179,17 +179,16 @@ class Database:
 
 
 def open_database(path: Path, read_only: bool = True, wait_s: float = WAIT_S) -> Database:
-    """Open the database at `path`; for a writer it is created or its views are upgraded first.
+    """Open the result database at `path`; for a writer, create the file or upgrade its views first.
 
     Args:
         path: The file. For a reader it must exist and is not changed; a writer creates it.
         read_only: True for a connection that can read only the database and cannot write anything.
-        wait_s: Maximum wait in seconds while another process has it open.
+        wait_s: Maximum wait in seconds while another process has the database open.
 
     Raises:
-        UserError: The database does not exist, is no DuckDB file, no ExitBench database, has tables of another version
-            or (for a reader) other views, is locked by another process for longer than `wait_s`, or its folder cannot
-            be written.
+        UserError: The file does not exist, is no database of ExitBench, or has tables of another version or (for a
+            reader) other views. Or another process locks it for longer than `wait_s`, or its folder cannot be written.
     """
     if read_only:
         return _open_reader(path, wait_s)
@@ -206,12 +205,12 @@ def _upgrade_schema(database: Database) -> None:
 
 
 def log_of(path: Path) -> Path:
-    """Return the path of DuckDB's log of changes not yet in the file; a file that was closed properly has none."""
+    """Return the path of a database's write-ahead log; a database that was closed properly has no such file."""
     return path.with_name(f"{path.name}.wal")
 
 
 def require_complete(path: Path) -> None:
-    """Raise `UserError` if DuckDB left a log next to a closed file."""
+    """Raise `UserError` if a closed database has a write-ahead log: some changes could not be written to the file."""
     if log_of(path).exists():
         raise UserError(f"{path} cannot be written completely: No space left on device, or a similar error.")
 
@@ -259,7 +258,9 @@ def check_path(path: Path) -> None:
 
 
 def connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
-    """Open the file under the access lock; a reader releases the lock once the file is open, a writer on closing it.
+    """Acquire the access lock and open a database file.
+
+    A reader releases the lock as soon as the file is open, a writer when it closes the file.
 
     Raises:
         UserError: As for `open_database`, except that tables and views are not checked.
@@ -295,7 +296,7 @@ def connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
 
 
 def _connection(path: Path, read_only: bool, deadline: float) -> duckdb.DuckDBPyConnection:
-    """Return the open connection, retrying until the deadline."""
+    """Open a database file and return the connection; while another process locks the file, retry until `deadline`."""
     while True:
         try:
             return in_file(path, **_READER_CONFIG) if read_only else _attached(path)
@@ -306,7 +307,7 @@ def _connection(path: Path, read_only: bool, deadline: float) -> duckdb.DuckDBPy
 
 
 def _attached(path: Path) -> duckdb.DuckDBPyConnection:
-    """Return a writer's connection: an in-memory database with the file attached."""
+    """Return a writer's connection: an in-memory DuckDB database to which the file is attached."""
     duck = in_memory(**_WRITER_CONFIG)
     try:
         lock_settings(duck)
@@ -346,7 +347,11 @@ def _damaged(path: Path, message: str) -> UserError:
 
 
 def create_folder(folder: Path) -> None:
-    """Create a folder and its parents."""
+    """Create a folder and its parents, unless they exist.
+
+    Raises:
+        UserError: The folder cannot be created.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -364,7 +369,10 @@ def _or_close(database: Database, action: Callable[[Database], Result]) -> Resul
 
 
 def attach_sql(path: Path, name: str) -> str:
-    """Return SQL that attaches a file to a connection for writing; only ATTACH can set how it is stored."""
+    """Return the ATTACH statement that opens a database file for writing under `name`.
+
+    Only ATTACH can set the row group size and, for a new file, the storage version.
+    """
     stored = f"ROW_GROUP_SIZE {_ROW_GROUP_ROWS}"
     if not path.exists():  # an existing file keeps its version, which cannot be lowered
         stored += f", STORAGE_VERSION '{_STORAGE_VERSION}'"
@@ -374,13 +382,13 @@ def attach_sql(path: Path, name: str) -> str:
 def sandbox(
     readable: Iterable[Path], folder: Path, folders: Iterable[Path] = (), settings: Iterable[str] = ()
 ) -> duckdb.DuckDBPyConnection:
-    """Return a connection that permanently has access to some files and one private folder only.
+    """Return an in-memory DuckDB connection that can access only the given files and folders, with settings locked.
 
     Args:
-        readable: Third-party files; for databases also the files that DuckDB keeps next to them.
-        folder: Folder that the connection may write to, also when it runs out of memory.
-        folders: Third-party folders that it may read.
-        settings: Further settings, as NAME = VALUE.
+        readable: Third-party files to read; for databases, the logs that DuckDB keeps next to them are included.
+        folder: Private folder to write to, also for data that does not fit into memory.
+        folders: Third-party folders to read.
+        settings: Further DuckDB settings, as NAME = VALUE.
     """
     # DuckDB first checks whether a pattern is allowed, and then each file that matches it.
     names = [name for path in map(str, readable) for name in (path, glob.escape(path))]

@@ -1,4 +1,4 @@
-"""Check that a database is exactly as this version makes it: tables, views, macros, comments, and publications."""
+"""Check that a database is as this version creates it: tables, views, macros, comments, and published results."""
 
 import hashlib
 import tomllib
@@ -39,19 +39,22 @@ _COLUMNS: Final = """
 
 
 def comments_source() -> list[str]:
-    """Return the texts from which comments are built."""
+    """Return the texts that define the comments of all tables, views and columns."""
     return [_columns_toml(), *(statement for table in TABLES for statement in _on_table(table))]
 
 
 @cache
 def sections() -> Mapping[str, Mapping[str, Any]]:
-    """Return the sections of `columns.toml`: one per view that needs one, `SHARED` and `ROWS_OF`."""
+    """Return the parsed `columns.toml`: descriptions of columns by view, and the sections `SHARED` and `ROWS_OF`.
+
+    `SHARED` describes columns that many views have; `ROWS_OF` names the tables whose rows a view shows.
+    """
     parsed: Mapping[str, Mapping[str, Any]] = tomllib.loads(_columns_toml())
     return parsed
 
 
 def described(view: str, column: str) -> str | None:
-    """Return the description of a view's column; None if there is none."""
+    """Return the description of a view's column, as declared for the view, all views or a table; None if undeclared."""
     view_columns, shared = sections().get(view, {}), sections()[SHARED]
     of_tables = (entry.about for table in shown_tables(view) for entry in TABLES[table].columns if entry.name == column)
     text: str | None = view_columns.get(column) or shared.get(column) or next(of_tables, None)
@@ -59,13 +62,13 @@ def described(view: str, column: str) -> str | None:
 
 
 def shown_tables(view: str) -> Sequence[str]:
-    """Return the tables whose rows a view shows, as far as they describe its columns."""
+    """Return the names of tables whose rows a view shows and whose column descriptions therefore apply to the view."""
     tables: Sequence[str] = sections()[ROWS_OF].get(view, ())
     return tables
 
 
 def comment_on_everything(duck: duckdb.DuckDBPyConnection) -> None:
-    """Write the comments of all tables and views."""
+    """Write the descriptions of all tables and of the columns of tables and views into a database, as SQL comments."""
     columns: Sequence[tuple[str, str]] = duck.execute(_COLUMNS).fetchall()
     for table in TABLES:
         for statement in _on_table(table):
@@ -114,7 +117,7 @@ _ADVICE: Final = (
 
 
 def is_up_to_date(duck: duckdb.DuckDBPyConnection, location: str) -> bool:
-    """Return whether views, macros and their tables are exactly this version's; further tables or views are allowed.
+    """Return whether tables, views, macros and published results are this version's; extra tables are allowed.
 
     Raises:
         UserError: As for `has_these_tables`.
@@ -129,10 +132,16 @@ def is_up_to_date(duck: duckdb.DuckDBPyConnection, location: str) -> bool:
 
 
 def has_these_tables(duck: duckdb.DuckDBPyConnection, database: str, catalogue: Catalogue, location: str) -> bool:
-    """Return whether an attached database has the tables of this version; False if it is empty.
+    """Return True if an attached database has the tables of this version, or False if it is empty.
+
+    Args:
+        duck: The connection.
+        database: Name of the database in the connection.
+        catalogue: Contents of the database.
+        location: Name of the database in messages.
 
     Raises:
-        UserError: It is not a database of ExitBench, or of another version; the message says which, and what to do.
+        UserError: The database is of another program or another version; the message says which, and what to do.
     """
     if is_empty(duck, database, catalogue, location):
         return False
@@ -158,10 +167,12 @@ def has_these_tables(duck: duckdb.DuckDBPyConnection, database: str, catalogue: 
 
 
 def is_empty(duck: duckdb.DuckDBPyConnection, database: str, catalogue: Catalogue, location: str) -> bool:
-    """Return whether an attached database is empty; otherwise it must be a database of ExitBench.
+    """Return True if an attached database is empty, or False if it is a database of ExitBench.
+
+    Arguments as in `has_these_tables`.
 
     Raises:
-        UserError: It is not empty and no database of ExitBench.
+        UserError: The database is neither.
     """
     if _VERSION_TABLE in catalogue.tables and catalogue.tables.keys() | catalogue.views.keys() >= _ALWAYS_THERE:
         return False
@@ -171,7 +182,7 @@ def is_empty(duck: duckdb.DuckDBPyConnection, database: str, catalogue: Catalogu
 
 
 def find(duck: duckdb.DuckDBPyConnection) -> tuple[str, Catalogue]:
-    """Return the name of the file's database in its connection, and its contents."""
+    """Return the name under which a connection has opened its database file, and the contents of the database."""
     attached = duck.execute("SELECT database_name, path FROM system.main.duckdb_databases()").fetchall()
     (name,) = (name for name, path in attached if path is not None)
     return name, read_catalogue(duck, name)
@@ -188,26 +199,26 @@ def views_are_current(duck: duckdb.DuckDBPyConnection, contents: Catalogue) -> b
 
 
 def publications_are_current(duck: duckdb.DuckDBPyConnection) -> bool:
-    """Return whether the rows about publications are this version's."""
+    """Return whether the rows of `published_result` in a database are this version's."""
     return _stored_digest(duck, "published_source") == publications_digest()
 
 
 def _stored_digest(duck: duckdb.DuckDBPyConnection, table: str) -> str | None:
-    """Return the digest in a table with a single row."""
+    """Return the digest stored in a table of one row; None if the table has no row or several."""
     rows = duck.execute(f"SELECT sha256 FROM {table}").fetchall()
     return rows[0][0] if len(rows) == 1 else None
 
 
 def views_script() -> str:
-    """Return the SQL script of views and macros."""
+    """Return the SQL script that creates all views and macros."""
     return (files(_PACKAGE) / "views.sql").read_text(encoding="utf-8")
 
 
 def views_digest() -> str:
-    """Return the digest in the table `view_source` if the views and their comments are this version's."""
+    """Return the digest of this version's views, macros and comments, as databases store it in `view_source`."""
     return hashlib.sha256("".join((views_script(), *comments_source())).encode()).hexdigest()
 
 
 def version() -> str:
-    """Return a digest of everything that defines tables, views, and the rows of publications."""
+    """Return a digest of all tables, views, macros, comments and published results that this version creates."""
     return content_id([schema_sql(), views_script(), *comments_source(), publications_digest()])

@@ -35,7 +35,10 @@ Name = tuple[str | None, str]
 
 
 def _nothing(default: Callable[[], Any]) -> Callable[..., Iterator[tuple[Name, Any]]]:
-    """Return a reflection method for objects that no table of ExitBench has: the default for every requested table."""
+    """Return a reflection method that returns SQLAlchemy's default value for every requested table.
+
+    It serves for objects that no table of ExitBench has, such as foreign keys.
+    """
 
     def reflect(
         self: object,
@@ -51,7 +54,7 @@ def _nothing(default: Callable[[], Any]) -> Callable[..., Iterator[tuple[Name, A
 
 
 class ExitBenchDialect(duckdb_engine.Dialect):  # type: ignore[misc]
-    """DuckDB's dialect with reflection of tables and views."""
+    """SQLAlchemy dialect for DuckDB that supports reflection of tables and views."""
 
     supports_statement_cache = True
     supports_comments = True
@@ -75,7 +78,7 @@ class ExitBenchDialect(duckdb_engine.Dialect):  # type: ignore[misc]
         filter_names: Collection[str] | None = None,
         **_: Any,
     ) -> Iterator[tuple[Name, Any]]:
-        """Return the primary keys of tables, by schema and name."""
+        """Return an iterator of ((schema, table), primary key) over the tables in `filter_names`, or over all."""
         keys = {table: list(columns) for table, columns in connection.exec_driver_sql(_KEYS, {"schema": schema})}
         return iter(
             ((schema, table), {"constrained_columns": keys.get(table, []), "name": None})
@@ -89,7 +92,7 @@ class ExitBenchDialect(duckdb_engine.Dialect):  # type: ignore[misc]
         filter_names: Collection[str] | None = None,
         **_: Any,
     ) -> Iterator[tuple[Name, list[ReflectedColumn]]]:
-        """Return the columns of tables and views, by schema and name."""
+        """Return an iterator of ((schema, name), columns) over the tables and views in `filter_names`, or over all."""
         reflected: dict[Name, list[ReflectedColumn]] = {}
         rows = connection.exec_driver_sql(_COLUMNS, {"schema": schema})
         for table, column, type_, nullable, comment in rows:

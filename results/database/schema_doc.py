@@ -1,4 +1,4 @@
-"""Schema documentation generated from the schema: tables and views with their columns, types and comments."""
+"""Documentation of the database, generated from its schema: tables and views with columns, types and comments."""
 
 import re
 from collections.abc import Sequence
@@ -27,14 +27,14 @@ _COLUMNS: Final = """
 
 @dataclass(frozen=True)
 class ColumnDoc:
-    """One column of a table or view.
+    """Documentation of one column of a table or view.
 
     Attributes:
-        name: Its name.
-        type: DuckDB's type.
-        nullable: Whether it may be NULL; unknown for views.
-        key: True if it is part of the primary key.
-        comment: Description.
+        name: Name of the column.
+        type: Type as DuckDB writes it.
+        nullable: Whether the column may be NULL; meaningless for views.
+        key: True if the column is part of the primary key.
+        comment: Description of the column.
     """
 
     name: str
@@ -46,11 +46,11 @@ class ColumnDoc:
 
 @dataclass(frozen=True)
 class Relation:
-    """A table or view.
+    """Documentation of a table or view.
 
     Attributes:
-        name: Its name.
-        comment: Description.
+        name: Name of the table or view.
+        comment: Description of its rows.
         columns: Columns in order.
         sql: Statement that creates a view; empty for a table.
     """
@@ -63,7 +63,7 @@ class Relation:
 
 @cache
 def described_views() -> tuple[Relation, ...]:
-    """Return every view in the order of views.sql, from general to special."""
+    """Return the documentation of every view, in the order of views.sql, from general to special."""
     script = (files(_PACKAGE) / "views.sql").read_text(encoding="utf-8")
     created = {match[1]: match[0] for match in _VIEW.finditer(script)}
     relations = _relations("SELECT view_name, comment FROM duckdb_views() WHERE NOT internal", created)
@@ -71,14 +71,14 @@ def described_views() -> tuple[Relation, ...]:
 
 
 def described_macros() -> dict[str, str]:
-    """Return the description of every macro of the views, by its name and parameters."""
+    """Return the description of every macro in views.sql, by signature, such as ``is_measurable(low, high)``."""
     script = (files(_PACKAGE) / "views.sql").read_text(encoding="utf-8")
     return {match[1]: " ".join(match[2].replace("''", "'").split()) for match in _MACRO.finditer(script)}
 
 
 @cache
 def described_tables() -> tuple[Relation, ...]:
-    """Return every table, sorted by name."""
+    """Return the documentation of every table, sorted by name."""
     return tuple(
         Relation(
             table.name,
@@ -94,7 +94,7 @@ def described_tables() -> tuple[Relation, ...]:
 
 
 def schema_markdown() -> str:
-    """Return the documentation in Markdown: a diagram, every view, every table."""
+    """Return the documentation of the database in Markdown: a diagram, and every view, macro and table."""
     views, tables = described_views(), described_tables()
     shared = [column.name for column in next(view for view in views if view.name == _SHARED).columns]
     parts = [
@@ -116,7 +116,10 @@ def schema_markdown() -> str:
 
 
 def _chapter(relation: Relation, shared: Sequence[str]) -> str:
-    """Return the section on a table or view; columns that most views share are listed once."""
+    """Return the Markdown section on a table or view; a view's columns in `shared` are not listed again.
+
+    `shared` has the columns of the view `run_names`; it is empty for tables.
+    """
     columns = relation.columns
     names = [column.name for column in columns]
     # `params` is the last column of every view.

@@ -37,13 +37,13 @@ _STORAGE: Final = "SELECT tags FROM system.main.duckdb_databases() WHERE databas
 
 
 class ColumnDefinition(NamedTuple):
-    """A column of a table.
+    """Definition of a table's column, as declared by ExitBench or as stored in a database.
 
     Attributes:
         type: Type as DuckDB writes it.
-        nullable: True if it may be NULL, and so may be missing in the source of rows.
-        default: Expression of its default; declared columns have none.
-        generated: True if it is computed, not stored; declared columns are stored.
+        nullable: True if the column may be NULL, and so may be missing in the source of rows.
+        default: SQL expression of the default value; None for every declared column.
+        generated: True if the column is computed, not stored; False for every declared column.
     """
 
     type: str
@@ -93,7 +93,7 @@ def printable(name: str) -> str:
 
 @cache
 def declared_tables() -> Mapping[str, Columns]:
-    """Return the columns of every table that a database should have, by name."""
+    """Return the declared columns of every table that a result database must have, by table name."""
     return {
         table.name: {
             column.name: ColumnDefinition(column.type, column.is_nullable, None, False) for column in table.columns
@@ -103,7 +103,10 @@ def declared_tables() -> Mapping[str, Columns]:
 
 
 def read_catalogue(duck: duckdb.DuckDBPyConnection, database: str) -> Catalogue:
-    """Read the contents of an attached database; nothing in it is run."""
+    """Return the tables, views, macros, types and triggers of an attached database, without running any view or macro.
+
+    `database` is the name under which the connection has attached it.
+    """
 
     def rows(query: str) -> list[tuple[Any, ...]]:
         return duck.execute(query, {"database": database}).fetchall()
@@ -121,7 +124,7 @@ def read_catalogue(duck: duckdb.DuckDBPyConnection, database: str) -> Catalogue:
 
 
 def _sorted(sql: str) -> str:
-    """Return a view's text with its sets of columns sorted: DuckDB writes them in varying order."""
+    """Return a view's SQL with the columns of EXCLUDE and REPLACE sorted, which DuckDB writes in varying order."""
     parts, end = [], 0
     for match in _SETS.finditer(sql):
         if match.start() >= end:  # otherwise inside a set that is already sorted
@@ -132,7 +135,7 @@ def _sorted(sql: str) -> str:
 
 
 def _entries(sql: str, start: int) -> tuple[list[str], int]:
-    """Return the comma-separated entries after an opening parenthesis, and the position where it is closed."""
+    """Return the comma-separated entries from `start` to the closing parenthesis, and the position of the latter."""
     entries, depth, is_quoted = [], 0, False
     for at in range(start, len(sql)):
         character = sql[at]
@@ -149,7 +152,7 @@ def _entries(sql: str, start: int) -> tuple[list[str], int]:
 
 
 def require_tables(tables: Mapping[str, Columns], location: str) -> None:
-    """Check that every declared table exists and has its columns.
+    """Check that every declared table is among `tables` and has the declared columns; `location` is for messages.
 
     Raises:
         UserError: A table is missing or differs from its declaration; the message names it.
@@ -161,7 +164,7 @@ def require_tables(tables: Mapping[str, Columns], location: str) -> None:
 
 
 def require_columns(columns: Columns, expected: Columns, location: str) -> None:
-    """Check that the columns of a table are the expected ones.
+    """Check that a table has exactly the expected columns; `location` names the table in messages.
 
     Raises:
         UserError: A column is unknown, missing, of another type or computed; the message names it.
@@ -180,11 +183,11 @@ def require_columns(columns: Columns, expected: Columns, location: str) -> None:
 
 @cache
 def catalogue_with(views: str, storage: str) -> Catalogue:
-    """Return the contents of a database with the declared tables and with the views and macros of a script.
+    """Return the contents of a new database with the declared tables, and with the views and macros of a script.
 
     Args:
-        views: The script.
-        storage: DuckDB version that the database is stored for, on which the stored text of a view depends.
+        views: SQL script that creates views and macros.
+        storage: Oldest DuckDB version that can read the database; the stored text of a view depends on it.
     """
     with TemporaryDirectory(prefix="exitbench-") as folder:
         path = quoted_text(str(Path(folder) / "expected.duckdb"))

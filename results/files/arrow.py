@@ -1,4 +1,4 @@
-"""Insert rows into DuckDB through Arrow, which SQLAlchemy does not support."""
+"""Arrow with DuckDB: insert rows (which SQLAlchemy cannot do from Arrow), quote file paths, build list columns."""
 
 import glob
 from pathlib import Path
@@ -12,12 +12,12 @@ from exitbench.errors import UserError
 
 
 def driver_connection(connection: sa.Connection) -> Any:
-    """Return DuckDB's own connection under SQLAlchemy's."""
+    """Return the DuckDB connection that a SQLAlchemy connection wraps."""
     return connection.connection.driver_connection
 
 
 def insert_rows(connection: sa.Connection, table: str, rows: pa.Table, key: str, value: str) -> None:
-    """Add rows to a database table, matched by column names, all with the same value in the column ``key``."""
+    """Add rows to a database table, matched by column names; column ``key`` gets the same value in every row."""
     duck = driver_connection(connection)
     duck.register("incoming_rows", rows)
     duck.execute(f"INSERT INTO {table} BY NAME SELECT $1::VARCHAR AS {key}, * FROM incoming_rows", [value])
@@ -25,9 +25,9 @@ def insert_rows(connection: sa.Connection, table: str, rows: pa.Table, key: str,
 
 
 def parquet_path(path: Path) -> str:
-    """Return a pattern that matches this file only, for ``read_parquet``, which takes patterns and not paths.
+    """Return a glob pattern that matches only this file, for DuckDB's ``read_parquet``, which expects patterns.
 
-    It also reads folders such as ``a=1`` as columns, unless ``hive_partitioning=false`` is given.
+    ``read_parquet`` also turns folder names such as ``a=1`` into columns, unless ``hive_partitioning=false`` is given.
 
     Raises:
         UserError: DuckDB has no pattern that matches this path.
@@ -39,7 +39,7 @@ def parquet_path(path: Path) -> str:
 
 
 def lists(values_NL: np.ndarray, kind: pa.DataType) -> pa.Array:
-    """Return the rows of an array as an Arrow list column."""
+    """Return an Arrow column of list type `kind` with one list per row of an array [N, L]."""
     offsets = np.arange(len(values_NL) + 1, dtype=np.int32) * values_NL.shape[1]
     flat = pa.array(np.ascontiguousarray(values_NL).ravel()).cast(kind.value_type)
     return pa.ListArray.from_arrays(offsets, flat, type=kind)

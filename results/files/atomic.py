@@ -1,4 +1,4 @@
-"""Files and folders that are complete or absent, their digests, seals, and file locks."""
+"""Write files and folders completely or not at all; check their digests, kept in a seal file; lock files."""
 
 import errno
 import hashlib
@@ -24,15 +24,19 @@ JSON_BYTES: Final = 32 << 20
 
 
 class SpoolError(UserError):
-    """Raised if something in the spool, or about to be written to it, violates the spool's format."""
+    """Raised if data in the spool, or data to be written to it, violates the spool's format or cannot be read."""
 
 
 class DamagedFile(SpoolError):
-    """Raised if a file was changed since it was written; not for a file that cannot be read at the moment."""
+    """Raised if a file is missing or its content is invalid, but not if it cannot be read, such as for permissions."""
 
 
 def write_digested_folder(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Write a folder with a seal; an existing one (another process was faster) is kept.
+    """Write a folder with a seal, completely or not at all; keep the folder if it already has a seal.
+
+    Args:
+        folder: Path of the folder; parents are created.
+        fill: Function that writes the files into an empty temporary folder, which is then sealed and renamed.
 
     Raises:
         UserError: The folder cannot be written.
@@ -68,15 +72,15 @@ def write_folder(folder: Path, fill: Callable[[Path], None]) -> None:
 
 
 def unique_name(stem: str) -> str:
-    """Return a unique name, also among other machines that share the folder.
+    """Return a name for a temporary file or folder that no other process uses, also on machines that share the disk.
 
-    It ends with the process id, which tells `exitbench gc` whether the process is alive.
+    The name ends with the process id, by which `exitbench gc` finds out whether the process is alive.
     """
     return f"{stem}-{secrets.token_hex(8)}-{os.getpid()}"
 
 
 def check_digested_folder(folder: Path, files: Collection[str]) -> None:
-    """Check every file of a sealed folder against its digest.
+    """Check every file of a folder against the digest in the folder's seal.
 
     Raises:
         DamagedFile: The seal lists other files, or a file is missing or was changed; the message names it.
@@ -92,7 +96,7 @@ def check_digested_folder(folder: Path, files: Collection[str]) -> None:
 
 
 def read_digests(path: Path) -> dict[str, str]:
-    """Return the SHA-256 of files by name, as listed in a seal.
+    """Return the SHA-256 of each file by name, as listed in the seal file at `path`.
 
     Raises:
         DamagedFile: As for `read_json`, or a value is no text.
@@ -143,7 +147,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file."""
+    """Write an object as indented JSON in UTF-8; NaN and infinity are not allowed."""
     path.write_text(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")
 
 
@@ -159,7 +163,7 @@ def sha256(path: Path) -> str:
 
 @contextmanager
 def _explained(path: Path) -> Iterator[None]:
-    """Convert errors of reading a file to messages; only errors of the file itself count as damage."""
+    """Convert any OSError to a SpoolError: a DamagedFile if the file is missing, irregular or too large."""
     try:
         yield
     except FileNotFoundError as error:
@@ -186,7 +190,7 @@ def _cannot_write(folder: Path, error: OSError) -> UserError:
 
 
 def _to_disk(folder: Path) -> None:
-    """Flush files to disk, so that after a power failure a sealed folder has all its files."""
+    """Flush a folder and its files to disk, so that a folder with a seal is complete even after a power failure."""
     for path in (*folder.rglob("*"), folder):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -207,7 +211,7 @@ _KINDS: Final = {
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to; it replaces `path` if no exception was raised, else it is removed.
+    """Yield a temporary path to write to; the written file then replaces `path`, or is removed after an exception.
 
     Raises:
         OSError: `path` exists and is no regular file (raised before anything is written), or it cannot be replaced.
@@ -227,7 +231,7 @@ def require_replaceable(path: Path) -> None:
     """Check that a path does not exist or is a regular file, not a link to one.
 
     Raises:
-        OSError: It is a link, a folder, a pipe, a socket or a device, which a file would replace.
+        OSError: The path is a link, a folder, a pipe, a socket or a device, which must not be replaced.
     """
     try:
         mode = path.lstat().st_mode

@@ -1,4 +1,4 @@
-"""Size-limited reads of untrusted Parquet files: no more than a file of their size can plausibly contain.
+"""Read untrusted Parquet files: reject a file with more rows or bytes than its size can plausibly contain.
 
 A few bytes of Parquet can claim 10^12 rows, or repeat one long text in every row. Files written by ExitBench are never
 that dense: the rows of a table differ.
@@ -27,7 +27,7 @@ TABLE_BYTES: Final = 4 << 30
 
 
 def read_table(path: Path, schema: pa.Schema) -> pa.Table:
-    """Return the rows of a Parquet file with the schema's types.
+    """Return the rows of an untrusted Parquet file, cast to `schema`; nullable columns that are missing become NULL.
 
     Raises:
         DamagedFile: As for `check_table`, or the rows take more than `TABLE_BYTES`.
@@ -43,16 +43,16 @@ def read_table(path: Path, schema: pa.Schema) -> pa.Table:
 
 
 def check_table(path: Path, schema: pa.Schema, n_blocks: int | None = None) -> None:
-    """Check a Parquet file by reading it.
+    """Check an untrusted Parquet file by reading it: columns, NULLs, size, and ranges of positions and exit layers.
 
     Args:
         path: The file.
         schema: Allowed columns; nullable columns may be missing.
-        n_blocks: Number of blocks of the model, if exit layers are to be checked.
+        n_blocks: Number of blocks of the model; None to leave exit layers unchecked.
 
     Raises:
-        DamagedFile: The file is no Parquet, has other columns, nulls in a column that is not nullable, an invalid exit
-            layer or position, or more rows or bytes than a file of its size can contain.
+        DamagedFile: The file is no Parquet file, has other columns, or has NULL in a column that is not nullable. Or
+            it has an invalid exit layer or position, or more rows or bytes than a file of its size can contain.
         SpoolError: The file cannot be read.
     """
     for batch, _ in _batches(path, schema):
@@ -63,7 +63,7 @@ def check_table(path: Path, schema: pa.Schema, n_blocks: int | None = None) -> N
 
 
 def _batches(path: Path, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, int]]:
-    """Yield the rows in batches, with texts dictionary-encoded, and the size of each batch without the encoding."""
+    """Yield batches of rows, with texts dictionary-encoded, and the bytes of each batch without this encoding."""
     try:
         # Opened once, not by path: the file that is checked is the file that is read.
         with open_regular(path) as opened:
@@ -92,7 +92,7 @@ def _batches(path: Path, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, in
 
 
 def _check_claims(path: Path, size: int, metadata: pq.FileMetaData) -> None:
-    """Reject row counts that no file of this size has, before anything is read based on them."""
+    """Raise DamagedFile if the metadata claims more rows or values than a file of `size` bytes can contain."""
     allowed = ROWS_PER_BYTE * size
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     values = (
@@ -138,7 +138,7 @@ def _check_range(path: Path, batch: pa.RecordBatch, name: str, least: int, most:
 
 
 def _full_bytes(column: pa.Array) -> int:
-    """Return the bytes of a column, counting dictionary-encoded texts once per occurrence."""
+    """Return the size of a column in bytes, counting each dictionary-encoded text as often as it occurs."""
     if not pa.types.is_dictionary(column.type):
         return int(column.nbytes)
     lengths = pc.take(pc.binary_length(column.dictionary), column.indices)

@@ -1,4 +1,4 @@
-"""DuckDB: connections, recognition of file types by content, and classification of errors."""
+"""DuckDB: open connections, recognize database files by their content, and classify errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_PROGRESS_BAR = "SELECT 'SET enable_progress_bar = false' WHERE current_settin
 
 
 def in_memory(**config: Any) -> duckdb.DuckDBPyConnection:
-    """Return a connection to an empty in-memory database that draws no progress bar into our output.
+    """Return a connection to an empty in-memory DuckDB database, with the progress bar disabled.
 
     Args:
         **config: Settings that DuckDB accepts only at start.
@@ -29,7 +29,7 @@ def in_memory(**config: Any) -> duckdb.DuckDBPyConnection:
 
 
 def in_file(path: Path, **config: Any) -> duckdb.DuckDBPyConnection:
-    """Return a connection that reads a DuckDB file, draws no progress bar and accepts no further settings.
+    """Return a read-only connection to a DuckDB file, with the progress bar disabled and all settings locked.
 
     Raises:
         duckdb.Error: The file cannot be opened.
@@ -40,7 +40,7 @@ def in_file(path: Path, **config: Any) -> duckdb.DuckDBPyConnection:
 
 
 def lock_settings(connection: duckdb.DuckDBPyConnection) -> None:
-    """Lock the settings; a second connection to an open file finds them locked already."""
+    """Disable the progress bar and lock a connection's settings; do nothing if they are locked already."""
     if not connection.execute("SELECT current_setting('lock_configuration')").fetchall()[0][0]:
         _draw_no_bar(connection)
         connection.execute("SET lock_configuration = true")
@@ -62,7 +62,7 @@ _OUR_NAMES: Final = (b"schema_version", b"spool_sha256")
 
 
 def is_duckdb_file(path: Path) -> bool:
-    """Return whether a regular file starts as DuckDB's files do.
+    """Return whether a regular file starts with the signature of DuckDB files.
 
     Raises:
         OSError: The file cannot be read.
@@ -72,10 +72,10 @@ def is_duckdb_file(path: Path) -> bool:
 
 
 def require_duckdb_file(path: Path) -> None:
-    """Check that a path does not exist, or is an empty file or one that starts as DuckDB's files do.
+    """Check that a path does not exist, is an empty file, or starts with the signature of DuckDB files.
 
     Raises:
-        UserError: It is anything else; the message says what.
+        UserError: The path is anything else; the message says what.
     """
     try:
         status = path.stat()
@@ -96,7 +96,7 @@ def require_duckdb_file(path: Path) -> None:
 
 
 def is_ours(path: Path) -> bool:
-    """Return whether a damaged DuckDB file was one of ExitBench, by its content, or is too short to contain a row."""
+    """Return whether a damaged DuckDB file contains names from ExitBench's schema, or is too short to contain a row."""
     if path.stat().st_size <= _HEADER_BYTES:
         return True
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
@@ -104,7 +104,7 @@ def is_ours(path: Path) -> bool:
 
 
 def _kind(path: Path) -> str | None:
-    """Return the format of a file, if it is a common one."""
+    """Return the format of a file for a message, such as ``a CSV file``; None if the format is not recognized."""
     with path.open("rb") as file:
         start = file.read(_START_BYTES)
     for magic, name in _PROGRAMS.items():
@@ -132,7 +132,7 @@ _NO_ROOM: Final = (
 
 
 def driver_error(error: BaseException) -> BaseException:
-    """Return DuckDB's own error under SQLAlchemy's, or the cause of an error that was converted to a message."""
+    """Return the DuckDB or Arrow error among an error's causes, such as one that SQLAlchemy wraps; else the error."""
     cause: BaseException | None = error
     while cause is not None:
         if _is_of(cause, "sqlalchemy.exc", "StatementError") and cause.orig is not None:  # type: ignore[attr-defined]
@@ -162,6 +162,6 @@ def _is_drivers(error: BaseException) -> bool:
 
 
 def _is_of(error: BaseException, module: str, name: str) -> bool:
-    """Return whether an error is of a library's class; False if the library has not been imported."""
+    """Return whether an error is an instance of a module's class; False if the module has not been imported."""
     library = sys.modules.get(module)
     return library is not None and isinstance(error, getattr(library, name))

@@ -32,7 +32,7 @@ def content_id(value: Any) -> str:
 
 
 def source_files(package: ModuleType, pattern: str = "*.py") -> list[tuple[str, Path]]:
-    """Return a package's files (by default Python files) with their relative names, without compiled files."""
+    """Return (relative name, path) of a package's files that match `pattern`, without compiled files."""
     return [
         (str(path.relative_to(folder)), path)
         for folder in package.__path__
@@ -54,12 +54,12 @@ _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def toml_table(header: str, values: Mapping[str, Any]) -> list[str]:
-    """Return the lines of a TOML table after an empty line; `header` includes its brackets."""
+    """Return an empty line and the lines of a TOML table; `header` includes the brackets."""
     return ["", header, *(f"{toml_key(name)} = {toml_value(value)}" for name, value in values.items())]
 
 
 def toml_key(name: str) -> str:
-    """Return a TOML key, quoted if necessary."""
+    """Return a name as a TOML key, quoted if necessary."""
     return name if _BARE.fullmatch(name) else toml_value(name)
 
 
@@ -67,7 +67,7 @@ def toml_value(value: Any) -> str:
     """Return a JSON value in TOML syntax.
 
     Raises:
-        TypeError: The value is null, which TOML does not have, or no JSON value.
+        TypeError: The value is None, which TOML does not have, or not a JSON value.
     """
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{toml_key(name)} = {toml_value(item)}" for name, item in value.items()) + " }"
@@ -95,8 +95,8 @@ class _LineFeeds:
 def csv_writer(stream: TextIO) -> Any:
     """Return a `csv.writer` that ends lines with a line feed.
 
-    The standard writer with this line end would not quote a carriage return in a value, which readers take as a line
-    end.
+    With this line end, the standard writer would leave a carriage return in a value unquoted, and readers would take
+    it as a line end.
     """
     return csv.writer(_LineFeeds(stream), lineterminator=_LINE_END)
 
@@ -110,14 +110,14 @@ _HOMES: Final = re.compile(r"(?<![\w.~/-])(?:/home|/Users)/[^/\s\"'`:;,)\]>]+|(?
 
 
 def abbreviate_home(text: str) -> str:
-    """Return a text with ``~`` for home folders, and ``...`` for the path above an interpreter's packages."""
+    """Return a text in which ``~`` replaces home folders, and ``...`` the folders above an interpreter's packages."""
     for home in _home_paths():
         text = re.sub(re.escape(home) + _ENDS, "~", text)
     return _PACKAGES.sub(r".../\1", _HOMES.sub("~", text))
 
 
 def _home_paths() -> list[str]:
-    """Return the home folder's names and resolved paths, longest first."""
+    """Return all paths of the user's home folder, with and without links resolved, longest first."""
     named = [os.environ.get("HOME", ""), os.environ.get("USERPROFILE", "")]
     with suppress(ImportError, KeyError):  # Windows has no pwd; a container's user may not be in it
         import pwd

@@ -15,7 +15,7 @@ from typing import Final, Self
 
 
 def _flags(*names: str) -> int:
-    """Return flags of `os.open`, ignoring those that the platform lacks."""
+    """Return `os.open` flags for reading, plus those of the named flags that the platform has."""
     return os.O_RDONLY | sum(getattr(os, name, 0) for name in names)
 
 
@@ -48,7 +48,7 @@ def open_regular(path: Path, folder: int | None = None) -> BufferedReader:
         folder: Descriptor of the folder that contains `path.name`; None: the path's own folder.
 
     Raises:
-        NotRegular: It is a link, a folder, a pipe, a socket or a device.
+        NotRegular: The path is a link, a folder, a pipe, a socket or a device.
         OSError: The file is missing or cannot be opened.
     """
     if not _NO_LINK and path.is_symlink():  # Windows
@@ -98,8 +98,8 @@ class Folder:
         """Open a subfolder.
 
         Raises:
-            NotRegular: It is a link, or no folder.
-            OSError: It is missing or cannot be opened.
+            NotRegular: The subfolder is a link, or not a folder.
+            OSError: The subfolder is missing or cannot be opened.
         """
         try:
             return Folder(self.path / name, os.open(name, _FOLDER | _NO_LINK, dir_fd=self._descriptor))
@@ -149,7 +149,7 @@ class Folder:
 
 @contextmanager
 def opened(root: Path, *names: str) -> Iterator[Folder]:
-    """Open a folder below a root, opening each component in the one before.
+    """Yield the open folder `root/name/...`; names are opened one by one, so that no link below `root` is followed.
 
     Raises:
         NotRegular: A component is a link or no folder.

@@ -13,10 +13,10 @@ SHOWN_CHARACTERS: Final = 60
 
 @dataclass(frozen=True)
 class Value:
-    """Allowed values of a key.
+    """Rule for the value of one key of a JSON object.
 
     Attributes:
-        words: Description of allowed values, for messages.
+        words: Description of the allowed values, for messages.
         allows: Returns whether a value is allowed.
         needed: True if the key is required.
     """
@@ -31,27 +31,27 @@ Keys = Mapping[str, Mapping[str, Value]]
 
 
 def or_none(value: Value) -> Value:
-    """Return a value that may also be null."""
+    """Return a rule that allows null in addition to what the rule `value` allows."""
     return replace(value, words=f"{value.words} or null", allows=lambda v: v is None or value.allows(v))
 
 
 def optional(value: Value) -> Value:
-    """Return a value that may also be null or missing."""
+    """Return a rule that allows null and a missing key in addition to what the rule `value` allows."""
     return replace(or_none(value), needed=False)
 
 
 def integer(low: int, high: int) -> Value:
-    """Return a value that must be an integer from `low` to `high`."""
+    """Return a rule that allows integers from `low` to `high`, both included."""
     return Value(f"an integer from {low} to {high}", lambda v: type(v) is int and low <= v <= high)
 
 
 def one_of(words: Collection[str]) -> Value:
-    """Return a value that must be one of a few words."""
+    """Return a rule that allows only the given texts."""
     return Value(f"one of {', '.join(words)}", lambda v: isinstance(v, str) and v in words)
 
 
 def text_matching(words: str, pattern: re.Pattern[str]) -> Value:
-    """Return a value that must be a text that a pattern matches completely."""
+    """Return a rule that allows texts that a pattern matches completely; `words` describes them in messages."""
     return Value(words, lambda v: isinstance(v, str) and pattern.fullmatch(v) is not None)
 
 
@@ -79,11 +79,11 @@ LONG: Final = integer(0, INT64)
 
 
 def first_fault(record: Mapping[str, Any], keys: Keys) -> str | None:
-    """Return a description of the first invalid key; None if all keys are valid.
+    """Return a sentence on the first key of a record that is missing or invalid; None if all keys are valid.
 
     Args:
-        record: Object of a JSON file.
-        keys: Allowed values of its keys; further keys are ignored.
+        record: Top-level object of a JSON file.
+        keys: Rules for its keys; keys without a rule are ignored.
     """
     for section, values in keys.items():
         part = record.get(section) if section else record

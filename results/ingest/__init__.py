@@ -1,1 +1,1 @@
-"""Rows of the database: from the spool, from third-party snapshots, and rebuilding from the spool."""
+"""Fill the database from the spool and from third-party snapshots, and rebuild it from the spool."""

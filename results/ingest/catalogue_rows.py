@@ -1,4 +1,4 @@
-"""Convert checked attempts to catalogue rows: the contents of cell.json, env.json, status.json and DONE."""
+"""Convert the JSON files of checked attempts to rows of the tables of cells, attempts, machines, models and data."""
 
 from collections.abc import Mapping, Sequence, Set
 from datetime import UTC, datetime
@@ -40,7 +40,12 @@ Row = dict[str, Any]
 
 
 def insert_catalogue(connection: sa.Connection, records: Sequence[AttemptRecord], stored: Set[str]) -> set[str]:
-    """Add new attempts, their cells, and those of their artifacts whose ids are not `stored`.
+    """Insert new attempts with their files, cells and artifacts: software environments, machines, models, data sets.
+
+    Args:
+        connection: A writable database; nothing is committed here.
+        records: New attempts.
+        stored: Ids of artifacts that the database has already.
 
     Returns:
         The ids of all artifacts of the attempts.
@@ -69,7 +74,7 @@ def insert_catalogue(connection: sa.Connection, records: Sequence[AttemptRecord]
 
 
 def _rows(record: AttemptRecord) -> tuple[dict[str, tuple[sa.Table, Row]], Row, Row]:
-    """Return an attempt's artifacts by id, its cell row and its attempt row."""
+    """Return an attempt's artifacts (table and row) by id, its row of `cell`, and its row of `attempt`."""
     environment, hardware = record.env["environment"], record.env["hardware"]
     env_id, hw_id = content_id(environment), content_id(hardware)
     model, data = _model_row(record.cell["model"]), _data_row(record.cell["task"])
@@ -135,19 +140,29 @@ def _cell_row(record: AttemptRecord, model_id: str, data_id: str) -> dict[str, A
 
 
 def _requested_data(data: Any) -> dict[str, Any] | None:
-    """Return a suite's choice of documents for a bundled task; None for tasks whose texts are in separate files."""
+    """Return a cell's selection of documents (source, split, limit, ...) from its `data`.
+
+    None if there is no selection: lm-eval and declared tasks describe their data in files of their own.
+    """
     if not isinstance(data, Mapping) or any(data.get(name) is not None for name in ("settings", "declaration")):
         return None
     return {name: data[name] for name in _DATA_KEYS if name in data}
 
 
 def setting_id(identity: Mapping[str, Any]) -> str:
-    """Return the id shared by cells that do the same work: the identity without method, kind and inputs."""
+    """Return the id shared by cells that do the same work: a digest of the identity without method, kind and inputs."""
     return content_id({key: value for key, value in identity.items() if key not in _NOT_SETTING})
 
 
 def comparable_id(setting_id: str, env_id: str, hw_id: str, products: Mapping[str, str] | None = None) -> str:
-    """Return the id shared by attempts with comparable times; ``products`` is None for earlier attempts."""
+    """Return the id shared by attempts whose times may be compared, a digest of setting, software and machine.
+
+    Args:
+        setting_id: Id of the work, as from `setting_id`.
+        env_id: Id of the software environment.
+        hw_id: Id of the machine.
+        products: Ways chosen to multiply by each weight matrix; None if the attempt recorded none.
+    """
     content: dict[str, Any] = {"setting": setting_id, "environment": env_id, "hardware": hw_id}
     return content_id(content if products is None else {**content, "products": products})
 

@@ -1,4 +1,4 @@
-"""Fill `quality_difference`: every run's quality against full depth, paired by document, with its interval."""
+"""Fill table `quality_difference`: each run's quality minus full depth's, paired by document, with an interval."""
 
 from collections.abc import Iterator
 from itertools import groupby
@@ -62,7 +62,7 @@ _SCALES: Final = (1.0, 100.0)
 
 
 def fill_differences(connection: sa.Connection) -> None:
-    """Update `quality_difference` for the current runs, their full-depth runs, and the latest scores of both.
+    """Update table `quality_difference` to the current runs, their full-depth runs, and the latest scores of both.
 
     Args:
         connection: A writable database of the current schema; nothing is committed here.
@@ -83,7 +83,14 @@ def fill_differences(connection: sa.Connection) -> None:
 
 
 def _rows(run: dict[str, Any], documents: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of one run: over all documents and, if their contributions give the difference, per part."""
+    """Yield one run's rows of `quality_difference`: for all documents, and for the choosing and the confirming part.
+
+    The rows for the parts are left out if the metric's difference is not a mean over documents.
+
+    Args:
+        run: Row of `wanted_difference`.
+        documents: One row per document with its difference and the statistics of both runs.
+    """
     differences = np.array([row["difference"] for row in documents], dtype=np.float64)
     chooses = np.array([is_choosing(row["doc_key"]) for row in documents], dtype=bool)
     moved = _moved(run["metric"], run["delta"], differences, documents)
@@ -112,7 +119,10 @@ def _rows(run: dict[str, Any], documents: list[dict[str, Any]]) -> Iterator[dict
 def _moved(
     metric: str, delta: float, differences: NDArray[np.float64], documents: list[dict[str, Any]]
 ) -> NDArray[np.float64] | None:
-    """Return what each document contributes to the difference of two runs; None if these do not give the difference."""
+    """Return each document's contribution to a metric's difference `delta` between a run and full depth.
+
+    The mean of the contributions is `delta`; None if no known contributions have this mean.
+    """
     if not documents:
         return None
     if _gives(differences, delta):

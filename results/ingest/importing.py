@@ -84,14 +84,14 @@ _START_BYTES: Final = 12
 
 @dataclass(frozen=True)
 class MergeReport:
-    """Result of an import.
+    """Result of an import into the spool and the database.
 
     Attributes:
         kind: Kind of the source.
         added: Number of new attempts (for benchmarks: files).
         existing: Number of attempts that were in the spool already.
-        rescored: Number of new metric versions of known attempts.
-        problems: Parts of the source, or of the spool as it is now, that were left out, with reasons.
+        rescored: Number of rescores of attempts that were in the spool already.
+        problems: One message per part of the source, or of this spool, that was left out.
     """
 
     kind: Kind
@@ -102,10 +102,10 @@ class MergeReport:
 
 
 def kind_of(source: Path) -> Kind:
-    """Return the kind of a file or folder, by its content.
+    """Return the kind of a file or folder to be imported, judged by its content.
 
     Raises:
-        UserError: It cannot be imported, for example because it is a database.
+        UserError: The source cannot be imported, for example because it is a database.
     """
     if source.is_dir():
         if is_snapshot(source):
@@ -135,7 +135,7 @@ def merge(source: Path, spool_root: Path, database_path: Path) -> MergeReport:
 
     Raises:
         UserError: The source cannot be imported or is damaged, or contains an attempt that is in the spool with other
-            files: then nothing is merged.
+            files. Nothing is imported then.
     """
     kind = kind_of(source)
     spool_root.mkdir(parents=True, exist_ok=True)
@@ -177,7 +177,17 @@ def _merge_benchmarks(source: Path, spool_root: Path) -> int:
 def _merge_snapshot(
     source: Path, spool_root: Path, stored: Mapping[str, str], keys: Mapping[str, pa.Table]
 ) -> tuple[int, int, int]:
-    """Store the new part of a snapshot as another snapshot; return `added`, `existing` and `rescored`."""
+    """Store the rows of a snapshot that the database lacks as another snapshot in the spool.
+
+    Args:
+        source: Folder of the snapshot.
+        spool_root: The spool.
+        stored: Digest of the DONE file of every known attempt, by id.
+        keys: Keys of the rows that the database has, by table.
+
+    Returns:
+        The numbers `added`, `existing` and `rescored`, as in `MergeReport`.
+    """
     with _as_database(source, spool_root) as engine:
         with engine.connect() as connection:
             incoming = attempt_digests(connection)
@@ -200,7 +210,7 @@ def _merge_snapshot(
 
 @contextmanager
 def _as_database(source: Path, spool_root: Path) -> Iterator[sa.Engine]:
-    """Yield a temporary, writable database with the rows of a snapshot."""
+    """Yield an engine on a temporary, writable database with the rows of the snapshot `source`."""
     with TemporaryDirectory(dir=spool_root, prefix=".import-") as folder:
         copy = Path(folder) / "source.duckdb"
         try:
@@ -214,7 +224,7 @@ def _as_database(source: Path, spool_root: Path) -> Iterator[sa.Engine]:
 
 
 def _delete_known(engine: sa.Engine, keys: Mapping[str, pa.Table]) -> None:
-    """Delete rows that are known already, and cells without attempts."""
+    """Delete from a database the rows whose keys are in `keys` (by table), and cells without attempts."""
     with engine.begin() as connection:
         duck = driver_connection(connection)
         owners = {**dict.fromkeys(tables_of_attempts(), "attempt"), **{table: table for table in KEYS}}
@@ -235,7 +245,14 @@ _TABLE_BYTES: Final = 1 << 36
 
 @dataclass(frozen=True)
 class Imported:
-    """Result of importing a spool: numbers of new and known attempts, of new rescores of known ones, and problems."""
+    """Result of importing a spool.
+
+    Attributes:
+        added: Number of new attempts.
+        existing: Number of attempts that were known already.
+        rescored: Number of new rescores of attempts that were known already.
+        problems: One message per attempt or record that was not imported.
+    """
 
     added: int
     existing: int
@@ -244,15 +261,20 @@ class Imported:
 
 
 def has_records(source: Path) -> bool:
-    """Return whether a folder is a spool: it has record files that only spools keep next to their attempts."""
+    """Return whether a folder has records that a spool keeps next to its attempts, such as rescores or trainings."""
     return any(records(source, kind)[0] for kind in RECORD_KINDS)
 
 
 def import_spool(source: Path, spool_root: Path, stored: Mapping[str, str]) -> Imported:
-    """Import everything that another spool has in addition to `stored`, the DONE digests of known attempts by id.
+    """Import from another spool all attempts and records that this spool lacks.
+
+    Args:
+        source: The other spool.
+        spool_root: This spool.
+        stored: Digest of the DONE file of every attempt in this spool's database, by id.
 
     Raises:
-        UserError: An attempt is known with other files (then nothing is imported), or the spool cannot be written.
+        UserError: An attempt is known with other files (then nothing is imported), or this spool cannot be written.
     """
     problems = [linked(link) for link in links_in(source)]
     attempts = list(_finished(source, problems))
@@ -288,7 +310,10 @@ def import_spool(source: Path, spool_root: Path, stored: Mapping[str, str]) -> I
 
 
 def _finished(source: Path, problems: list[str]) -> Iterator[tuple[Attempt, str]]:
-    """Yield every finished attempt with the digest of its DONE."""
+    """Yield every finished attempt of a spool with the digest of its DONE file.
+
+    For an attempt whose DONE file is unreadable, a message is added to `problems` instead.
+    """
     for attempt in scan_spool(source):
         if attempt.finished:
             try:
@@ -299,7 +324,12 @@ def _finished(source: Path, problems: list[str]) -> Iterator[tuple[Attempt, str]
 
 
 def _import_attempt(source: Path, attempt: Attempt, target: Path, spool_root: Path) -> None:
-    """Import one attempt that matches its DONE, completely or not at all."""
+    """Copy one attempt from the spool `source` to `target`, completely or not at all, after checking the copy.
+
+    Raises:
+        SpoolError: The attempt is invalid, does not match its DONE file, or lacks traces that `exitbench gc` removed.
+            Or the target exists.
+    """
     if target.exists():
         raise SpoolError(f"{target}: the attempt is here without DONE: still running, or its process was killed.")
     if freed := freed_tables(attempt.path):
@@ -331,7 +361,10 @@ def _import_record(source: Path, kind: RecordKind, path: Path, target: Path, spo
 
 
 def _files(kind: RecordKind, folder: Folder, copy: Path) -> tuple[Iterable[str], frozenset[str]]:
-    """Return the files of a record, and those that it may have; the file that lists them is copied first."""
+    """Return the names of the files to copy for a record, and the names that are allowed.
+
+    For a snapshot, the manifest, which lists its files, is first copied to `copy`.
+    """
     if kind is IMPORT:
         folder.copy(MANIFEST, copy / MANIFEST, JSON_BYTES)
         tables = read_json(copy / MANIFEST).get("tables")
@@ -372,7 +405,9 @@ def _limit(name: str) -> int:
 
 @contextmanager
 def _staged(source: Path, path: Path, target: Path, spool_root: Path) -> Iterator[Path]:
-    """Yield an empty folder for a copy, at the same relative path; if no error occurs, it is moved to the target.
+    """Yield an empty temporary folder for a copy of `path`; without an error, it is then moved to `target`.
+
+    The temporary folder's path ends with the path of `path` relative to `source`.
 
     Raises:
         SpoolError: The copied files are invalid or cannot be read; the message names them in the source.

@@ -31,18 +31,17 @@ def ingest(
     *,
     say: Callable[[str], None] | None = None,
 ) -> IngestReport:
-    """Add every finished attempt in the spool that the database does not have.
+    """Add to the database every finished attempt in the spool that it lacks.
 
-    An attempt is added completely or not at all. Only one process writes at a time, by the database's file lock, and
-    releases it when another process waits. Repeating it adds nothing. Damaged attempts are reported and moved to the
-    spool's quarantine.
+    An attempt is added completely or not at all. Only one process writes at a time; it releases the database when
+    another process waits. Damaged attempts are reported and moved to the spool's quarantine.
 
     Args:
         spool_root: The spool; attempts may be in progress.
         database_path: The database; created if missing.
-        progress: Called after each group with (attempts seen, attempts in the spool).
-        say: Called with the process that is waited for, without a limit as in `patiently`; None: `open_database`'s
-            wait.
+        progress: Called after each group of attempts with (attempts seen, attempts in the spool).
+        say: Called with a message if another process has the database open, which is waited for as in `patiently`.
+            None limits the wait to that of `open_database`.
 
     Raises:
         UserError: As for `open_database`.
@@ -66,9 +65,9 @@ _MAX_SHOWN_ATTEMPTS: Final = 5
 def rebuild(
     spool_root: Path, path: Path, progress: Callable[[int, int], None] | None = None, *, forget: bool = False
 ) -> IngestReport:
-    """Build the database again from the spool, next to `path`, then replace the old one.
+    """Build a new database from the spool, next to the old one at `path`, then replace the old one.
 
-    Readers keep the old one, which may be damaged, until they open it again. Attempts that another process ingests in
+    The old one may be damaged; readers that have it open continue to read it. Attempts that another process ingests in
     the meantime are added by the next ingest, since the spool keeps them.
 
     Args:
@@ -78,8 +77,8 @@ def rebuild(
         forget: True if the new database may lack attempts of the old one.
 
     Raises:
-        UserError: As for `open_database`; or the existing file is not of ExitBench, or has attempts that the new one
-            would lack, and is kept.
+        UserError: As for `open_database`. Or the existing file is kept, since it is no database of ExitBench or has
+            attempts that the new one would lack.
     """
     require_duckdb_file(path)
     if path.is_symlink():  # a link to another disk is kept
@@ -100,7 +99,11 @@ def rebuild(
 
 
 def _require_replaceable(old: Database, new: Path, report: IngestReport, forget: bool) -> None:
-    """Check that a database is one of ExitBench and, unless `forget` is set, that no attempt would be lost."""
+    """Check that the old database is of ExitBench or empty and, unless `forget`, that the new one lacks no attempt.
+
+    Raises:
+        UserError: The old database must be kept.
+    """
     name, catalogue = find(old.duck)
     if is_empty(old.duck, name, catalogue, str(old.path)) or forget:
         return
@@ -110,7 +113,7 @@ def _require_replaceable(old: Database, new: Path, report: IngestReport, forget:
 
 
 def _require_all(old: Database, new: Path, report: IngestReport) -> None:
-    """Check that no attempt would be lost: an attempt ingested earlier may be damaged in the spool by now."""
+    """Raise UserError if the new database lacks an attempt of the old one, such as one since damaged in the spool."""
     before = set(old.query("SELECT attempt_id AS a FROM attempt")["a"].to_pylist())
     with open_database(new) as database:
         lost = before - set(database.query("SELECT attempt_id AS a FROM attempt")["a"].to_pylist())
@@ -124,7 +127,7 @@ def _require_all(old: Database, new: Path, report: IngestReport) -> None:
 
 
 def _connect_or_lock(path: Path) -> "Database | AccessLock":
-    """Open the database for writing, or acquire only its lock if it is too damaged to be opened."""
+    """Return a database opened for writing, or only its exclusive access lock if the file is too damaged to open."""
     try:
         return connect(path, read_only=False, wait_s=_REBUILD_WAIT_S)
     except DamagedDatabase:

@@ -1,4 +1,4 @@
-"""Load checked spool folders into tables: JSON through the catalogue's tables, Parquet with DuckDB's own reader."""
+"""Load the spool's attempts into the database: JSON files through SQLAlchemy, Parquet files with DuckDB's reader."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -45,13 +45,13 @@ _READERS: Final = 2
 
 @dataclass(frozen=True)
 class IngestReport:
-    """Number of attempts in a spool by what happened to them.
+    """Result of an ingest: numbers of attempts in the spool by outcome.
 
     Attributes:
-        added: Attempts whose rows were added now.
-        skipped: Attempts that the database had already.
-        unfinished: Attempts without DONE: running, or killed.
-        quarantined: One message per attempt or training record that was left out because its files are invalid.
+        added: Number of attempts whose rows were added now.
+        skipped: Number of attempts that the database had already.
+        unfinished: Number of attempts without a DONE file: running, or killed.
+        quarantined: One message per attempt, record or link that was left out because it is invalid.
     """
 
     added: int
@@ -62,13 +62,13 @@ class IngestReport:
 
 @dataclass
 class SpoolLoader:
-    """Loader that adds the missing attempts of a spool to a database, in one or more steps.
+    """Loader that adds the missing attempts of a spool to a database, in one or more calls of `load`.
 
-    The spool is listed once, at the beginning; every step queries the database again.
+    The spool is listed once, at the beginning; every call queries the database again.
 
     Attributes:
         spool_root: The spool.
-        progress: Called with (attempts seen, attempts in the spool) as they are added.
+        progress: Called with (attempts seen, attempts in the spool) after each group of attempts.
         report: Report on the attempts seen so far.
         finished: True if all attempts have been seen.
     """
@@ -89,7 +89,7 @@ class SpoolLoader:
 
         Args:
             engine: An open, writable, up-to-date database.
-            until: Called after each group.
+            until: Called after each group; returns whether to stop, for example because another process waits.
 
         Raises:
             UserError: The database cannot take more rows (for example, the disk is full); rows added before are kept.
@@ -126,9 +126,10 @@ class SpoolLoader:
     def _checked_groups(
         self, stored: Set[str]
     ) -> Iterator[tuple[list[Attempt], dict[Attempt, "Future[AttemptRecord | SpoolError]"]]]:
-        """Yield each group with the checks of its new attempts, which run while the previous group is added.
+        """Yield each group of attempts, and the checks of its new attempts as futures.
 
-        The checks of the next group continue between steps, while other processes have the database.
+        The checks of the next group run while the yielded group is added, and also between two calls of `load`.
+        `stored` are the ids of attempts in the database.
         """
         before: tuple[list[Attempt], dict[Attempt, Future[AttemptRecord | SpoolError]]] | None = None
         for group in self._groups(stored):
@@ -142,7 +143,10 @@ class SpoolLoader:
             yield before
 
     def _groups(self, stored: Set[str]) -> Iterator[list[Attempt]]:
-        """Yield the remaining attempts in groups whose new attempts are small enough for one transaction."""
+        """Yield the attempts not seen yet, in groups whose new attempts are small enough for one transaction.
+
+        New attempts are finished and not in `stored`, the ids of attempts in the database.
+        """
         group: list[Attempt] = []
         fresh, n_bytes = 0, 0
         for attempt in self._attempts[self._seen :]:
@@ -167,7 +171,7 @@ class SpoolLoader:
 
 
 def load_spool(engine: sa.Engine, spool_root: Path, progress: Callable[[int, int], None] | None = None) -> IngestReport:
-    """Add all finished attempts that the database lacks in one step (see `SpoolLoader`)."""
+    """Add all finished attempts of the spool that the database lacks, in one call of `SpoolLoader.load`."""
     loader = SpoolLoader(spool_root, progress)
     loader.load(engine)
     return loader.report
@@ -178,7 +182,7 @@ def _parquet_bytes(path: Path) -> int:
 
 
 def _quarantine_attempt(spool_root: Path, attempt: Attempt, problem: Exception) -> str:
-    """Return the problem of an attempt; a damaged attempt is moved to the quarantine, so that its cell is run again."""
+    """Return a message on an attempt's problem; move a damaged attempt to quarantine, so that its cell runs again."""
     if not isinstance(problem, DamagedFile):
         return str(problem)
     return f"{problem} Moved to {quarantine(spool_root, attempt, str(problem))}; its cell will be run again."
@@ -190,9 +194,15 @@ Problem = tuple[Attempt, SpoolError]
 def _load_group(
     engine: sa.Engine, checked: Mapping[Attempt, "Future[AttemptRecord | SpoolError]"], artifacts: set[str]
 ) -> list[Problem]:
-    """Add attempts in one transaction; if one of them does not fit, add the others one by one.
+    """Add attempts to the database in one transaction; if an attempt does not fit, add the attempts one by one.
 
-    `artifacts` are ids of machines, models and data known to be stored; those of these attempts are added to it.
+    Args:
+        engine: An open, writable database.
+        checked: Checks of the attempts, as futures.
+        artifacts: Ids of machines, models and data sets known to be stored; the attempts' ids are added to it.
+
+    Returns:
+        The attempts that were not added, with their problems.
     """
     reads = {attempt: check.result() for attempt, check in checked.items()}
     problems = [(attempt, read) for attempt, read in reads.items() if isinstance(read, SpoolError)]
@@ -213,7 +223,13 @@ def _read(attempt: Attempt) -> AttemptRecord | SpoolError:
 
 
 def _load_records(engine: sa.Engine, records: Sequence[AttemptRecord], artifacts: set[str]) -> SpoolError | None:
-    """Add checked attempts, all or none; return the problem of one of them, if any."""
+    """Add checked attempts to the database, all or none; return the problem of one of them, or None if all were added.
+
+    `artifacts` is as in `_load_group`.
+
+    Raises:
+        UserError: The database cannot take more rows, for example because the disk is full.
+    """
     path = records[-1].attempt.path  # exact if it is the only attempt
     try:
         with engine.begin() as connection:
@@ -238,7 +254,7 @@ def _load_records(engine: sa.Engine, records: Sequence[AttemptRecord], artifacts
 
 
 def _fault(records: Sequence[AttemptRecord]) -> SpoolError | None:
-    """Return the problem of the attempts' tables; None if all can be read."""
+    """Return the first problem found in the Parquet files of attempts; None if all of them can be read."""
     try:
         for record in records:
             for table in record.tables:
@@ -256,7 +272,10 @@ def _full(error: BaseException) -> UserError:
 
 
 def _insert_files(connection: sa.Connection, table: str, records: Sequence[AttemptRecord]) -> None:
-    """Add the rows of one table for several attempts; the attempt id is the name of the file's folder."""
+    """Insert the rows of the file `table` of several attempts, and the rows per document that are derived from them.
+
+    The id of a row's attempt is the name of the file's folder.
+    """
     if not records:
         return
     more = ""
@@ -299,7 +318,9 @@ _FILL: Final = {
 
 
 def fill_sql(table: str, rows: str) -> str | None:
-    """Return SQL that adds the documents of new rows; None if no table of documents is built from the table.
+    """Return SQL that derives rows per document from new rows per token, and inserts them; None for other tables.
+
+    Rows of `document_exit` are derived from `token_exit`, and rows of `document_probe` from `probe_token`.
 
     Args:
         table: Table of the new rows.

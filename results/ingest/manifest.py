@@ -1,8 +1,8 @@
 """Checks of snapshots: that manifest and files are valid, and that their rows are consistent.
 
-Snapshots are third-party files. Names in them are used in paths or SQL only after they are known to be declared names;
-links are not followed; the size of a file is checked before it is opened. Then references between rows, ids, and values
-are checked.
+Snapshots are third-party files. Names in them are used in paths or SQL only after they are known to be declared names.
+Links are not followed, and the size of a file is checked before it is opened. Then ids, values and references between
+rows are checked.
 """
 
 import re
@@ -44,10 +44,10 @@ class Manifest:
     """Contents of a snapshot's manifest.
 
     Attributes:
-        tables: SHA-256 of every table's file.
-        rows: Number of rows of every table.
-        texts_left_out_of: Labels of the data sets whose texts are left out. If there are any, spellings of tokens are
-            too.
+        tables: SHA-256 of every table's file, by table.
+        rows: Number of rows of every table, by table.
+        texts_left_out_of: Labels of the data sets whose texts the snapshot omits. If there are any, it also omits the
+            texts of token ids.
     """
 
     tables: dict[str, str]
@@ -56,10 +56,11 @@ class Manifest:
 
     @classmethod
     def claimed(cls, folder: Path) -> "Manifest":
-        """Read the manifest of a snapshot; of the tables' files, check only that they are regular files.
+        """Read the manifest of a snapshot without reading the tables' files, whose digests are not checked.
 
         Raises:
-            UserError: It is not a snapshot that this version can read, or a table is unknown, missing or no file.
+            UserError: The folder is not a snapshot that this version can read. Or a table is unknown or missing, or
+                its file is not a regular file or too small for its number of rows.
         """
         path = folder / MANIFEST
         if _size_of(path) > _LARGEST_BYTES:
@@ -80,10 +81,10 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> "Manifest":
-        """Read the manifest of a snapshot and check every file against it.
+        """Read the manifest of a snapshot and check the digest of every table's file.
 
         Raises:
-            UserError: As for `claimed`; or a file was changed.
+            UserError: As for `claimed`, or a file was changed.
         """
         manifest = cls.claimed(folder)
         for name, digest in manifest.tables.items():
@@ -91,11 +92,11 @@ class Manifest:
         return manifest
 
     def columns(self, folder: Path) -> dict[str, tuple[str, ...]]:
-        """Return the column names of every table's file, after checking that all are declared.
+        """Return the column names of every table's file, by table, after checking that they are declared columns.
 
         Raises:
-            UserError: A file is not Parquet, has another number of rows than the manifest, an unknown column or one of
-                another type, or lacks a column that must not be NULL.
+            UserError: A file is not Parquet or has another number of rows than the manifest says. Or it has an unknown
+                column, a column of another type, or lacks a column that must not be NULL.
         """
         files = [_file(folder.absolute(), name) for name in self.tables]
         with TemporaryDirectory(prefix="exitbench-") as spilled, sandbox(files, Path(spilled)) as duck:
@@ -103,7 +104,7 @@ class Manifest:
 
 
 def table_rows(folder: Path, table: str) -> str:
-    """Return the source of a snapshot table's rows for FROM, in SQL."""
+    """Return an SQL expression for the rows of a snapshot's table, to be used after FROM."""
     return f"read_parquet({quoted_text(parquet_path(_file(folder, table)))}, hive_partitioning=false)"
 
 
@@ -120,7 +121,11 @@ def _require_version(path: Path, version: Any) -> None:
 
 
 def _tables(path: Path, tables: Any) -> Mapping[str, Mapping[str, Any]]:
-    """Return a manifest's entries of tables, after checking that each is known and complete."""
+    """Return the entry `tables` of a manifest, after checking that it lists every table with valid rows and digest.
+
+    Raises:
+        UserError: A table is unknown, missing or incomplete; the message names it.
+    """
     if not isinstance(tables, dict):
         raise UserError(f"{path}: tables is not an object of tables by name.")
     _require_known(tables, str(path))
@@ -152,10 +157,10 @@ def _require_known(tables: Mapping[str, object], location: str) -> None:
 
 
 def _require_plausible(rows: int, size_bytes: int, location: str) -> None:
-    """Check that a file does not claim an implausible number of rows for its size.
+    """Check that a file's claimed number of rows is plausible for its size.
 
     Raises:
-        UserError: It has more rows than a file of its size can have.
+        UserError: The file claims more rows than a file of its size can have.
     """
     if rows > _FEW_ROWS + _ROWS_PER_BYTE * size_bytes:
         raise UserError(
@@ -164,7 +169,11 @@ def _require_plausible(rows: int, size_bytes: int, location: str) -> None:
 
 
 def _size_of(path: Path) -> int:
-    """Return the size in bytes of a regular file; links, pipes and devices are rejected."""
+    """Return the size in bytes of a regular file.
+
+    Raises:
+        UserError: The file is missing or cannot be read, or is a link, a pipe or a device.
+    """
     try:
         info = path.lstat()
     except FileNotFoundError as error:
@@ -196,7 +205,7 @@ def _columns(duck: duckdb.DuckDBPyConnection, folder: Path, table: str, manifest
 
 
 def _in_parquet(kind: str) -> str:
-    """Return the Parquet type of a column, where DuckDB's JSON is text."""
+    """Return the type that a column of a DuckDB type has in a Parquet file: JSON is stored as text."""
     return "VARCHAR" if kind == "JSON" else kind
 
 
@@ -214,16 +223,16 @@ _BLOCKS: Final = (
 
 
 def require_sound(duck: Any, sources: Mapping[str, str], location: str) -> None:
-    """Check third-party rows.
+    """Check the ids, references and values of third-party rows.
 
     Args:
-        duck: DuckDB's connection.
-        sources: Source of every table's rows for FROM, in SQL.
+        duck: DuckDB connection that can read the rows.
+        sources: SQL expression for every table's rows, to be used after FROM, by table.
         location: Origin of the rows, for messages.
 
     Raises:
-        UserError: An id, a status, an exit layer or a position is invalid, or a row refers to an attempt, cell, model
-            ... that is missing; the message names it.
+        UserError: An id, a status, an exit layer or a position is invalid, or a row refers to a missing row of another
+            table, such as an attempt; the message names it.
     """
     for table, column, pattern in _IDS:
         bad_id = duck.execute(
@@ -250,7 +259,10 @@ def require_sound(duck: Any, sources: Mapping[str, str], location: str) -> None:
 
 
 def _require_values(duck: Any, sources: Mapping[str, str], location: str) -> None:
-    """Check that statuses are known, exit layers are blocks of the model, and positions count from 1."""
+    """Check that statuses are known, exit layers are blocks of the model, and positions count from 1.
+
+    Arguments and errors as in `require_sound`.
+    """
     selected = {table: f"SELECT * FROM {source}" for table, source in sources.items()}
     statuses = ", ".join(f"'{status}'" for status in STATUSES)
     for table, columns in declared_tables().items():

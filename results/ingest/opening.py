@@ -1,4 +1,4 @@
-"""Open a snapshot for reading: its rows are loaded into a temporary database, and no folder of results is needed."""
+"""Open a snapshot for reading, by loading its rows into a temporary database."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +14,12 @@ _BUNDLED: Final = Path(snapshots.__file__).parent
 
 
 def snapshot_names() -> tuple[str, ...]:
-    """Return the names of the bundled snapshots."""
+    """Return the names of the snapshots that are bundled with the package."""
     return tuple(sorted(folder.name for folder in _BUNDLED.iterdir() if is_snapshot(folder)))
 
 
 def open_snapshot(snapshot: str) -> Database:
-    """Open a snapshot for reading; its temporary database is deleted when it is closed.
+    """Return a temporary database with the rows of a snapshot, open for reading; closing it deletes it.
 
     Args:
         snapshot: Name of a bundled snapshot, or a folder that `exitbench export` wrote.

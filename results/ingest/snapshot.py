@@ -58,7 +58,7 @@ _SPELLING: Final = "token_text"
 
 @dataclass(frozen=True)
 class _Rows:
-    """Source of a table's rows for FROM, in SQL, and the available columns."""
+    """SQL expression for a table's rows, to be used after FROM, and the names of its columns."""
 
     source: str
     columns: tuple[str, ...]
@@ -70,7 +70,7 @@ def is_snapshot(folder: Path) -> bool:
 
 
 def omission_note(labels: Collection[str]) -> str:
-    """Return a message about what a snapshot lacks because the licences of these data sets may not allow it."""
+    """Return a message on the columns that a snapshot omits because of the licences of data sets with these labels."""
     columns = ", ".join(f"{table}.{column}" for table, replaced in _QUOTING.items() for column in replaced)
     return (
         f"Texts omitted, since the licenses of {', '.join(sorted(labels))} do not allow copies: "
@@ -79,13 +79,13 @@ def omission_note(labels: Collection[str]) -> str:
 
 
 def write_snapshot(engine: sa.Engine, folder: Path, redistributable: Collection[str] | None = None) -> Manifest:
-    """Write every table of a database; the folder is complete or absent.
+    """Write every table of a database as a snapshot, completely or not at all.
 
     Args:
         engine: An open, up-to-date database.
         folder: Folder to write; it must not exist.
-        redistributable: Tasks whose records may be redistributed. For other tasks, columns that quote records are left
-            out, except for generated data, and so are the spellings of tokens. None leaves nothing out.
+        redistributable: Tasks whose records may be redistributed. For other tasks, except on generated data, columns
+            that quote records are omitted, and then also the texts of token ids. None omits nothing.
 
     Raises:
         UserError: The folder exists or cannot be written.
@@ -100,8 +100,8 @@ def load_snapshot(engine: sa.Engine, folder: Path) -> int:
     """Add the rows of a snapshot that the database lacks, in one transaction; return the number of attempts added.
 
     Raises:
-        UserError: As for `Manifest.read` and `Manifest.columns`; rows refer to missing rows; or an attempt that both
-            have differs between them.
+        UserError: As for `Manifest.read` and `Manifest.columns`. Or rows refer to missing rows, or an attempt in both
+            snapshot and database has different files.
     """
     columns_of = Manifest.read(folder).columns(folder)
     tables = {table: _Rows(table_rows(folder.absolute(), table), columns) for table, columns in columns_of.items()}
@@ -117,7 +117,7 @@ def load_snapshot(engine: sa.Engine, folder: Path) -> int:
 
 
 def is_loaded(engine: sa.Engine, folder: Path) -> bool:
-    """Return whether the database has all rows of a snapshot.
+    """Return whether the database has all rows of the snapshot in a folder.
 
     Raises:
         UserError: As for `Manifest.claimed`.
@@ -134,7 +134,10 @@ def is_loaded(engine: sa.Engine, folder: Path) -> bool:
 
 
 def _new_rows(table: str, rows: str) -> str:
-    """Return the FROM clause for rows of a table that a database lacks and can take."""
+    """Return an SQL FROM clause that selects from `rows` those that a database's table lacks and can add.
+
+    Rows such as rescores can be added only if the database has their attempt.
+    """
     by, existing = (KEYS[table], table) if table in KEYS else (("attempt_id",), "attempt")
     keys = _names(by)
     # Rows added later to attempts that are not in the database (any more) are left out.
@@ -146,12 +149,15 @@ def _new_rows(table: str, rows: str) -> str:
 
 
 def _turn(table: str) -> int:
-    """Return the insertion rank: attempts follow their rows, which are new as long as the attempt is missing."""
+    """Return the rank of a table in the order of insertion: 0, then 1 for attempts, then 2 for rescores and the like.
+
+    Rows of an attempt are recognized as new only as long as the attempt itself is missing.
+    """
     return 2 if TABLES[table].grows_later else int(table == "attempt")
 
 
 def _insert(table: str, rows: _Rows) -> str:
-    """Return SQL that adds the rows that a table lacks."""
+    """Return SQL that inserts into a database's table those rows of a snapshot's table that it lacks."""
     names = _names(rows.columns)
     into = f"INSERT INTO {quoted(table)} ({names}) SELECT {names}"
     if table in ARTIFACTS:
@@ -172,10 +178,15 @@ def _names(columns: Iterable[str]) -> str:
 
 
 def require_equal(source: Path, incoming: Mapping[str, str], stored: Mapping[str, str]) -> None:
-    """Check that no attempt is known with other files.
+    """Check that attempts in both `incoming` and `stored` have equal digests of their DONE files.
+
+    Args:
+        source: Origin of the incoming attempts, for messages.
+        incoming: Digest of each incoming attempt, by id.
+        stored: Digest of each attempt in the database, by id.
 
     Raises:
-        UserError: An attempt is known with other files.
+        UserError: An attempt has different digests.
     """
     differ = sorted(key for key in incoming.keys() & stored.keys() if incoming[key] != stored[key])
     if differ:
@@ -186,7 +197,7 @@ def require_equal(source: Path, incoming: Mapping[str, str], stored: Mapping[str
 
 
 def attempt_digests(connection: sa.Connection, attempts: str = "attempt") -> dict[str, str]:
-    """Return the digest of DONE of every attempt in a table, or in the SQL source `attempts`."""
+    """Return the digest of the DONE file of every attempt, by id; `attempts` is a table or other SQL source of rows."""
     return dict(driver_connection(connection).execute(f"SELECT attempt_id, spool_sha256 FROM {attempts}").fetchall())
 
 
@@ -211,11 +222,11 @@ def _write_tables(engine: sa.Engine, folder: Path, redistributable: Collection[s
 
 
 def licensed_labels(duck: Any, redistributable: Collection[str] | None) -> frozenset[str]:
-    """Return the labels of the data sets whose texts are left out.
+    """Return the labels of a database's data sets whose texts an export must omit for their licences.
 
     Args:
-        duck: DuckDB's connection to an up-to-date database.
-        redistributable: Tasks whose records may be redistributed; None leaves nothing out.
+        duck: DuckDB connection to an up-to-date database.
+        redistributable: Tasks whose records may be redistributed; None omits nothing.
     """
     if redistributable is None:
         return frozenset()
@@ -224,7 +235,7 @@ def licensed_labels(duck: Any, redistributable: Collection[str] | None) -> froze
 
 
 def select_rows(table: str, licensed: Collection[str]) -> str:
-    """Return SQL that selects a table's rows, without columns that quote records of data sets with these labels."""
+    """Return SQL that selects a table's rows, and blanks columns that quote data sets whose label is in `licensed`."""
     columns, replaced = [column.name for column in TABLES[table].columns], _QUOTING[table]
     if not licensed or not replaced:
         nothing = "WHERE false" if licensed and table == _SPELLING else ""
@@ -244,13 +255,17 @@ def select_rows(table: str, licensed: Collection[str]) -> str:
 
 
 def without_paths(table: str, row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of a table without home folders in the columns that may contain paths."""
+    """Return a row of a table with home folders abbreviated in the columns that may contain paths."""
     texts = {name: row[name] and abbreviate_home(row[name]) for name in _NAMES_PATHS[table]}
     return {**row, **texts}
 
 
 def _write_table(duck: Any, query: str, path: Path, names_paths: Sequence[str]) -> int:
-    """Write the rows of a query batch by batch, some columns without home folders; return the number of rows."""
+    """Write the rows of a query to a Parquet file, with home folders abbreviated in columns `names_paths`.
+
+    Returns:
+        The number of rows.
+    """
     reader = duck.sql(query).to_arrow_reader(_BATCH_ROWS)
     try:
         with pq.ParquetWriter(path, reader.schema, compression="zstd") as writer:
@@ -273,7 +288,11 @@ _ODD: Final = (KeyError, TypeError, ValueError, AttributeError, OverflowError, R
 
 
 def load_imports(engine: sa.Engine, spool_root: Path) -> tuple[int, list[str]]:
-    """Add every import that the database lacks; return the number of attempts added, and the problems of the others."""
+    """Add to the database the imported snapshots and benchmark files in the spool that it lacks.
+
+    Returns:
+        The number of attempts added, and one message per import that could not be added.
+    """
     snapshots, odd_snapshots = records(spool_root, IMPORT)
     benchmarks, odd_benchmarks = records(spool_root, BENCHMARK)
     added, problems = _load_snapshots(engine, snapshots)
@@ -311,7 +330,7 @@ def _load_snapshots(engine: sa.Engine, folders: Sequence[Path]) -> tuple[int, li
 
 
 def imported_attempts(spool_root: Path) -> set[str]:
-    """Return the attempts of imported snapshots; damaged imports are skipped here and reported when they are loaded."""
+    """Return the ids of attempts in the spool's imported snapshots, without damaged snapshots, which ingest reports."""
     attempt_ids: set[str] = set()
     for folder in records(spool_root, IMPORT)[0]:
         try:
@@ -324,10 +343,10 @@ def imported_attempts(spool_root: Path) -> set[str]:
 
 
 def benchmark_rows(path: Path) -> pa.Table:
-    """Return the rows of `perf_sample` from a file of pytest-benchmark, without the id of their run.
+    """Return the benchmarks in a JSON file of pytest-benchmark as rows of `perf_sample`, without `perf_run_id`.
 
     Raises:
-        UserError: The file is not written by pytest-benchmark.
+        UserError: The file was not written by pytest-benchmark.
     """
     record = read_json(path)
     try:
@@ -359,18 +378,18 @@ def _benchmark_row(benchmark: dict[str, Any]) -> dict[str, Any]:
 
 
 def _json(value: Any) -> str:
-    """Return JSON that DuckDB accepts: without NaN and without halves of surrogate pairs."""
+    """Return a value as JSON text that DuckDB accepts; raise ValueError for NaN or half of a surrogate pair."""
     return json.dumps(value, allow_nan=False, ensure_ascii=False).encode().decode()
 
 
 def _utc(text: str) -> datetime:
-    """Return a time written by pytest-benchmark: in UTC, which older versions do not state."""
+    """Parse a time written by pytest-benchmark and return it in UTC; a time without a zone is in UTC."""
     time = datetime.fromisoformat(text)
     return (time if time.tzinfo is None else time.astimezone(UTC)).replace(tzinfo=None)
 
 
 def _is_whole(engine: sa.Engine, folder: Path) -> bool:
-    """Return whether the database has all rows of a snapshot; False if unreadable, which `load_snapshot` reports."""
+    """Return whether the database has all rows of a snapshot; False if the snapshot cannot be read."""
     try:
         return is_loaded(engine, folder)
     except (UserError, duckdb.Error) as error:

@@ -28,7 +28,13 @@ _CONFLICTS: Final = 50
 
 @dataclass(frozen=True)
 class ExportReport:
-    """Numbers of attempts that a lake lacked and had, and data sets whose texts were left out."""
+    """Result of an export to a lake.
+
+    Attributes:
+        added: Number of attempts that the lake lacked and that were appended.
+        existing: Number of attempts that the lake had already.
+        texts_left_out_of: Labels of the data sets whose texts were omitted for their licences.
+    """
 
     added: int
     existing: int
@@ -38,12 +44,14 @@ class ExportReport:
 def export_lake(
     duck: duckdb.DuckDBPyConnection, lake: str, redistributable: Collection[str] | None = None
 ) -> ExportReport:
-    """Append the rows that a lake lacks; may be killed, repeated, and run next to other exports at any moment.
+    """Append to a lake the rows of a database that it lacks.
+
+    An export may be killed and repeated at any moment, and other processes may export to the lake at the same time.
 
     Args:
         duck: An open, up-to-date database.
         lake: A directory or s3://BUCKET/PREFIX; created if it does not exist.
-        redistributable: Tasks whose records may be passed on; None leaves nothing out.
+        redistributable: Tasks whose records may be redistributed; None omits nothing.
 
     Raises:
         UserError: The lake cannot be read or written, or is no lake. Attempts appended before are kept.
@@ -64,7 +72,7 @@ def export_lake(
 
 
 def _append(duck: duckdb.DuckDBPyConnection, lake: str, name: str, rows: str) -> None:
-    """Append, in one commit, the rows of a query whose keys a table does not have.
+    """Append to a lake's table, in one commit, those rows of a query whose keys the table lacks.
 
     Each key is an application transaction of Delta Lake: if two exporters append the same key at once, the second one's
     commit fails, and it checks the table again.
@@ -93,7 +101,13 @@ def _append(duck: duckdb.DuckDBPyConnection, lake: str, name: str, rows: str) ->
 
 
 def _reader(duck: duckdb.DuckDBPyConnection, name: str, source: str) -> pa.RecordBatchReader:
-    """Return rows in the types of a lake: JSON as text, and messages of attempts without paths of this machine."""
+    """Return a reader of the rows that a lake's table gets: JSON as text, home folders in messages abbreviated.
+
+    Args:
+        duck: The connection.
+        name: Name of the table.
+        source: SQL FROM clause that selects the rows.
+    """
     types = {column: declared.type.replace("JSON", "VARCHAR") for column, declared in declared_tables()[name].items()}
     columns = ", ".join(f"{quoted(column)}::{duck_type} AS {quoted(column)}" for column, duck_type in types.items())
     reader = duck.sql(f"SELECT {columns} {source}").to_arrow_reader(_BATCH_ROWS)

@@ -31,7 +31,7 @@ def open_lake(lake: str) -> Database:
     """Open a lake (a directory or s3://BUCKET/PREFIX) for reading, with every table, view and saved query.
 
     Raises:
-        UserError: There is no lake, or only one of other schemas; or a table is not one that ExitBench writes.
+        UserError: There is no lake of this version's schema, or a table is not as ExitBench writes it.
     """
     tables.require_lake(lake)
     attempts = tables.open_table(lake, "attempt")  # before the other tables, which then have all rows of its attempts
@@ -61,7 +61,11 @@ def open_lake(lake: str) -> Database:
 
 
 def _fill(duck: duckdb.DuckDBPyConnection, opened: list[LakeTable]) -> set[str]:
-    """Load small tables and make views of large ones; return the attempts that are complete."""
+    """Load a lake's small tables into a database and create views over its large ones.
+
+    Returns:
+        The ids of attempts that the lake has completely.
+    """
     complete: set[str] = set()
     for table in opened:
         name, select = quoted(table.name), _select(duck, table, complete)
@@ -79,7 +83,10 @@ def _fill(duck: duckdb.DuckDBPyConnection, opened: list[LakeTable]) -> set[str]:
 
 
 def _select(duck: duckdb.DuckDBPyConnection, table: LakeTable, complete: Collection[str]) -> str:
-    """Return SQL that selects the rows of complete attempts; for a table in a bucket it reads an Arrow data set."""
+    """Return SQL that selects the rows of a lake's table that belong to complete attempts.
+
+    The SQL reads Parquet files of a directory. For a bucket, it reads an Arrow data set that is registered here.
+    """
     types = declared_tables()[table.name]
     columns = ", ".join(f"{quoted(name)}::{column.type} AS {quoted(name)}" for name, column in types.items())
     is_by_attempt = tables.partitioned_by(table.name) == ["attempt_id"]
@@ -108,7 +115,10 @@ _ATTEMPTS: Final = """
 
 
 def lake_lines(lake: str, labels: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Yield lines about a lake's attempts at all cells, or at those whose names are given by id."""
+    """Yield lines of text on the cells in a lake: numbers by status, machines that ran them, and missing cells.
+
+    `labels` has the cells to report, with their names by id; None stands for all cells in the lake.
+    """
     with open_lake(lake) as database:
         rows = database.duck.execute(_ATTEMPTS).fetchall()
     rows = [row for row in rows if labels is None or row[0] in labels]

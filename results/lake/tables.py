@@ -41,7 +41,10 @@ _TYPES: Final = {
 
 @dataclass(frozen=True)
 class LakeTable:
-    """Checked table of a lake at one version; `files` maps each file to the value of the partition column, if any."""
+    """Delta table of a lake, checked and open at one version; `files` maps each file to its partition's attempt id.
+
+    The attempt id is None for files of a table without partitions.
+    """
 
     name: str
     url: str
@@ -49,7 +52,7 @@ class LakeTable:
     files: Mapping[str, str | None]
 
     def row_keys(self) -> set[tuple[str, ...]]:
-        """Return the keys of the table's rows."""
+        """Return the distinct values of the table's key columns, as listed in `key_columns`."""
         if partitioned_by(self.name):
             return {(value,) for value in self.files.values() if value is not None}
         with explained(self.url):
@@ -59,13 +62,16 @@ class LakeTable:
 
 @cache
 def key_columns() -> Mapping[str, tuple[str, ...]]:
-    """Return the columns that identify what is appended at once, by table; tables that a reader loads come first."""
+    """Return, by table, the columns whose values identify a group of rows that is appended in one commit.
+
+    Tables that a reader loads come first.
+    """
     not_loaded = (name for name, table in TABLES.items() if name not in LOADED and not table.local)
     return {name: {**SHARED, **KEYS}.get(name, ("attempt_id",)) for name in (*LOADED, *sorted(not_loaded))}
 
 
 def partitioned_by(name: str) -> list[str]:
-    """Return the partition column of a table, if it has one."""
+    """Return the partition columns of a lake's table: one, or none."""
     return [] if name in LOADED or len(key_columns()[name]) > 1 else [*key_columns()[name]]
 
 
@@ -91,19 +97,22 @@ def listing(url: str, folder: str) -> dict[str, int]:
 
 
 def options(url: str) -> dict[str, str]:
-    """Return storage options; plain HTTP is allowed only for an endpoint that the user sets to it."""
+    """Return deltalake's storage options for a bucket; none for a directory.
+
+    Plain HTTP is allowed only if the user's AWS_ENDPOINT_URL begins with ``http://``.
+    """
     is_plain = os.environ.get("AWS_ENDPOINT_URL", "").startswith("http://")
     of_stores = {"max_retries": "4", "retry_timeout": "30s", "allow_http": str(is_plain).lower()}
     return of_stores if "://" in url else {}
 
 
 def table_url(lake: str, name: str) -> str:
-    """Return the URL of a table of this version's schema."""
+    """Return the URL of a lake's table in this version's schema."""
     return f"{lake.rstrip('/')}/schema={SCHEMA_VERSION}/{name}"
 
 
 def create_table(lake: str, name: str) -> None:
-    """Create a table, unless another exporter has created it."""
+    """Create an empty table in a lake, unless another exporter has created it in the meantime."""
     url, by = table_url(lake, name), partitioned_by(name)
     with explained(url), suppress(DeltaError):
         DeltaTable.create(url, _schema(name), "error", by, configuration=_CONFIGURATION, storage_options=options(url))
@@ -146,7 +155,7 @@ def open_table(lake: str, name: str) -> LakeTable | None:
 
 @contextmanager
 def explained(location: str) -> Iterator[None]:
-    """Convert errors of deltalake, Arrow and the operating system to one sentence."""
+    """Convert errors of deltalake, Arrow and the operating system to a UserError of one sentence about `location`."""
     try:
         yield
     except (DeltaError, OSError, ValueError, pa.ArrowException) as error:
@@ -157,7 +166,7 @@ def explained(location: str) -> Iterator[None]:
 
 
 def _schema(name: str) -> Schema:
-    """Return the schema of a table in a lake."""
+    """Return the Delta Lake schema of a database table."""
     types = {column: declared.type for column, declared in declared_tables()[name].items()}
     elements = {column: PrimitiveType(_TYPES[duck.removesuffix("[]")]) for column, duck in types.items()}
     return Schema(

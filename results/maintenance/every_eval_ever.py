@@ -1,4 +1,4 @@
-"""Export of results as records of Every Eval Ever, a schema shared by several evaluation frameworks (version 0.3.0).
+"""Export results as records of Every Eval Ever, a JSON schema shared by evaluation frameworks (version 0.3.0).
 
 One JSON file per quality run of a model, `data/TASK_LABEL/exitbench/MODEL/UUID.json`. The method and its parameters are
 details of generation, so that a model keeps one name; depth and speed are details of the score. No record quotes a
@@ -69,7 +69,7 @@ _DATA_DETAILS: Final = ("task", "split", "source", "documents", "limited", "data
 
 
 def write_every_eval_ever(database: Database, folder: Path, organization: str, relationship: str) -> int:
-    """Write one record per quality run with scores; the folder is complete or absent. Return the number of records.
+    """Write one record per quality run with scores into a new folder, all or none; return the number of records.
 
     Args:
         database: An open database.
@@ -173,17 +173,17 @@ def _result(run: Mapping[str, Any], metric: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _access(model_source: str | None) -> dict[str, str]:
-    """Return how the model was run, which the schema requires, and whether its weights are public, if known."""
+    """Return the schema's fields on access to a model: run by the user, with open weights if it is from the hub."""
     is_public = model_source is not None and model_source.startswith("hub:")
     return {"deployment_type": "self_deployed", "model_availability": "open_weights" if is_public else "unknown"}
 
 
 def _details(run: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, str]:
-    """Return the schema's free-form fields as texts, without unknown values."""
+    """Return the named columns of a run as text, for a free-form field of the schema; NULL columns are omitted."""
     values = {name: run[name] for name in names if run[name] is not None}
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
 
 
 def _portable(name: str) -> str:
-    """Return a name that is valid as a folder's name."""
+    """Return a name with ``-`` in place of characters that may be invalid in the name of a folder."""
     return "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in name)

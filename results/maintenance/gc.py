@@ -49,11 +49,11 @@ _PROCESS: Final = re.compile(r"-(\d+)$")
 
 @dataclass(frozen=True)
 class Garbage:
-    """File or folder that can be removed.
+    """File or folder that can be removed, or the traces in an attempt's folder.
 
     Attributes:
-        path: Folder of an attempt, or the file or folder itself.
-        attempt_id: Attempt to be deleted from the database too; None if there is none.
+        path: The file or folder; for traces, the attempt's folder.
+        attempt_id: Attempt whose rows are to be deleted from the database too; None if there are none to delete.
     """
 
     kind: Kind
@@ -63,17 +63,17 @@ class Garbage:
 
 
 def find_garbage(spool_root: Path, path: Path, *, superseded: bool, traces: bool) -> list[Garbage]:
-    """Return what can be removed; nothing is changed.
+    """Return the files and folders that can be removed; nothing is changed.
 
-    Remains of killed processes, and quarantined attempts, are never needed.
+    Files of killed processes, and quarantined attempts, are never needed and always included.
 
     Args:
         spool_root: The spool.
         path: The database.
-        superseded: Also attempts with a later successful one at the same cell that is complete in spool and database,
-            with their rows; except attempts whose rows are in an import too, since the next ingest would add them
-            again.
-        traces: Also files of traces whose rows are all in the database.
+        superseded: Whether to include attempts, and their rows, if a later successful attempt at the same cell is
+            complete in spool and database. Attempts that an imported snapshot also has are kept, since the next ingest
+            would add them again.
+        traces: Whether to include files of traces whose rows are all in the database.
 
     Raises:
         UserError: Superseded attempts or traces are requested, and there is no readable database.
@@ -99,7 +99,7 @@ def find_garbage(spool_root: Path, path: Path, *, superseded: bool, traces: bool
 
 
 def free(garbage: Sequence[Garbage], path: Path, progress: Callable[[int, int], None] | None = None) -> None:
-    """Remove garbage returned by `find_garbage`.
+    """Remove the files returned by `find_garbage`, and the rows of superseded attempts from the database at `path`.
 
     Raises:
         UserError: The database is in use, or a file cannot be removed.
@@ -122,7 +122,10 @@ def free(garbage: Sequence[Garbage], path: Path, progress: Callable[[int, int], 
 
 
 def _is_dead(folder: Path) -> bool:
-    """Return whether no process writes an attempt; a new attempt may not be locked yet."""
+    """Return whether no process writes an unfinished attempt any more.
+
+    False for a folder that is a few seconds old, since its process may not have locked it yet.
+    """
     return owner_of(folder) is None and time.time() - folder.stat().st_mtime > _BEGINNING_S
 
 
@@ -132,7 +135,7 @@ def _other(kind: Kind, path: Path) -> Garbage:
 
 
 def _half_written(spool_root: Path, path: Path) -> Iterator[Path]:
-    """Yield what an interrupted write left behind: temporary files of the spool and of imports, rebuilt databases."""
+    """Yield temporary files and folders that killed processes left: of records, imports and rebuilt databases."""
     hidden = ("trainings/.*", "vocabularies/.*", "imports/.*", "rescores/*/.*", ".importing-*", ".import-*")
     rebuilt = path.parent.glob(f".{path.name}.*/")
     yield from filter(
@@ -141,7 +144,7 @@ def _half_written(spool_root: Path, path: Path) -> Iterator[Path]:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Return whether no process writes a file or folder, as far as its name and its age show."""
+    """Return whether no process writes a temporary file or folder any more, judged by its name and its age."""
     process = _PROCESS.search(path.name)
     if process and _is_alive(int(process[1])):
         return False
@@ -166,7 +169,7 @@ def _is_alive(pid: int) -> bool:
 
 @dataclass(frozen=True)
 class _StoredAttempts:
-    """Contents of the database by attempt id: the digest of DONE, and numbers of rows by table."""
+    """Contents of the database by attempt id: the SHA-256 of the DONE file, and the number of rows by table."""
 
     done_sha256: dict[str, str]
     rows: dict[str, dict[str, int]]
@@ -178,7 +181,10 @@ class _StoredAttempts:
             return cls({row["attempt_id"]: row["spool_sha256"] for row in rows}, stored_rows(database))
 
     def good(self, attempt: Attempt) -> AttemptRecord | None:
-        """Return the record of a successful attempt with unchanged files whose rows are all stored, else None."""
+        """Return an attempt's record if it was successful, its files are unchanged, and all its rows are stored.
+
+        Otherwise return None.
+        """
         try:
             record = read_attempt(attempt.path)
             ok = record.status["status"] == "ok" and self.done_sha256.get(attempt.attempt_id) == record.done_sha256
@@ -188,7 +194,10 @@ class _StoredAttempts:
 
 
 def _superseded(finished: Sequence[Attempt], stored: _StoredAttempts, imported: Set[str]) -> list[Attempt]:
-    """Return the attempts before the latest good one of their cell."""
+    """Return the attempts older than the latest good attempt at the same cell, without those in an imported snapshot.
+
+    Good means successful, unchanged, and complete in the database (`_StoredAttempts.good`).
+    """
     cells: dict[str, list[Attempt]] = {}
     for attempt in sorted(finished, key=lambda attempt: attempt.attempt_id):
         cells.setdefault(attempt.cell_id, []).append(attempt)
@@ -210,7 +219,7 @@ def _traces(finished: Sequence[Attempt], stored: _StoredAttempts) -> Iterator[Ga
 
 
 def _trace_tables(record: AttemptRecord) -> list[str]:
-    """Return the tables of an attempt that are traces and are not used by other cells."""
+    """Return the names of an attempt's tables that are traces and are not needed by other cells."""
     scored = {"tokens"} if "choices" in record.tables else set()
     return [table for table in TRACES if table in record.tables and table not in scored]
 
@@ -222,7 +231,7 @@ def _trace_rows(path: Path) -> dict[str, int]:
 
 
 def _forget(path: Path, attempt_ids: Sequence[str]) -> None:
-    """Delete all rows of the attempts, in one transaction."""
+    """Delete all rows of the attempts from the database at `path`, in one transaction."""
     with open_database(path, read_only=False) as database, database.engine.begin() as connection:
         duck = driver_connection(connection)
         for table in (*tables_of_attempts(), "attempt"):

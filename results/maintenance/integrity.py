@@ -40,7 +40,7 @@ _REBUILD: Final = "`exitbench db rebuild` rebuilds the database."
 
 @dataclass(frozen=True)
 class CheckReport:
-    """Result of a check.
+    """Result of an integrity check of spool and database.
 
     Attributes:
         attempts: Number of finished attempts in the spool.
@@ -57,7 +57,14 @@ class CheckReport:
 
 @dataclass
 class _DatabaseContents:
-    """Contents of the database by attempt id."""
+    """Contents of the database by attempt id, for comparison with the spool.
+
+    Attributes:
+        done_sha256: SHA-256 of the attempt's DONE file.
+        files: SHA-256 of the attempt's other files, by name.
+        rows: Number of the attempt's rows, by table.
+        total: Number of rows of all tables together.
+    """
 
     done_sha256: dict[str, str] = field(default_factory=dict)
     files: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -66,7 +73,7 @@ class _DatabaseContents:
 
 
 def check(spool_root: Path, path: Path, progress: Callable[[int, int], None] | None = None) -> CheckReport:
-    """Compare every file of the spool with its digest, and every row count of the database with its file.
+    """Compare every file of the spool with its digest, and the rows of every attempt in the database with its files.
 
     Raises:
         UserError: There is no database, or it is in use.
@@ -110,7 +117,7 @@ def check(spool_root: Path, path: Path, progress: Callable[[int, int], None] | N
 
 
 def counted_rows(record: AttemptRecord) -> dict[str, int]:
-    """Return the number of rows of an attempt that the database should have, by table; none for a failed attempt.
+    """Return the number of rows that the database should have of an attempt, by table; none for a failed attempt.
 
     Raises:
         SpoolError: A file is not Parquet.
@@ -128,7 +135,7 @@ def counted_rows(record: AttemptRecord) -> dict[str, int]:
 
 
 def stored_rows(database: Database) -> dict[str, dict[str, int]]:
-    """Return the number of rows of each attempt in the database, by attempt and table, without rescored metrics."""
+    """Return the number of rows in the database by attempt and table, without metrics from rescores."""
     counts: dict[str, dict[str, int]] = {}
     for table in (filled.name for filled in FILES.values()):
         condition = "JOIN attempt USING (attempt_id) WHERE scored_at = ended_at" if table == "metric" else ""
@@ -139,7 +146,7 @@ def stored_rows(database: Database) -> dict[str, dict[str, int]]:
 
 
 def _read_all(database: Database) -> _DatabaseContents:
-    """Read every value, since a damaged block is only noticed when it is read."""
+    """Read every value of the database, since damage is only noticed when it is read; return digests and row counts."""
     stored = _DatabaseContents(rows=stored_rows(database))
     for table in sorted(TABLES):
         row = database.query(f"SELECT count(*) AS n, bit_xor(hash(t)) FROM {quoted(table)} AS t").to_pylist()[0]
@@ -154,9 +161,9 @@ def _read_all(database: Database) -> _DatabaseContents:
 
 
 def _read_indexes(database: Database) -> None:
-    """Look up rows by their primary key, since a table scan reads no block of its index, and some queries do.
+    """Look up rows by primary key, so that DuckDB reports damage in the index, which a table scan does not read.
 
-    Keys of several columns are used only by writers, to which DuckDB reports damage.
+    Indexes over several columns are left out: only writers use them, and DuckDB then reports damage.
     """
     keys = "SELECT table_name AS t, constraint_column_names AS k FROM duckdb_constraints() WHERE constraint_type = $1"
     for row in database.query(keys, ["PRIMARY KEY"]).to_pylist():
@@ -236,7 +243,7 @@ def require_whole_spool(spool_root: Path, path: Path) -> None:
     """Check that the spool still has the traces of its attempts, so that a database rebuilt from it has their rows.
 
     Raises:
-        UserError: `exitbench gc` removed some.
+        UserError: `exitbench gc` removed the traces of an attempt.
     """
     if freed := sum(map(_is_freed, scan_spool(spool_root))):
         raise UserError(

@@ -24,13 +24,13 @@ _PARAMETER: Final = re.compile(r"\$(\w+)")
 
 @dataclass(frozen=True)
 class SavedQuery:
-    """Named query.
+    """Query bundled with the package: SQL, the question that it answers, and its parameters.
 
     Attributes:
         name: Name of the query.
         sql: SQL text, including its leading comment.
-        section: Section of the documentation.
-        question: Question that it answers.
+        section: Section of the cookbook.
+        question: Question that the query answers.
         reading: How to read the result, in one paragraph.
         defaults: Default values of parameters, by name.
         meanings: Descriptions of these parameters, by name.
@@ -51,14 +51,14 @@ class SavedQuery:
 
 
 def query_names() -> tuple[str, ...]:
-    """Return the names of the saved queries."""
+    """Return the names of all saved queries, sorted."""
     return tuple(
         sorted(file.name.removesuffix(".sql") for file in files(__name__).iterdir() if file.name[-4:] == ".sql")
     )
 
 
 def saved_query(name: str) -> SavedQuery:
-    """Return the saved query `name`.
+    """Return the saved query of this name, parsed from its SQL file.
 
     Raises:
         UserError: The query does not exist; the message lists the existing ones.
@@ -83,7 +83,7 @@ def saved_query(name: str) -> SavedQuery:
 
 
 def parameter_value(text: str) -> Any:
-    """Parse a parameter: a number, true, false or null if it looks like one, else text."""
+    """Parse the text of a query parameter: a number, true, false or null if it looks like one, else text."""
     words = {"true": True, "false": False, "null": None}
     if text.lower() in words:
         return words[text.lower()]
@@ -96,7 +96,7 @@ def parameter_value(text: str) -> Any:
 
 
 def parameter_text(value: Any) -> str:
-    """Return a value in the form that `parameter_value` parses."""
+    """Return a query parameter's value as the text from which `parameter_value` parses it."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -42,7 +42,7 @@ full depth's tokens."""
 
 
 def cookbook_markdown() -> str:
-    """Return the cookbook in Markdown."""
+    """Return the SQL cookbook in Markdown: contents, and every saved query with its question and parameters."""
     queries = [saved_query(name) for name in query_names()]
     parts = [_OPENING, _contents(queries)]
     for section in SECTIONS:

@@ -1,4 +1,4 @@
-"""The spool: one folder per attempt, columns of its Parquet files, and the process that writes it.
+"""The spool: one folder per attempt at a cell, the schema of its files, and the heartbeat of the writing process.
 
     SPOOL/CELL_ID[:2]/CELL_ID/ATTEMPT_ID/    cell.json, env.json, status.json, log.txt, the files below, and DONE
 

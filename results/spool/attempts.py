@@ -69,7 +69,7 @@ _PREFIX_LENGTH = 2
 
 @dataclass(frozen=True)
 class Attempt:
-    """Folder of one attempt, known from its name alone."""
+    """Attempt at a cell, as found in the spool without reading its files; `finished` is True if it has a DONE file."""
 
     cell_id: str
     attempt_id: str
@@ -97,9 +97,10 @@ class AttemptRecord:
     """Finished attempt whose files have been checked against DONE.
 
     Attributes:
-        tables: Tables whose file is present.
-        digests: Digests of DONE, by file name.
-        freed: Numbers of rows of the tables whose files were removed (`free_tables`), since a database has them.
+        tables: Names of the tables whose Parquet files are present.
+        digests: SHA-256 of every file, by file name, as listed in DONE.
+        done_sha256: SHA-256 of DONE itself.
+        freed: Number of rows of each table whose file was removed (`free_tables`), since a database has the rows.
     """
 
     attempt: Attempt
@@ -197,7 +198,7 @@ class AttemptWriter:
         peak_rss_bytes: int | None = None,
         pass_cells: int | None = None,
     ) -> None:
-        """Close the files, write status.json, then DONE.
+        """Finish the attempt: close its Parquet files, write these values to status.json, then write DONE.
 
         Raises:
             SpoolError: The status is unknown, or the attempt is already finished.
@@ -228,7 +229,7 @@ class AttemptWriter:
         self._owner.release()
 
     def _ended_at(self) -> str:
-        """Return the current time or, if the clock was set back since the start, what it would have been."""
+        """Return the attempt's end as text: now, or if the clock was set back meanwhile, start plus elapsed time."""
         started, now = datetime.fromisoformat(self._started_at), _utc_now()
         if datetime.fromisoformat(now) >= started:
             return now
@@ -281,12 +282,12 @@ def quarantine(spool_root: Path, attempt: Attempt, why: str) -> Path:
 
 
 def attempt_path(spool_root: Path, cell_id: str, attempt_id: str) -> Path:
-    """Return the folder of an attempt."""
+    """Return the path of an attempt's folder in the spool."""
     return spool_root / cell_id[:_PREFIX_LENGTH] / cell_id / attempt_id
 
 
 def scan_spool(spool_root: Path) -> Iterator[Attempt]:
-    """Yield every attempt in the spool, by cell and then by time; reads folder listings only.
+    """Yield every attempt in the spool, ordered by cell and then by time; folders are listed, no file is read.
 
     A spool that does not exist yet is empty.
     """
@@ -297,7 +298,7 @@ def scan_spool(spool_root: Path) -> Iterator[Attempt]:
 
 
 def links_in(spool_root: Path) -> Iterator[Path]:
-    """Yield every link in place of a folder of attempts, which `scan_spool` skips."""
+    """Yield the path of every symbolic link in place of a cell's or an attempt's folder; `scan_spool` skips them."""
     prefixes = [path for path in _folders(spool_root) if len(path.name) == _PREFIX_LENGTH]
     cells = [cell for prefix in prefixes for cell in _folders(prefix)]
     yield from (path for path in _links(spool_root) if len(path.name) == _PREFIX_LENGTH)
@@ -330,17 +331,17 @@ def deciding_statuses(attempts: Iterable[Attempt]) -> Iterator[AttemptStatus]:
 
 
 def latest_status(spool_root: Path) -> dict[str, AttemptStatus]:
-    """Return the status of each cell's latest attempt with an outcome, by cell id (see `deciding_statuses`)."""
+    """Return the status of every cell in the spool, by cell id; see `deciding_statuses` for the choice of attempt."""
     return {status.cell_id: status for status in deciding_statuses(scan_spool(spool_root))}
 
 
 def attempt_status(spool_root: Path, cell_id: str) -> AttemptStatus | None:
-    """Return the deciding status of one cell; None if there is no attempt. Reads that cell's folders only."""
+    """Return one cell's status, chosen among its attempts as in `deciding_statuses`; None if it has no attempt."""
     return next(deciding_statuses(cell_attempts(spool_root, cell_id)), None)
 
 
 def read_status(attempt: Attempt) -> AttemptStatus:
-    """Return the status of an attempt."""
+    """Return the status in an attempt's status.json, or 'unfinished' without DONE, or 'damaged' if it is invalid."""
     status: str = UNFINISHED
     reason: str | None = None
     if attempt.finished:
@@ -391,11 +392,11 @@ def read_attempt(path: Path) -> AttemptRecord:
 
 
 def free_tables(path: Path, rows: Mapping[str, int]) -> None:
-    """Remove files of tables from a finished attempt and record the numbers of their rows.
+    """Remove the Parquet files of some tables from a finished attempt, and record their numbers of rows in FREED.
 
     Args:
         path: The attempt's folder.
-        rows: Numbers of rows by table, including tables removed before.
+        rows: Number of rows by table, including tables whose files were removed before.
     """
     (path / f"{_FREED}.partial").unlink(missing_ok=True)  # writing would follow a link
     write_json(path / f"{_FREED}.partial", rows)
@@ -405,11 +406,11 @@ def free_tables(path: Path, rows: Mapping[str, int]) -> None:
 
 
 def freed_tables(path: Path) -> dict[str, int]:
-    """Return the numbers of rows of tables whose files were removed from an attempt's folder.
+    """Return the number of rows of each table whose file was removed from an attempt's folder, as listed in FREED.
 
     Raises:
-        DamagedFile: The record of them was changed.
-        SpoolError: The record cannot be read.
+        DamagedFile: FREED is invalid.
+        SpoolError: FREED cannot be read.
     """
     note = path / _FREED
     if not os.path.lexists(note):
@@ -469,7 +470,7 @@ def _conform_column(rows: pa.Table, field: pa.Field, location: str) -> pa.Chunke
 
 
 def _check_list_lengths(rows: pa.Table, location: str) -> None:
-    """Check that all lists of a row have the same length, since they correspond entry by entry."""
+    """Check that all lists in a row have the same length, since their entries correspond (for example, per block)."""
     lists = [field.name for field in rows.schema if pa.types.is_list(field.type)]
     for name in lists[1:]:
         if rows[name].null_count == rows.num_rows and rows.schema.field(name).nullable:  # of other rows
@@ -503,7 +504,7 @@ def _listed(path: Path, wanted: Callable[[os.DirEntry[str]], bool]) -> list[Path
 
 
 def status_of(error: BaseException) -> str:
-    """Return the status of an attempt that ended with an error."""
+    """Return the status of an attempt that ended with this error: interrupted, oom, timeout or failed."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if is_out_of_memory(error):
@@ -516,7 +517,7 @@ def _utc_now() -> str:
 
 
 def _read_status(path: Path) -> dict[str, Any]:
-    """Read status.json of an attempt."""
+    """Return the content of the status.json in an attempt's folder, after checking its version and keys."""
     status_path = path / "status.json"
     status = read_json(status_path)
     if _is_of_another_version(status):

@@ -44,10 +44,10 @@ class Owner:
 
 
 class Heartbeat:
-    """Writer's side of the heartbeat: holds the lock from construction to `release`."""
+    """Heartbeat file that the process of a running attempt creates, and locks from construction to `release`."""
 
     def __init__(self, folder: Path) -> None:
-        """Create and lock the file.
+        """Create and lock the heartbeat file in an attempt's folder.
 
         Raises:
             OSError: The file cannot be created.
@@ -61,12 +61,12 @@ class Heartbeat:
         self._write(self._owner)
 
     def progress(self, done: int, total: int | None) -> None:
-        """Record the attempt's progress; most calls do nothing (see `BEAT_S`)."""
+        """Write the number of finished documents, and their total, to the file; at most once in `BEAT_S` seconds."""
         if time.monotonic() - self._written_s >= BEAT_S:
             self._write(Owner(self._owner.pid, self._owner.host, self._owner.started_s, done, total))
 
     def release(self) -> None:
-        """Remove the file, then release the lock."""
+        """Remove the heartbeat file, then release its lock."""
         self._path.unlink(missing_ok=True)
         os.close(self._descriptor)
 
@@ -80,7 +80,7 @@ class Heartbeat:
 
 
 def owner_of(folder: Path) -> Owner | None:
-    """Return the process that writes an attempt now; None if there is none (it has ended, or was killed)."""
+    """Return the process that now writes the attempt in a folder; None if it ended or its process was killed."""
     try:
         with open_regular(folder / OWNER_FILE) as file:
             owner, is_held = _read(file.read()), _is_held(file.fileno())
@@ -95,7 +95,7 @@ def owner_of(folder: Path) -> Owner | None:
 
 
 def _is_held(descriptor: int) -> bool | None:
-    """Return whether another process holds the lock; None if the file system has no locks."""
+    """Return whether another process holds the lock of an open file; None if the file system does not support locks."""
     try:
         return not lock(descriptor, shared=True)
     except OSError:
@@ -103,7 +103,7 @@ def _is_held(descriptor: int) -> bool | None:
 
 
 def _read(text: bytes) -> Owner | None:
-    """Parse the owner; return None for incomplete text."""
+    """Parse the content of a heartbeat file; return None if it is incomplete."""
     try:
         record: dict[str, Any] = json.loads(text)
         return Owner(**record)

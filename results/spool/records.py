@@ -17,11 +17,11 @@ from exitbench.results.spool.schema import ATTEMPT_ID, SHA256, SHORT_SHA256
 
 @dataclass(frozen=True)
 class RecordKind:
-    """Kind of record.
+    """Kind of record that a spool keeps next to its attempts, such as trainings or rescores.
 
     Attributes:
-        folder: Folder below the spool.
-        names: Patterns of the names below that folder, the last one for the record itself.
+        folder: Name of the spool's subfolder with these records.
+        names: Pattern of the names at each level below that folder; the last one is for the record itself.
         is_file: True if a record is a file, not a folder.
     """
 
@@ -40,7 +40,7 @@ RECORD_KINDS: Final = (TRAINING, VOCABULARY, RESCORE, TAG, IMPORT, BENCHMARK)
 
 
 def records(spool_root: Path, kind: RecordKind) -> tuple[list[Path], list[str]]:
-    """Return the paths of the records of a kind, sorted, and messages about anything else in their folder.
+    """Return the paths of a spool's records of one kind, and a message per other file or folder among them.
 
     Raises:
         UserError: A folder cannot be listed.
@@ -78,5 +78,5 @@ def _fault(path: Path, form: re.Pattern[str], *, is_file: bool) -> str | None:
 
 
 def linked(path: Path) -> str:
-    """Return a message about a link in a spool."""
+    """Return the message that a path in a spool is a link, through which nothing is read."""
     return f"{path}: is a link, and nothing is read through one. Put what it leads to in its place."

@@ -61,7 +61,7 @@ _ARROW: Final = {
 
 
 def arrow_schema(table: Table) -> pa.Schema:
-    """Return the columns of the files from which a table of the database is filled."""
+    """Return the Arrow schema of the spool's Parquet files from which a database table is filled."""
     return pa.schema(
         [
             pa.field(column.name, _arrow_type(column.type), nullable=not column.required)

@@ -1,1 +1,1 @@
-"""Statistics: confidence intervals, paired tests, risk control, stability of predictions. Numbers in, numbers out."""
+"""Statistics of plain numbers: confidence intervals, paired tests, risk control, stability of predictions."""

@@ -11,7 +11,7 @@ never tightens it. Coverage for every bounded distribution is proved for special
 simulation, here in `tests/results/statistics/test_coverage.py`.
 
 Sources: Gaffke (2005), Three test statistics for a nonparametric one-sided hypothesis on the mean of a nonnegative
-variable; Learned-Miller and Thomas (2020), A new confidence interval for the mean of a bounded random variable. The
+variable. Learned-Miller and Thomas (2020), A new confidence interval for the mean of a bounded random variable. The
 quantile is computed by inverting the characteristic function (Imhof, 1961).
 """
 
@@ -30,12 +30,12 @@ _MOST_DISTINCT: Final = 1024
 
 
 def upper_bound(values: ArrayLike, greatest: float, tail: float = TAIL) -> float:
-    """Return the upper bound of a population's mean from a sample.
+    """Return an upper confidence bound of the mean over all possible documents, from a sample of documents.
 
     Args:
-        values: Sample, [n], n at least 1, none above `greatest`.
+        values: Value of each document in the sample, [n], n at least 1, none above `greatest`.
         greatest: Largest possible value of a document.
-        tail: Probability of a mean above the bound.
+        tail: Probability that the mean is above the bound.
 
     Example:
         >>> round(upper_bound([0.0] * 100, 1.0), 4)  # nothing lost in 100 documents: the rule of three
@@ -63,22 +63,25 @@ def upper_bound(values: ArrayLike, greatest: float, tail: float = TAIL) -> float
 
 
 def least_upper_bound(n: int, tail: float = TAIL) -> float:
-    """Return the bound, 0..1, for n documents without loss: with n documents no smaller loss can be shown."""
+    """Return the upper bound of the mean loss, 0..1, from n documents without any loss: the least that n can show."""
     return 1.0 - float(tail ** (1 / n))
 
 
 def documents_to_bound(loss: float, tail: float = TAIL) -> int:
-    """Return the number of documents without loss that bound the mean loss by `loss`, above 0 and below 1."""
+    """Return how many documents, all without loss, are needed to bound the mean loss by `loss`, above 0 and below 1."""
     return math.ceil(math.log(tail) / math.log1p(-loss))
 
 
 def lower_bound(values: ArrayLike, least: float, tail: float = TAIL) -> float:
-    """Return the lower bound of a population's mean from a sample, [n], none below `least`."""
+    """Return a lower confidence bound of the mean over all possible documents, from a sample [n], none below `least`.
+
+    Arguments as in `upper_bound`.
+    """
     return -upper_bound(-np.asarray(values, dtype=np.float64), -least, tail)
 
 
 def _distinct(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return the distinct values and their counts; if there are too many, means of neighbouring values."""
+    """Return the distinct values and their counts; if there are too many, neighbouring values are replaced by means."""
     levels, counts = np.unique(values, return_counts=True)
     if len(levels) <= _MOST_DISTINCT:
         return levels, counts
@@ -91,7 +94,12 @@ def _distinct(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray
 
 
 def _chance_above(distances: NDArray[np.float64], counts: NDArray[np.int64]) -> float:
-    """Return the probability that distances [k], each `counts` times, with exponential weights, sum above 0."""
+    """Return the probability that the sum of distances, each with an independent exponential weight, is above 0.
+
+    Args:
+        distances: Distinct distances, [k].
+        counts: How often each distance occurs in the sum, [k].
+    """
     scale = np.sqrt(counts @ distances**2)
     products = np.exp(_LOG_FREQUENCIES)[:, None] * (distances / scale)
     angle = np.arctan(products) @ counts

@@ -74,10 +74,10 @@ def mean_interval(values: ArrayLike, bounds: Bounds) -> Interval:
 
 
 def aggregate_interval(statistics: ArrayLike, aggregate: Aggregate, bounds: Bounds | None = PERCENT) -> Interval:
-    """Return a corpus metric with its interval.
+    """Return a corpus metric, computed from sums over documents, with its 95% interval.
 
     Args:
-        statistics: Per-document statistics, which are summed, [n, S].
+        statistics: Statistics to be summed, one row per document, [n, S].
         aggregate: Maps summed statistics [..., S] and document counts [...] to metric values [...].
         bounds: Smallest and largest possible value of the metric; None if unbounded.
 
@@ -99,7 +99,7 @@ def aggregate_interval(statistics: ArrayLike, aggregate: Aggregate, bounds: Boun
 
 
 def bounded_ratio_interval(numerator: ArrayLike, denominator: ArrayLike, bounds: Bounds = SHARE) -> Interval:
-    """Return a ratio of sums on a bounded scale, such as a share of tokens or a mean over them, with its interval.
+    """Return a ratio of sums on a bounded scale, such as a share of tokens or a mean over tokens, with its interval.
 
     Args:
         numerator: Numerator per document, [n].
@@ -169,9 +169,9 @@ def product_interval(rows: Floats, powers: Sequence[int], *, seed: int, n_boot: 
 
 
 def _studentised(rows: Floats, powers: Floats, seed: int, n_boot: int) -> Floats:
-    """Return the studentised errors of the logarithm of each resample's product, [n_boot] or fewer.
+    """Return, per bootstrap resample, the error of the product's logarithm over its standard error, [n_boot] or fewer.
 
-    Resamples without spread, such as n copies of one document, are left out.
+    Resamples without spread, such as n copies of one document, are left out. Arguments as in `product_interval`.
     """
     n, width = rows.shape
     # Relative to the totals, so that squares of numbers of any size keep their precision.
@@ -190,11 +190,11 @@ def _studentised(rows: Floats, powers: Floats, seed: int, n_boot: int) -> Floats
 
 
 def bootstrap_weights(n: int, n_boot: int, seed: int) -> Iterator[Floats]:
-    """Yield bootstrap counts in blocks of rows, [rows, n], `n_boot` rows in total, each summing to `n`.
+    """Yield bootstrap resamples in blocks, [resamples, n]: how often each of n documents is drawn, n draws in total.
 
     Args:
         n: Number of documents, at least 1.
-        n_boot: Number of resamples.
+        n_boot: Number of resamples in all blocks together.
         seed: Seed of the resamples.
     """
     block_rows = max(1, _BLOCK_ENTRIES // n)
@@ -208,7 +208,7 @@ def bootstrap_weights(n: int, n_boot: int, seed: int) -> Iterator[Floats]:
 
 @functools.lru_cache(1)
 def _only_block(n: int, rows: int, seed: int) -> Floats:
-    """Return the counts of all resamples, cached if they are few: all ratios of a cell use the same resamples."""
+    """Return the only block of `bootstrap_weights`; cached, since all ratios of a cell use the same resamples."""
     counts = _counts(np.random.default_rng(seed), n, rows)
     counts.flags.writeable = False
     return counts
@@ -220,12 +220,12 @@ def _counts(rng: np.random.Generator, n: int, rows: int) -> Floats:
 
 
 def jackknife(rows: Floats, aggregate: Aggregate) -> Floats:
-    """Return each document's influence on a metric, [n]; for a mean, its deviation from the mean.
+    """Return each document's influence on a metric, [n]; for a mean, this is the document's deviation from the mean.
 
-    The standard deviation of the influences over the root of n is the jackknife's standard error.
+    The standard deviation of the influences, divided by the root of n, is the jackknife's standard error.
 
     Args:
-        rows: Per-document statistics, which are summed, [n, S], n at least 2.
+        rows: Statistics to be summed, one row per document, [n, S], n at least 2.
         aggregate: As for `aggregate_interval`.
     """
     n = len(rows)
@@ -235,7 +235,10 @@ def jackknife(rows: Floats, aggregate: Aggregate) -> Floats:
 
 
 def clopper_pearson(share: float, n: float) -> tuple[float, float]:
-    """Return the exact interval of a binomial probability, 0..1, from `share` of `n` trials; n may be fractional."""
+    """Return the exact 95% interval of a binomial probability, given the share of successes in n trials.
+
+    n may be fractional.
+    """
     from scipy.special import betaincinv  # a quarter of a second that other commands should not wait for
 
     hits, misses = share * n, (1 - share) * n
@@ -245,7 +248,7 @@ def clopper_pearson(share: float, n: float) -> tuple[float, float]:
 
 
 def korn_graubard(share: float, influence: Floats) -> tuple[float, float]:
-    """Return the interval of a share, 0..1, from the influence of each document.
+    """Return Korn and Graubard's 95% interval of a share, 0..1, from the influence of each document.
 
     Args:
         share: The estimate, 0..1.
@@ -260,7 +263,7 @@ def korn_graubard(share: float, influence: Floats) -> tuple[float, float]:
 
 
 def _bounded(value: float, influence: Floats, bounds: Bounds) -> Interval:
-    """Return the interval of a value on a bounded scale from the influence of each document, [n]."""
+    """Return the interval of a value on a bounded scale, from each document's influence (`jackknife`), [n]."""
     n, (least, greatest) = len(influence), bounds
     relative, share = influence / (greatest - least), _share(value, bounds)
     if not 0 <= share <= 1 or not np.isfinite(relative).all():
@@ -270,7 +273,7 @@ def _bounded(value: float, influence: Floats, bounds: Bounds) -> Interval:
 
 
 def _unbounded(value: float, influence: Floats) -> Interval:
-    """Return the interval of a value without a scale from the influence of each document, [n]."""
+    """Return the interval of a value without a scale, from each document's influence (`jackknife`), [n]."""
     n, error = len(influence), standard_error(influence)
     if not np.isfinite(error) or not error > _EQUAL * abs(value):
         return point(value, n)
@@ -279,7 +282,10 @@ def _unbounded(value: float, influence: Floats) -> Interval:
 
 
 def _on_scale(value: float, low: float, high: float, bounds: Bounds, method: str, n: int) -> Interval:
-    """Return an interval of a share, 0..1, on the value's scale; it contains the value in spite of rounding."""
+    """Return the interval of a value on the scale `bounds`, from the ends `low` and `high` of the interval on 0..1.
+
+    The interval contains the value in spite of rounding.
+    """
     least, span = bounds[0], bounds[1] - bounds[0]
     return Interval(value, min(value, least + span * low), max(value, least + span * high), method, n)
 
@@ -291,12 +297,12 @@ def _share(value: float, bounds: Bounds) -> float:
 
 
 def standard_error(influence: Floats) -> float:
-    """Return the jackknife's standard error from the influence of each document, [n]."""
+    """Return the jackknife's standard error of a metric, from each document's influence (`jackknife`), [n]."""
     return float(influence.std(ddof=1) / np.sqrt(len(influence)))
 
 
 def t_quantile(n: int, probability: float = 1 - _TAIL) -> float:
-    """Return the quantile of Student's t for the mean of n documents."""
+    """Return the quantile of Student's t distribution for the mean of n documents: n - 1 degrees of freedom."""
     from scipy.special import stdtrit
 
     return float(stdtrit(n - 1, probability))
@@ -335,15 +341,15 @@ def _documents(values: ArrayLike, name: str, ndim: int) -> Floats:
 
 
 def as_sums(rows: Floats, aggregate: Aggregate) -> tuple[Floats, Aggregate]:
-    """Return rows that can be summed, and the function from their sums to the metric.
+    """Return one row of numbers per document, and the function from the sum of the rows to the metric.
 
     For a metric that is no function of sums, such as a rank correlation, the rows are one-hot: each document has its
-    own column, so that a sum counts documents, and intervals and tests work on sums only.
+    own column, and a sum of rows counts each document. So intervals and tests need only sums.
 
     Args:
-        rows: Per-document statistics, [n, S].
-        aggregate: Function of sums; or, if it has a true attribute `of_columns`, of these statistics and the count of
-            each document, [..., n].
+        rows: Statistics of each document, [n, S].
+        aggregate: Function from summed statistics to the metric. If it has a true attribute `of_columns`, its arguments
+            are instead the statistics of all documents and the count of each document, [..., n].
     """
     if not getattr(aggregate, "of_columns", False):
         return rows, aggregate
@@ -351,7 +357,10 @@ def as_sums(rows: Floats, aggregate: Aggregate) -> tuple[Floats, Aggregate]:
 
 
 def paired_as_sums(rows_a: Floats, rows_b: Floats, aggregate: Aggregate) -> tuple[Floats, Floats, Aggregate]:
-    """Return rows of two runs over the same documents that can be summed; equal rows stay equal."""
+    """Apply `as_sums` to two runs over the same documents; return A's rows, B's rows, and the function of their sums.
+
+    A document with equal statistics in both runs has equal rows.
+    """
     n = len(rows_a)
     rows, from_sums = as_sums(np.concatenate([rows_a, rows_b]), aggregate)
     differs = (rows_a != rows_b).any(axis=1, keepdims=True)

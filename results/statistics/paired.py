@@ -38,17 +38,16 @@ _ROUNDING: Final = 1e-9
 
 @dataclass(frozen=True)
 class Difference:
-    """Comparison of run B with run A over the same documents.
+    """Comparison of run B with run A in one metric over the same documents.
 
     Attributes:
-        a: Value of run A.
-        b: Value of run B.
+        a: Metric of run A.
+        b: Metric of run B.
         delta: b - a with its paired interval.
-        p: Two-sided p-value of no difference.
-        test: Test that gave p, or `NOTHING_DIFFERS`.
+        p: Two-sided p-value for the hypothesis of no difference.
+        test: Name of the test that gave p, or `NOTHING_DIFFERS`.
         detectable: Smallest true difference that the test detects at 5%, two-sided, with 80% power, at the observed
-            spread; None if it detects none (fewer than `LEAST_DIFFERING` documents), or if no document differs, since
-            there is no spread then.
+            spread. None if it detects none (fewer than `LEAST_DIFFERING` documents), or if no document differs.
     """
 
     a: float
@@ -63,10 +62,10 @@ def difference(rows_a: Floats, rows_b: Floats, aggregate: Aggregate, *, seed: in
     """Compare two runs in one metric on a scale of 0..100.
 
     Args:
-        rows_a: Statistics of A's documents, which are summed, [n, S], n at least 1.
-        rows_b: Statistics of B for the same documents in the same order, [n, S].
-        aggregate: Function from summed statistics to the metric.
-        seed: Seed of the random exchanges.
+        rows_a: Statistics of run A, one row per document, [n, S], n at least 1.
+        rows_b: Statistics of run B for the same documents in the same order, [n, S].
+        aggregate: Function from statistics summed over documents to the metric.
+        seed: Seed of the permutation test.
     """
     n, width = rows_a.shape
     a, b = (float(aggregate(rows.sum(axis=0), np.asarray(float(n)))) for rows in (rows_a, rows_b))
@@ -89,7 +88,7 @@ def difference(rows_a: Floats, rows_b: Floats, aggregate: Aggregate, *, seed: in
 
 
 def binary_difference(right_a: Floats, right_b: Floats) -> Difference:
-    """Compare two runs in a binary metric: the mean of values [n] that are 0 or 100."""
+    """Compare two runs in a binary metric, from its value for each document and run, 0 or 100, [n]."""
     n, gained, lost = len(right_a), int((right_a < right_b).sum()), int((right_a > right_b).sum())
     a, b = float(right_a.mean()), float(right_b.mean())
     interval = Interval(b - a, None, None, None, n) if n == 1 else difference_interval(b - a, right_b - right_a)
@@ -101,13 +100,13 @@ def binary_difference(right_a: Floats, right_b: Floats) -> Difference:
 
 
 def difference_interval(value: float, moved: Floats, scale: float = PERCENT[1]) -> Interval:
-    """Return the paired 95% interval of a difference between two values on a scale.
+    """Return the paired 95% interval of the difference between two runs in a metric on a bounded scale.
 
-    Each end is a bound with one additional document, which gains or loses the whole scale (`bounded_mean`). It also
-    holds for rare large losses, and a document with a larger loss never raises the lower end.
+    Each end is Gaffke's bound (`bounded_mean`), which adds one document that gains or loses the whole scale. So the
+    interval also holds for rare large losses, and a document with a larger loss never raises the lower end.
 
     Args:
-        value: Difference between the two values.
+        value: Difference between the two runs.
         moved: Contribution of each document, [n], n at least 2; their mean is the difference.
         scale: Size of the metric's scale, from the smallest to the largest value.
     """
@@ -132,10 +131,10 @@ def mcnemar(gained: int, lost: int) -> float:
 
 
 def permutation_test(rows_a: Floats, rows_b: Floats, aggregate: Aggregate, *, seed: int) -> tuple[float, str]:
-    """Return the two-sided p-value of exchanging the two outputs of documents, and the name of the test.
+    """Test whether two runs differ in a metric by exchanging their outputs; return two-sided p-value and test's name.
 
-    For a mean this is the sign-flip test; for a corpus metric the sums of every exchange are aggregated. Exact up to
-    `EXACT_DOCUMENTS` documents that differ, else over `DRAWS` exchanges drawn with `seed`.
+    For a mean this is the sign-flip test; for a corpus metric, the statistics are summed and aggregated for every
+    exchange. The test is exact up to `EXACT_DOCUMENTS` documents that differ, else it draws `DRAWS` exchanges.
 
     Args:
         rows_a: [n, S], as for `difference`.
@@ -151,7 +150,7 @@ def permutation_test(rows_a: Floats, rows_b: Floats, aggregate: Aggregate, *, se
     reached = abs(b - a) - _ROUNDING * (abs(a) + abs(b))
 
     def count_at_least_as_far(exchanged: Floats) -> int:
-        """Return how many of the exchanges [rows, n_differ] of 0 and 1 differ at least as much as observed."""
+        """Return the number of exchanges (rows of 0 and 1) for which the runs differ at least as much as observed."""
         moved = exchanged @ change
         counts = np.full(len(moved), count)
         return int((np.abs(aggregate(total_b - moved, counts) - aggregate(total_a + moved, counts)) >= reached).sum())
@@ -170,13 +169,13 @@ def permutation_test(rows_a: Floats, rows_b: Floats, aggregate: Aggregate, *, se
 
 
 def detectable_effect(moved: Floats, differs: NDArray[np.bool_]) -> float | None:
-    """Return the smallest effect that exchanging outputs detects at 5%, two-sided, with 80% power, or None.
+    """Return the smallest true difference that the permutation test detects at 5%, two-sided, with 80% power.
 
-    Based on Student's t for documents with this spread on average, but at least the effect at which `LEAST_DIFFERING`
-    of them differ in one direction.
+    None if no document differs, or there are too few documents to detect any difference. The result is based on
+    Student's t, but at least the difference at which `LEAST_DIFFERING` documents differ in one direction.
 
     Args:
-        moved: Contribution of each document to the difference, [n].
+        moved: Contribution of each document to the observed difference, [n].
         differs: True if the document's two outputs differ, [n].
     """
     from scipy.special import betaincinv
@@ -229,7 +228,7 @@ def detectable_share(n: int, discordant: float) -> float | None:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Return Holm's adjusted p-values of a family, in the given order; they control the family-wise error rate.
+    """Return p-values adjusted by Holm's method, in the given order; they control the family-wise error rate.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]

@@ -1,4 +1,4 @@
-"""Metrics that are no means over documents: what each document contributes to BLEU, F1 or a correlation.
+"""Metrics that are not means over documents: the contribution of each document to BLEU, F1 or a correlation.
 
 Tasks define these metrics (`exitbench.tasks`) and store the statistics of each document. Here they are computed again
 from these statistics, with documents left out: `results` imports no task, and tests compare both.
@@ -13,16 +13,16 @@ from exitbench.results.statistics.intervals import Aggregate, Floats, jackknife
 
 
 def contributions(metric: str, statistics: Floats) -> Floats | None:
-    """Return the contribution of each document to a metric: its value plus the document's influence, [n].
+    """Return each document's contribution to a metric: the metric's value plus the document's jackknife influence, [n].
 
-    Their mean is the metric's value, and their spread that of the jackknife.
+    The mean of the contributions is the metric's value.
 
     Args:
         metric: Name of the metric.
-        statistics: The task's statistics of each document, [n, S].
+        statistics: Statistics that the task stores for each document, [n, S].
 
     Returns:
-        None if the metric is not known here, for statistics of this width, or if there are fewer than 2 documents.
+        The contributions; None if this module does not compute the metric from S statistics, or if n is below 2.
 
     Examples:
         >>> contributions("f1", np.array([[1.0, 0, 0, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0]])).round(3).tolist()
@@ -40,7 +40,8 @@ def _bleu(total: Floats, _: Floats) -> Floats:
     """Return corpus BLEU, 0..1, with the smoothing of mteval-v13a (as in sacrebleu).
 
     Args:
-        total: Length of the answers and of the references; matching n-grams of 1 to 4; n-grams of 1 to 4, [..., 10].
+        total: Sums over documents, [..., 10]: length of the answers, length of the references, number of matching
+            n-grams for n = 1 to 4, number of n-grams in the answers for n = 1 to 4.
     """
     lengths, matches, grams = total[..., :2], total[..., 2:6], total[..., 6:]
     smoothed = np.where(matches == 0, 0.5 ** np.cumsum(matches == 0, axis=-1), matches)
@@ -57,7 +58,7 @@ def _f1(total: Floats, _: Floats) -> Floats:
 
 
 def _matthews(total: Floats, _: Floats) -> Floats:
-    """Return the Matthews correlation coefficient from the counts of `_f1`."""
+    """Return the Matthews correlation from true and false positives, and false and true negatives, [..., 4]."""
     tp, fp, fn, tn = np.moveaxis(total, -1, 0)
     return _ratio(tp * tn - fp * fn, np.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)))
 

@@ -1,4 +1,4 @@
-"""Learn then Test: choose how early to exit such that P(risk of the chosen level <= delta) >= 1 - epsilon.
+"""Learn then Test: choose a level (exit threshold) such that P(risk at the chosen level <= delta) >= 1 - epsilon.
 
 A level is a threshold, or any other quantity that orders a method's settings from conservative to eager. Its loss on a
 document lies in [0, 1], for example the distance of the early output from the full model's. Levels and their order are
@@ -35,13 +35,13 @@ _MOST_TRIED: Final = 1_000_000
 
 @dataclass(frozen=True)
 class LevelTest:
-    """One tested level.
+    """Test result of one level, such as a threshold, in a calibration.
 
     Attributes:
         level: The level.
-        mean_loss: Mean of its losses over the calibration documents.
-        p_value: p-value of H: E[loss] > delta; None for a rule without a test (`crc`, `naive`).
-        passed: True if the level passed, so that the walk continued.
+        mean_loss: Mean loss over the calibration documents at this level.
+        p_value: p-value of the hypothesis E[loss] > delta; None for a rule without a test (`crc`, `naive`).
+        passed: True if the level passed, so that the next one was tested.
     """
 
     level: float
@@ -52,7 +52,7 @@ class LevelTest:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Chosen level, and the steps of the walk.
+    """Result of a calibration: the chosen level, such as a threshold, and the test results of all tested levels.
 
     Attributes:
         chosen: Last level that passed; None if the first one failed, which leaves the full model.
@@ -72,7 +72,7 @@ class Calibration:
 
 
 def hoeffding_p(losses: ArrayLike, delta: float) -> float:
-    """Return Hoeffding's p-value of H: E[loss] > delta, ``exp(-2 n max(0, delta - mean)^2)``.
+    """Return Hoeffding's p-value of the hypothesis E[loss] > delta, ``exp(-2 n max(0, delta - mean)^2)``.
 
     Raises:
         ValueError: No losses, a loss outside [0, 1], or `delta` outside (0, 1).
@@ -83,9 +83,9 @@ def hoeffding_p(losses: ArrayLike, delta: float) -> float:
 
 
 def hoeffding_bentkus_p(losses: ArrayLike, delta: float) -> float:
-    """Return the Hoeffding-Bentkus p-value of H: E[loss] > delta, the minimum of two valid p-values.
+    """Return the Hoeffding-Bentkus p-value of the hypothesis E[loss] > delta, the minimum of two valid p-values.
 
-    ``exp(-n h1(min(mean, delta), delta))`` and ``e P[Bin(n, delta) <= ceil(n mean)]``, where
+    The two are ``exp(-n h1(min(mean, delta), delta))`` and ``e P[Bin(n, delta) <= ceil(n mean)]``, where
     ``h1(a, b) = a ln(a/b) + (1 - a) ln((1 - a)/(1 - b))``. Both bound the same tail, so their minimum is valid (Bates
     et al. 2021, Distribution-Free, Risk-Controlling Prediction Sets, arXiv:2101.02703; Learn then Test).
 
@@ -101,7 +101,7 @@ def hoeffding_bentkus_p(losses: ArrayLike, delta: float) -> float:
 
 
 def documents_needed(mean_loss: float, delta: float, epsilon: float) -> int | None:
-    """Return the number of documents from which on `hoeffding_bentkus_p` is at most epsilon for a given mean loss.
+    """Return the smallest number of documents from which on `hoeffding_bentkus_p` is at most epsilon at a mean loss.
 
     >>> documents_needed(0.0, 0.01, 0.1), documents_needed(0.005, 0.01, 0.1)
     (230, 1489)
@@ -135,7 +135,7 @@ def documents_needed(mean_loss: float, delta: float, epsilon: float) -> int | No
 
 
 def binomial_p(losses: ArrayLike, delta: float) -> float:
-    """Return the exact p-value of H: E[loss] > delta for losses of 0 and 1, ``P[Bin(n, delta) <= n mean]``.
+    """Return the exact p-value of the hypothesis E[loss] > delta for losses of 0 and 1, ``P[Bin(n, delta) <= n mean]``.
 
     Raises:
         ValueError: No losses, a loss that is neither 0 nor 1, or `delta` outside (0, 1).
@@ -148,7 +148,7 @@ def binomial_p(losses: ArrayLike, delta: float) -> float:
 
 
 def wsr_p(losses: ArrayLike, delta: float, epsilon: float) -> float:
-    """Return the betting p-value of H: E[loss] > delta after Waudby-Smith and Ramdas, ``1 / max_t K_t(delta)``.
+    """Return Waudby-Smith and Ramdas' betting p-value of the hypothesis E[loss] > delta, ``1 / max_t K_t(delta)``.
 
     ``K_t(r) = prod_{i <= t} (1 - nu_i (loss_i - r))`` is the wealth of a bettor against a mean of r or more. Stakes
     depend on the previous losses: ``nu_i = min(1, sqrt(2 ln(1/epsilon) / (n var_{i-1})))``. Wealth grows with r, so the
@@ -178,28 +178,30 @@ def wsr_p(losses: ArrayLike, delta: float, epsilon: float) -> float:
 
 
 def calibrate(rule: Rule, levels: Sequence[float], losses_at: LossesAt, delta: float, epsilon: float) -> Calibration:
-    """Walk along the levels under any rule, with or without a guarantee, up to the first failure.
+    """Test levels in order, the most conservative first, until one fails; choose the last level that passed.
 
-    - `hoeffding-bentkus`, `hoeffding`, `binomial`, `wsr`: levels pass while their p-value is at most epsilon, and
-      P(E[loss at the chosen level] <= delta) >= 1 - epsilon: to choose a level of more risk than delta, the walk must
-      have passed the first such level, and passes it with probability epsilon at most.
+    The rule decides whether a level passes:
+
+    - `hoeffding-bentkus`, `hoeffding`, `binomial`, `wsr`: a level passes if its p-value is at most epsilon. Then
+      P(E[loss at the chosen level] <= delta) >= 1 - epsilon. A level of more risk than delta is only chosen if the
+      first such level passed, and it passes with probability epsilon at most.
     - `crc`: conformal risk control, ``mean <= ((n + 1) delta - 1) / n``. It bounds the risk on average over
-      calibrations, not with probability 1 - epsilon, and does so for losses that never fall along the levels. For
-      others, all more conservative levels must pass too, as here, and it holds only as n grows (Angelopoulos et al.
-      2022, Conformal Risk Control, arXiv:2208.02814).
+      calibrations, not with probability 1 - epsilon, and only for losses that never fall along the levels. For other
+      losses, all more conservative levels must pass too, as here, and the bound holds only as n grows (Angelopoulos et
+      al. 2022, Conformal Risk Control, arXiv:2208.02814).
     - `naive`: ``mean < delta``. No guarantee: a level of slightly more risk than delta passes nearly half of the time.
 
     Args:
         rule: Name of the rule, one of `RULES`.
-        levels: Strictly monotone, either way, most conservative first.
+        levels: Levels to test, the most conservative first; strictly rising or strictly falling.
         losses_at: Returns the losses per document at a level. Called in order, once per level, and never after the
             first failure: each call may cost a decode of all documents.
         delta: Tolerated risk.
         epsilon: Tolerated probability of exceeding it; not used by `crc` and `naive`.
 
     Raises:
-        ValueError: The rule is unknown; levels are not strictly monotone; losses are outside [0, 1], or are not one per
-            document and equally many at every level; `delta` or `epsilon` is outside (0, 1).
+        ValueError: The rule is unknown, the levels are not strictly monotone, or `delta` or `epsilon` is outside
+            (0, 1). Or losses are outside [0, 1], or are not one per document and equally many at every level.
     """
     if rule not in RULES:
         raise ValueError(f"unknown rule {rule!r}; expected one of {', '.join(RULES)}")
@@ -223,7 +225,7 @@ def calibrate(rule: Rule, levels: Sequence[float], losses_at: LossesAt, delta: f
 
 
 def _judge(rule: Rule, losses: Floats, delta: float, epsilon: float) -> tuple[float | None, bool]:
-    """Return the p-value, if the rule has one, and whether the level passes."""
+    """Return the p-value of a level's losses (None for a rule without a test), and whether the level passes."""
     if rule == "naive":
         return None, _mean(losses) < delta
     if rule == "crc":
@@ -240,7 +242,7 @@ def _judge(rule: Rule, losses: Floats, delta: float, epsilon: float) -> tuple[fl
 
 
 def _mean(losses: Floats) -> float:
-    """Return the mean, summed exactly: the order of documents does not matter."""
+    """Return the mean loss, summed exactly, so that it does not depend on the order of documents."""
     return math.fsum(losses) / len(losses)
 
 
@@ -260,7 +262,7 @@ def _binomial_cdf(k: int, n: int, p: float) -> float:
 
 
 def _losses(losses: ArrayLike) -> Floats:
-    """Return losses [n] as floats, or raise an error if they are invalid."""
+    """Return the losses of n documents as an array [n]; raise ValueError if there are none or one is outside [0, 1]."""
     array = np.asarray(losses, dtype=np.float64)
     if array.ndim != 1:
         raise ValueError(f"losses must be one per document, one-dimensional; got {array.ndim} dimensions")
@@ -273,7 +275,7 @@ def _losses(losses: ArrayLike) -> Floats:
 
 
 def _check_levels(levels: Sequence[float]) -> None:
-    """Raise an error unless levels are given and strictly rise or strictly fall."""
+    """Raise ValueError unless there are levels and they strictly rise or strictly fall."""
     if len(levels) == 0:
         raise ValueError("no levels to test")
     steps = np.diff(np.asarray(levels, dtype=np.float64))
@@ -282,6 +284,6 @@ def _check_levels(levels: Sequence[float]) -> None:
 
 
 def _check_open_unit(name: str, value: float) -> None:
-    """Raise an error unless 0 < value < 1."""
+    """Raise ValueError unless 0 < value < 1; `name` names the value in the message."""
     if not 0 < value < 1:
         raise ValueError(f"{name} must lie between 0 and 1, both excluded; got {value}")

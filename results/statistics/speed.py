@@ -1,4 +1,4 @@
-"""Speed-ups from repeated readings: the median reading per document and arm, then the ratio of sums over documents.
+"""Speed-ups from repeated timings: the median time of each document, then the ratio of sums over documents.
 
 A process that loses its core for a moment makes one reading 2 to 20 times as long. That affects a mean or a sum fully,
 but the median of ten readings hardly. The median is taken per document, so the result is still a ratio of times, in
@@ -21,7 +21,7 @@ WIDEST: Final = 10.0
 
 
 def typical(readings: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Return the median reading per document, from (document key, reading) pairs of one arm."""
+    """Return the median time per document, from (document key, time) pairs of full depth or of a method."""
     by_document: defaultdict[str, list[float]] = defaultdict(list)
     for doc_key, reading in readings:
         by_document[doc_key].append(reading)
@@ -31,11 +31,11 @@ def typical(readings: Iterable[tuple[str, float]]) -> dict[str, float]:
 def speedup_interval(
     full: Iterable[tuple[str, float]], other: Iterable[tuple[str, float]], *, seed: int, n_boot: int = N_BOOT
 ) -> Interval:
-    """Return full depth's time divided by that of another arm, with its paired 95% interval over documents.
+    """Return full depth's time divided by a method's, with the paired 95% interval over documents.
 
     Args:
-        full: (Document key, reading) pairs of full depth, any number per document.
-        other: Pairs of the method, or of full depth timed again, for the same documents.
+        full: (Document key, time) pairs of full depth, any number per document.
+        other: (Document key, time) pairs of the method, or of full depth timed again, for the same documents.
         seed: Seed of the bootstrap.
         n_boot: Number of resamples.
     """
@@ -46,8 +46,9 @@ def speedup_interval(
 
 
 def is_measurable(low: float | None, high: float | None) -> bool:
-    """Return whether an interval is narrow enough: its ends are at most a factor of `WIDEST` apart, or it has no ends.
+    """Return whether a speed-up's interval is narrow enough to report: high / low is at most `WIDEST`.
 
+    True also if there is no interval (`low` or `high` is None).
     The macro `is_measurable` in `views.sql` is the same in SQL.
     """
     return low is None or high is None or high <= WIDEST * low

@@ -14,7 +14,7 @@ A small part chooses with a margin: what its wide bound allows is mostly confirm
 
 
 def is_choosing(doc_key: str) -> bool:
-    """Return whether a document belongs to the part on which settings are chosen.
+    """Return whether a document belongs to the choosing part, on which settings are chosen, not to the confirming part.
 
     The macro `is_choosing` in `views.sql` is the same in SQL.
 

@@ -13,17 +13,17 @@ TOLERANCE: Final = 0.01
 
 
 def stability(p_final_NL: NDArray[np.floating], cosine_last_NL: NDArray[np.floating]) -> dict[str, NDArray[np.number]]:
-    """Return the probe's columns that are derived from two of its lists.
+    """Return the probe columns that say from which block on state and probability of the full-depth token are stable.
 
     Args:
-        p_final_NL: Probability of the final token at blocks 1..L.
-        cosine_last_NL: Cosine of a block's state with that of block L.
+        p_final_NL: Probability of the full-depth token at blocks 1..L, for each of N tokens.
+        cosine_last_NL: Cosine similarity of each block's state to that of block L.
 
     Returns:
-        For each of N tokens: `monotone_from`, the block from which on the probability never falls; `first_similar`, the
-        first block whose state is similar to the last one's (L at the latest); `similar_blocks`, the number of such
-        blocks among 1..L-1; `grows_from`, the block from which on the similarity grows strictly at each of blocks
-        1..L-1; `nearly_monotone_from` and `nearly_grows_from`, the block from which on each falls by at most
+        Columns by name, [N]. `monotone_from`: the first block from which on the probability never falls.
+        `first_similar`: the first block whose state is similar to block L's (L at the latest). `similar_blocks`: the
+        number of such blocks among 1..L-1. `grows_from`: the first block from which on the cosine grows strictly, up to
+        block L-1. `nearly_monotone_from` and `nearly_grows_from`: the same, but the value may fall by at most
         `tolerance` below any value since that block.
     """
     similar_NL = cosine_last_NL >= SIMILAR
@@ -41,13 +41,16 @@ def stability(p_final_NL: NDArray[np.floating], cosine_last_NL: NDArray[np.float
 
 
 def _falls(values_NK: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return the largest total decrease from the value of block k = 1..K-1 to any later block."""
+    """Return, per token and block k = 1..K-1, the largest decrease from its value to a later block's, [N, K - 1]."""
     least_NK = np.minimum.accumulate(values_NK[:, ::-1].astype(np.float64), axis=1)[:, ::-1]
     return values_NK[:, :-1].astype(np.float64) - least_NK[:, 1:]
 
 
 def _after_last(broken_NK: NDArray[np.bool_]) -> NDArray[np.int_]:
-    """Return the block after the last step (from block k to k + 1, k = 1..K) at which `broken` is true, else 1."""
+    """Return, per token, the block after the last step at which `broken` is true; 1 if it is true at none.
+
+    `broken` is [N, K]; its column k = 1..K is the step from block k to block k + 1.
+    """
     steps = np.arange(1, broken_NK.shape[1] + 1)
     last_N: NDArray[np.int_] = np.max(np.where(broken_NK, steps, 0), axis=1, initial=0)
     return 1 + last_N

@@ -1,8 +1,9 @@
 """Every table of the result database, declared once: name, columns, types, keys, references and descriptions.
 
-These declarations define the DDL (`schema_sql`), SQLAlchemy's tables, the schemas of the spool's Parquet files, which
-file ingest fills each table from, what `db check` and imports check, what exports leave out, and the tables in
-`exitbench sql --schema`. A new table or column is declared here; a new column is also named in the views that show it.
+These declarations define the DDL (`schema_sql`), SQLAlchemy's tables, and the schemas of the spool's Parquet files.
+They also define from which file ingest fills each table, what `db check` and imports check, what exports omit, and the
+tables in `exitbench sql --schema`. A new table or column is declared here; a new column is also named in the views that
+show it.
 Times are UTC; ids that end in _id are the SHA-256 of canonical JSON, except attempt_id, which sorts by time.
 """
 
@@ -42,10 +43,10 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {table.name: table.arrives_by for t
 
 
 def schema_sql() -> str:
-    """Return SQL that creates every table."""
+    """Return the SQL script that creates every table of the result database."""
     return "\n\n".join(table.sql for table in _EVERY)
 
 
 def tables_of_attempts() -> list[str]:
-    """Return the names of tables whose rows belong to attempts."""
+    """Return the names of all tables whose rows each belong to one attempt, sorted."""
     return sorted(table.name for table in _EVERY if table.is_of_attempts)

@@ -1,4 +1,4 @@
-"""Answers and their scores, and tables that every ingest derives from them."""
+"""Tables of answers and their scores, and tables that every ingest derives from them."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Catalogue: cells, attempts, machines, models and data."""
+"""Tables of cells, attempts, software environments, machines, models and data sets."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Declaration of a table: everything that DDL, files, checks and documentation need."""
+"""Declaration of a database table: all that SQL schema, spool files, checks and documentation are generated from."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,19 +6,19 @@ from typing import Final
 
 @dataclass(frozen=True)
 class Column:
-    """Column of a table.
+    """Declaration of a column of a database table.
 
     Attributes:
         name: Name of the column.
         type: Type as DuckDB writes it.
         about: Description of its values.
-        key: True if it is part of the table's key.
+        key: True if the column is part of the table's key.
         required: True if every writer of a row must give a value.
         references: Table whose key the column contains; None for most columns.
-        added: True if it is added when the database is filled, and is in no file of the spool.
-        redacted_sql: SQL over the row for the value that an export writes if it leaves out texts of data sets; None for
-            columns that quote no texts.
-        names_paths: True if it may contain paths of a user's machine.
+        added: True if the value is added when the database is filled, so that the spool's files lack the column.
+        redacted_sql: SQL expression over the row for the value in an export without texts of data sets; None for
+            columns that quote no such texts.
+        names_paths: True if the values may contain file paths of a user's machine.
     """
 
     name: str
@@ -39,16 +39,17 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Table of the database, and the file of the spool from which it is filled.
+    """Declaration of a database table, and of the file in the spool from which it is filled.
 
     Attributes:
         name: Name of the table.
         about: Description of its rows, in sentences.
         columns: Columns in order.
         file: Name of the attempt's Parquet file, without suffix; None for tables filled from other sources.
-        indexed: True if its key is a primary key, which slows ingest down; otherwise only `db check` checks the key.
-        arrives_by: Columns that identify rows imported as a unit; empty if rows are imported with their attempt.
-        local: True if every database creates its own rows, and imports none.
+        indexed: True if the key is a primary key, which slows ingest down; otherwise only `db check` checks the key.
+        arrives_by: Columns whose values identify a group of rows that is imported together; empty if rows are
+            imported with their attempt.
+        local: True if every database creates its own rows and imports none.
     """
 
     name: str
@@ -71,12 +72,12 @@ class Table:
 
     @property
     def grows_later(self) -> bool:
-        """True if an attempt may get more rows after it ended."""
+        """True if rows of an attempt may be added after the attempt ended, such as rescores."""
         return self.is_of_attempts and bool(self.arrives_by)
 
     @property
     def sql(self) -> str:
-        """SQL that creates the table."""
+        """SQL statement that creates the table."""
         lines = [f"{column.name} {_definition(column)}" for column in self.columns]
         if self.indexed:
             lines.append(f"PRIMARY KEY ({', '.join(self.key)})")

@@ -1,4 +1,4 @@
-"""Fits, calibrations and trainings, and spellings of tokens."""
+"""Tables of fits, calibrations and trainings, and of the text of every token id."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Raw times, readings of devices and counters of energy of timings."""
+"""Tables of timing attempts: raw times, sensor readings of devices, and energy counters."""
 
 from typing import Final
 

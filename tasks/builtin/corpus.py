@@ -1,4 +1,4 @@
-"""Documents of the built-in data: their split and their order."""
+"""Documents and tokenizer of the built-in data: documents are generated in order, and assigned to splits by a hash."""
 
 from collections.abc import Callable, Iterator
 from hashlib import sha256
@@ -25,7 +25,7 @@ QUESTION_KINDS: dict[int, tuple[Kind, ...]] = {
 
 
 def mood(draw: Draw, level: int) -> Record:
-    """Make one sentence with its label: 1 if the person is happy, 0 if not."""
+    """Generate a sentence and its label, 1 for happy and 0 for not; number words point, word to word, to the mood."""
     kind = draw.choose(QUESTION_KINDS[level])
     label = draw.chance(0.5)
     hops = draw.choose((1, level)) if kind == "copy" else int(kind[-1])
@@ -47,13 +47,16 @@ END_OF_LINE = "\n"
 
 
 def vocabulary() -> list[str]:
-    """Return all words, sorted; a word's token id is its position plus 3, after <pad>, </s> and <unk>."""
+    """Return all words of the built-in data, sorted.
+
+    A word's token id is its position plus 3, after <pad>, </s> and <unk>.
+    """
     words = translation.words() | questions.words() | dialogues.words() | PROMPT_WORDS | {END_OF_LINE}
     return sorted(words)
 
 
 def build_tokenizer() -> Tokenizer:
-    """Build the tokenizer: ids 0 <pad>, 1 </s>, 2 <unk>; every encoding ends with </s>.
+    """Build the word-level tokenizer of the built-in data: ids 0 <pad>, 1 </s>, 2 <unk>; every encoding ends with </s>.
 
     Decoding an encoding restores the text, for any text of the built-in data.
     """
@@ -113,7 +116,7 @@ def documents(task_name: str, split: str, n: int | None, seed: int = 0, level: i
         n documents with the fields of the real data set and the kind of each target word.
 
     Raises:
-        UserError: For an unknown task, split or level, n below 1, or more documents than can be generated.
+        UserError: The task, split or level is unknown, n is below 1, or fewer than n documents can be generated.
     """
     if task_name not in MAKERS:
         raise UserError(f"built-in data: unknown task {task_name!r}.{suggestion(task_name, MAKERS)}")
@@ -130,7 +133,7 @@ def documents(task_name: str, split: str, n: int | None, seed: int = 0, level: i
 
 
 def _records(task_name: str, split: str, seed: int, level: int) -> Iterator[Record]:
-    """Yield distinct records of a split; raise `UserError` after `IN_VAIN` consecutive draws without a new one."""
+    """Yield distinct records of a split; raise `UserError` after `IN_VAIN` consecutive draws without a new record."""
     draw = Draw(f"{task_name}/{split}/{level}/{seed}")
     make = TEACHING.get(split, MAKERS).get(task_name, MAKERS[task_name])
     sources: set[str] = set()
@@ -149,5 +152,5 @@ def _records(task_name: str, split: str, seed: int, level: int) -> Iterator[Reco
 
 
 def _part(source: str) -> int:
-    """Return the part that a text is assigned to by its hash, 0..PARTS-1."""
+    """Return the hash bucket of a document's text, 0..PARTS-1; each split consists of some of the buckets."""
     return int.from_bytes(sha256(source.encode()).digest()[:8]) % PARTS

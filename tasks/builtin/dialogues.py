@@ -17,7 +17,7 @@ _STATES: tuple[Kind, ...] = ("state1", "state2", "state3")
 
 
 def dialogue(draw: Draw, level: int) -> Record:
-    """Make one dialogue with its summary."""
+    """Generate one dialogue with its summary, at a difficulty level."""
     speaker, other, *people = draw.sample(NAMES, 2 + FACTS[level])
     chains = draw_chains(draw, people)
     ends = {fact.subject: (chain[-1].object_, len(chain) - i) for chain in chains for i, fact in enumerate(chain)}
@@ -45,14 +45,17 @@ def dialogue(draw: Draw, level: int) -> Record:
 
 
 def _brings(draw: Draw, speaker: str, level: int) -> tuple[str, Words]:
-    """Return a statement about an item that the speaker brings, and its summary."""
+    """Return the speaker's statement about an item that they bring, and the words that summarise it."""
     item = draw.choose(ITEMS)
     her: Words = (("her" if is_woman(speaker) else "his", "agreement"),)
     return f"I bring my {item} .", ((speaker, "copy"), ("brings", "frame"), *her, (item, "copy"))
 
 
 def _has(draw: Draw, speaker: str, level: int) -> tuple[str, Words]:
-    """Return a statement about fruit that the speaker had, ate and found, and its summary: how many are left."""
+    """Return the speaker's statement about fruit that they have, eat and find, and the words that summarise it.
+
+    The summary says how many are left.
+    """
     fruit, count, changes = draw.choose(FRUITS), draw.choose(range(4, 7)), draw.choose(range(MOST_CHANGES[level] + 1))
     statement = f"I have {NUMBERS[count - 1]} {fruit} ."
     for _ in range(changes):

@@ -30,7 +30,7 @@ HOPS: tuple[Kind, ...] = ("hop1", "hop2", "hop3", "hop4", "hop5")
 
 @dataclass(frozen=True)
 class Fact:
-    """A fact: subject, verb, and object."""
+    """Fact of a context, such as `Anna visits Rome .` or `Ben follows Anna .`: subject, verb, and object."""
 
     subject: str
     verb: str
@@ -38,7 +38,7 @@ class Fact:
 
     @property
     def text(self) -> str:
-        """The fact as a sentence."""
+        """The fact as a sentence of words separated by spaces."""
         return f"{self.subject} {self.verb} {self.object_} ."
 
 
@@ -48,7 +48,7 @@ def draw_chains(draw: Draw, people: Sequence[str], first: int | None = None) -> 
     Args:
         draw: Source of random choices.
         people: Names of the people, each the subject of one fact.
-        first: Number of facts of the first chain; None draws it too.
+        first: Number of facts of the first chain; None: drawn at random.
     """
     remaining, cities = iter(people), iter(draw.sample(CITIES, len(people)))
     lengths: list[int] = [] if first is None else [first]
@@ -63,7 +63,7 @@ def draw_chains(draw: Draw, people: Sequence[str], first: int | None = None) -> 
 
 
 def tour(draw: Draw, city: str, stops: int) -> str:
-    """Return a list of cities, the given one first, each with the vehicle that goes there."""
+    """Return a text that lists `stops` cities, `city` first, each with a vehicle: ``Rome by car and Oslo by bus``."""
     other_cities = [other for other in CITIES if other != city]
     legs = [f"{place} by {draw.choose(VEHICLES)}" for place in (city, *draw.sample(other_cities, stops - 1))]
     return " and ".join(legs)
@@ -76,10 +76,10 @@ def fact_words() -> set[str]:
 
 @dataclass(frozen=True)
 class Size:
-    """Number of facts in a context, and the kinds of questions; a repeated kind is drawn more often.
+    """Size of a context, in facts, and the kinds of questions to draw from, at one difficulty level.
 
-    Deep questions are more frequent in training data than in evaluation data: small models do not learn
-    what is rare in training.
+    A kind that is repeated is drawn more often. Deep questions are more frequent in training data than in evaluation
+    data: small models do not learn what is rare in training.
     """
 
     facts: int
@@ -104,12 +104,12 @@ STOPS = (2, 3)
 
 
 def question(draw: Draw, level: int) -> Record:
-    """Make one question with its context and answer, distributed as in the evaluation splits."""
+    """Generate one question with its context and answer, with the question kinds of evaluation data."""
     return _question(draw, SIZES[level].facts, draw.choose(SIZES[level].evaluation_kinds))
 
 
 def exercise(draw: Draw, level: int) -> Record:
-    """Make one question with its context and answer, distributed as in the training splits."""
+    """Generate one question with its context and answer, with the question kinds of training data."""
     return _question(draw, SIZES[level].facts, draw.choose(SIZES[level].training_kinds))
 
 
@@ -139,14 +139,14 @@ def _question(draw: Draw, n_facts: int, kind: Kind) -> Record:
 
 
 def _longer(draw: Draw, fact: Fact) -> Fact:
-    """Replace the place of some visits by a longer tour."""
+    """Return the fact; sometimes, if it is a visit, with its place replaced by a tour of several cities."""
     if fact.verb != VISIT or not draw.chance(LONG_ANSWERS):
         return fact
     return replace(fact, object_=tour(draw, fact.object_, draw.choose(STOPS)))
 
 
 def _answer(fact: Fact, kind: Kind) -> Words:
-    """Return the object of a fact as words: the first is of kind `kind`, the others are copied."""
+    """Return the object of a fact as words with kinds: `kind` for the first word, `copy` for the others."""
     first, _, remaining_words = fact.object_.partition(" ")
     return of_kind(kind, first) + of_kind("copy", remaining_words)
 

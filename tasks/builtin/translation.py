@@ -19,7 +19,7 @@ from exitbench.tasks.builtin.words import (
 
 @dataclass(frozen=True)
 class Noun:
-    """Noun in singular and plural, with its French gender; `living` selects the translation of some verbs."""
+    """English noun with its French translation and gender; `living` selects the translation of some verbs."""
 
     en: str
     en_plural: str
@@ -31,7 +31,7 @@ class Noun:
 
 @dataclass(frozen=True)
 class Inflected:
-    """Adjective or participle: English, and French by (feminine, plural)."""
+    """English adjective, participle or article, with its four French forms by gender and number."""
 
     en: str
     masculine: str
@@ -40,19 +40,22 @@ class Inflected:
     feminine_plural: str
 
     def fr(self, feminine: bool, plural: bool) -> str:
-        """Return the French form."""
+        """Return the French form with this gender and number."""
         singular, plurals = (self.masculine, self.feminine), (self.masculine_plural, self.feminine_plural)
         return (plurals if plural else singular)[feminine]
 
     @property
     def fr_forms(self) -> tuple[str, ...]:
-        """All French forms."""
+        """All four French forms."""
         return (self.masculine, self.feminine, self.masculine_plural, self.feminine_plural)
 
 
 @dataclass(frozen=True)
 class Verb:
-    """Verb in third person singular and plural; the French pair may depend on whether the object is living."""
+    """English verb with its French translations, each as (third person singular, third person plural).
+
+    The translation may depend on whether the object is living.
+    """
 
     en: tuple[str, str]
     fr_thing: tuple[str, str]
@@ -60,20 +63,25 @@ class Verb:
 
     @property
     def ambiguous(self) -> bool:
-        """True if the object decides the translation."""
+        """True if the French translation depends on whether the object is living."""
         return self.fr_thing != self.fr_living
 
 
 @dataclass(frozen=True)
 class Part:
-    """Noun whose translation depends on the whole it is a part of: owner (English) to (French, feminine)."""
+    """English noun for a part, whose French translation depends on the whole, such as the key of a piano or of a car.
+
+    Attributes:
+        en: The English noun.
+        by_owner: French noun, and whether it is feminine, by the English noun of the whole.
+    """
 
     en: str
     by_owner: Mapping[str, tuple[str, bool]]
 
 
 def _regular(en: str, masculine: str) -> Inflected:
-    """Return an adjective with the regular endings -e, -s, -es."""
+    """Return an adjective whose French forms end regularly in -e, -s and -es."""
     return Inflected(en, masculine, f"{masculine}e", f"{masculine}s", f"{masculine}es")
 
 
@@ -161,9 +169,10 @@ RELATIVES = {1: 0.0, 2: 0.4, 3: 0.7}
 
 @dataclass(frozen=True)
 class Phrase:
-    """Noun phrase in both languages, with the features that other words must agree with.
+    """Noun phrase in both languages, with the features (gender, number, ...) that other words must agree with.
 
-    `near` is the kind of the words that agree with it: within its own phrase, or across another noun.
+    `near` is the kind of French words that agree with the phrase: `agreement`, or `distance` if another noun stands
+    between.
     """
 
     en: str
@@ -177,7 +186,7 @@ class Phrase:
 
 @dataclass(frozen=True)
 class Clause:
-    """Clause in both languages, with its subject."""
+    """Clause in English and French, and its subject."""
 
     en: str
     fr: Words
@@ -185,7 +194,7 @@ class Clause:
 
 
 def translation(draw: Draw, level: int) -> Record:
-    """Make one sentence pair."""
+    """Generate one English sentence and its French translation."""
     kind = draw.choose(("action", "action", "state", "state", "part", "mood"))
     make = {"action": _action, "state": _state, "part": _part, "mood": _mood}[kind]
     clause = make(draw, level)
@@ -212,7 +221,7 @@ def words() -> set[str]:
 
 
 def _action(draw: Draw, level: int) -> Clause:
-    """Make a clause with a verb and an object, sometimes with a companion."""
+    """Return a clause with subject, verb and object, sometimes followed by a companion (`with Anna`)."""
     subject = _person(draw) if draw.chance(0.4) else _noun_phrase(draw, draw.choose(ANIMALS))
     clause = _does(draw, subject)
     if draw.chance(0.3):
@@ -222,7 +231,7 @@ def _action(draw: Draw, level: int) -> Clause:
 
 
 def _does(draw: Draw, subject: Phrase) -> Clause:
-    """Make a clause with the given subject, a verb and an object."""
+    """Return a clause with the given subject, and a random verb and object."""
     object_ = _person(draw) if draw.chance(0.2) else _noun_phrase(draw, draw.choose(NOUNS))
     verb = draw.choose(VERBS)
     fr_verb = (verb.fr_living if object_.living else verb.fr_thing)[subject.plural]
@@ -233,7 +242,10 @@ def _does(draw: Draw, subject: Phrase) -> Clause:
 
 
 def _state(draw: Draw, level: int) -> Clause:
-    """Make a clause about a thing and its state; the French participle agrees with the thing."""
+    """Return a clause that says that a thing or an animal is in a state, such as `the cat is lost`.
+
+    The French participle agrees with the noun.
+    """
     subject = _noun_phrase(draw, draw.choose(NOUNS))
     if draw.chance(RELATIVES[level]):
         subject = _with_relative(draw, subject)
@@ -241,7 +253,10 @@ def _state(draw: Draw, level: int) -> Clause:
 
 
 def _more(draw: Draw, subject: Phrase) -> Clause:
-    """Make another clause about a subject, named by its pronoun (French: by gender; English: by number and animacy)."""
+    """Return another clause about the subject of the previous one, replaced by a pronoun.
+
+    The French pronoun depends on gender and number, the English one on number and animacy.
+    """
     if subject.named and not subject.plural:
         en = "she" if subject.feminine else "he"
     else:
@@ -253,7 +268,7 @@ def _more(draw: Draw, subject: Phrase) -> Clause:
 
 
 def _with_relative(draw: Draw, phrase: Phrase) -> Phrase:
-    """Insert a relative clause with another noun between a phrase and the words that agree with it."""
+    """Return a phrase with a relative clause, whose noun separates the phrase from the words that agree with it."""
     by, verb = _noun_phrase(draw, draw.choose(ANIMALS), ARTICLES[:1]), draw.choose(VERBS)  # "que un" would need elision
     fr_verb = (verb.fr_living if phrase.living else verb.fr_thing)[by.plural]
     kind: Kind = "lexical" if verb.ambiguous else "copy"
@@ -262,7 +277,10 @@ def _with_relative(draw: Draw, phrase: Phrase) -> Phrase:
 
 
 def _part(draw: Draw, level: int) -> Clause:
-    """Make a clause about the state of a part; its translation depends on the whole, and the participle on it."""
+    """Return a clause about the state of a part, such as `the key of the piano is lost`.
+
+    The French noun of the part depends on the whole, and the participle agrees with that noun.
+    """
     part = draw.choose(PARTS)
     owner = NOUN_BY_EN[draw.choose(tuple(part.by_owner))]
     fr, feminine = part.by_owner[owner.en]
@@ -284,7 +302,10 @@ def _part(draw: Draw, level: int) -> Clause:
 
 
 def _mood(draw: Draw, level: int) -> Clause:
-    """Make a clause about the mood of one or two people; the feminine plural is for two women only."""
+    """Return a clause about the mood of one or two people.
+
+    The French adjective is feminine plural for two women only.
+    """
     first, second = draw.sample(NAMES, 2)
     if draw.chance(0.4):
         return _predicate(_named(first), draw.choose(MOODS))
@@ -300,7 +321,7 @@ def _mood(draw: Draw, level: int) -> Clause:
 
 
 def _predicate(subject: Phrase, state: Inflected) -> Clause:
-    """Make a clause that says that the subject is in a state."""
+    """Return a clause that says that the subject is in a state, such as `the cat is lost`."""
     ending = state.fr(subject.feminine, subject.plural)
     fr: Words = (*subject.fr, ("sont" if subject.plural else "est", "copy"), (ending, subject.near))
     return Clause(f"{subject.en} {'are' if subject.plural else 'is'} {state.en}", fr, subject)
@@ -315,7 +336,7 @@ def _named(name: str) -> Phrase:
 
 
 def _noun_phrase(draw: Draw, noun: Noun, articles: Sequence[Inflected] = ARTICLES) -> Phrase:
-    """Return an article, a noun, and sometimes an adjective."""
+    """Return a phrase of a random article, the noun, and sometimes an adjective."""
     plural = draw.chance(0.4)
     article = draw.choose(articles)
     core = _core(draw, noun, plural)
@@ -330,7 +351,7 @@ def _noun_phrase(draw: Draw, noun: Noun, articles: Sequence[Inflected] = ARTICLE
 
 
 def _core(draw: Draw, noun: Noun, plural: bool) -> Phrase:
-    """Return a noun, sometimes with an adjective, which in French precedes or follows the noun, as it requires."""
+    """Return the noun without an article, sometimes with an adjective, before or after the noun as French requires."""
     en = noun.en_plural if plural else noun.en
     fr: Words = ((noun.fr_plural if plural else noun.fr, "copy"),)
     if draw.chance(0.5):

@@ -1,4 +1,4 @@
-"""Kinds of target words: what each word of a generated answer depends on, and how many blocks it should need."""
+"""Kinds of target words: what each word of a generated answer depends on, and so how many blocks it should need."""
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
@@ -44,8 +44,8 @@ class Record:
     """Generated document without an id.
 
     Attributes:
-        fields: The fields of the real data set, except `id`.
-        source: Text that must not occur in two splits.
+        fields: Fields with the names of the real data set, except `id`.
+        source: Text that decides the document's split; it occurs in one split only.
         kinds: Kind of each word of the target.
     """
 
@@ -55,17 +55,17 @@ class Record:
 
 
 def of_kind(kind: Kind, text: str) -> Words:
-    """Return the words of a text, all with the same kind."""
+    """Split a text into (word, kind) pairs, all with the same kind."""
     return tuple((word, kind) for word in text.split())
 
 
 def text_of(words: Words) -> str:
-    """Return the words as text; punctuation marks are words too."""
+    """Join the words of (word, kind) pairs with spaces; punctuation marks are words too."""
     return " ".join(word for word, _ in words)
 
 
 def kinds_of(words: Words) -> tuple[Kind, ...]:
-    """Return the kind of each word."""
+    """Return the kinds of (word, kind) pairs, in order."""
     return tuple(kind for _, kind in words)
 
 
@@ -88,10 +88,10 @@ T = TypeVar("T")
 
 
 class Draw:
-    """Seeded source of random choices."""
+    """Source of random choices, determined by a key."""
 
     def __init__(self, key: str) -> None:
-        """Start the random sequence of a key."""
+        """Seed the random choices with a string."""
         self._random = random.Random(key)
 
     def chance(self, probability: float) -> bool:

@@ -1,4 +1,4 @@
-"""Scores of bundled lm-eval tasks that lm-eval has no metric for."""
+"""Scoring functions of bundled lm-eval tasks, for metrics that lm-eval does not have."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,7 +8,10 @@ from exitbench.tasks.summarisation import rouge_scorer
 
 
 def narrativeqa(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
-    """Return token F1 and exact match by SQuAD's rules, 0..1, and ROUGE-L, 0..100: maxima over the answers."""
+    """Return token F1 and exact match by SQuAD's rules, 0..1, and ROUGE-L, 0..100.
+
+    Each is the highest value over the reference answers.
+    """
     answers = [answer["text"] for answer in doc["answers"]]
     rouge = max(rouge_scorer("rougeL").score(answer, results[0])["rougeL"].fmeasure for answer in answers)
     return {"f1": token_f1(results[0], answers), "em": exact_match(results[0], answers), "rougeL": 100 * rouge}

@@ -1,4 +1,4 @@
-"""Look up the tasks that a name stands for: their configurations, before any data set is read."""
+"""Configurations of the lm-eval tasks that a name (task, group or tag) stands for, before any data set is read."""
 
 import contextlib
 import hashlib
@@ -34,7 +34,7 @@ class LeafConfig:
     """Single task of lm-eval: its name, and its configuration with all includes and settings applied.
 
     Attributes:
-        is_users: True if the task is from an `include` folder, so nothing in it may be code.
+        is_users: True if the task is from the user's YAML files, in which no value may be code.
     """
 
     task_name: str
@@ -43,13 +43,13 @@ class LeafConfig:
 
     @property
     def task_class(self) -> type[Any] | None:
-        """Class of a task written in Python; None for a task of YAML alone."""
+        """Class of a task written in Python; None for a task defined by YAML alone."""
         task_class: type[Any] | None = self.config.get("class")
         return task_class
 
     @property
     def output_type(self) -> str:
-        """Kind of request, such as "generate_until"."""
+        """lm-eval's type of the task's requests, such as "generate_until"."""
         output_type = self.config.get("output_type") or getattr(self.task_class, "OUTPUT_TYPE", None)
         return str(output_type or "generate_until")
 
@@ -60,14 +60,17 @@ class LeafConfig:
 
     @property
     def task_version(self) -> str:
-        """Version that the task declares."""
+        """Version that the task's metadata or class declares; "Yaml" if none is declared."""
         metadata = self.config.get("metadata")
         declared = metadata.get("version") if isinstance(metadata, dict) else None
         return str(declared if declared is not None else getattr(self.task_class, "VERSION", "Yaml"))
 
     @property
     def sha256(self) -> str:
-        """Digest of everything that decides scores and requests, except the data and what the versions cover."""
+        """SHA-256 of the configuration without names, metadata and the number of few-shot examples.
+
+        Functions are represented by their names, since lm-eval's version covers their code.
+        """
         hashed = {key: _plain(value) for key, value in self.config.items() if key not in _NOT_HASHED}
         return hashlib.sha256(canonical_json(hashed).encode()).hexdigest()
 
@@ -93,10 +96,11 @@ class LeafConfig:
 
 @cache
 def leaf_configs(name: str, settings: LmEvalSettings) -> tuple[LeafConfig, ...]:
-    """Return the tasks that a name stands for: a single task, or the tasks of a group or tag.
+    """Return the configurations of the single tasks that a name stands for: a task, or members of a group or tag.
 
     Raises:
-        UserError: The name does not exist; or its tasks differ in requests or scoring, so that they are no single task.
+        UserError: The name does not exist; or its tasks differ in requests or scoring, so that their scores cannot be
+            combined.
     """
     if settings.declaration is not None:
         declared = LeafConfig(settings.declaration.name, choice_config(settings.declaration), is_users=True)
@@ -120,7 +124,7 @@ def _build(name: str, settings: LmEvalSettings) -> Any:
     entries = catalogue(settings.include)
 
     class Configs(TaskFactory):  # type: ignore[misc]
-        """lm-eval's task factory without the last step, which reads the data."""
+        """lm-eval's task factory, which stops before it reads data and returns configurations."""
 
         def _build_task(self, entry: Any, overrides: Mapping[str, Any] | None) -> LeafConfig:
             _require_isolated_scoring(entry)
@@ -145,7 +149,7 @@ def _build(name: str, settings: LmEvalSettings) -> Any:
 
 
 def _require_isolated_scoring(entry: Any) -> None:
-    """Reject tasks whose scoring would run a model's code in this process, before any code of the task is imported."""
+    """Reject a task whose scoring would run a model's code in this process, before any code of the task is imported."""
     from lm_eval.tasks._yaml_loader import load_yaml
 
     if entry.yaml_path is None or entry.yaml_path.is_relative_to(SHIPPED):
@@ -158,7 +162,7 @@ def _require_isolated_scoring(entry: Any) -> None:
 
 
 def _without_downloads() -> None:
-    """Keep `evaluate`, which some tasks import, from downloading code of metrics."""
+    """Set the library `evaluate`, which some tasks import, to offline mode, so that it downloads no code of metrics."""
     os.environ["HF_EVALUATE_OFFLINE"] = "1"
     if "evaluate" in sys.modules:
         sys.modules["evaluate"].config.HF_EVALUATE_OFFLINE = True
@@ -180,7 +184,7 @@ def _leaves_of(name: str, group: Any) -> list[LeafConfig]:
 
 
 def _with(settings: LmEvalSettings, leaf: LeafConfig) -> LeafConfig:
-    """Apply settings over a task's own, by the rules of lm-eval's command line."""
+    """Return a task's configuration with the suite's settings applied, by the rules of lm-eval's command line."""
     config = dict(leaf.config)
     task_shots = config.get("num_fewshot")
     requested = settings.num_fewshot
@@ -223,7 +227,7 @@ def _mixed_group_error(name: str, leaves: list[LeafConfig], why: str) -> UserErr
 
 
 def generation_of(leaf: LeafConfig) -> dict[str, Any]:
-    """Return the generation settings of a generation task."""
+    """Return the generation arguments of a generation task, such as `until`; lm-eval's defaults if it has none."""
     return _generation(leaf.config)
 
 
@@ -233,7 +237,7 @@ def lm_eval_version() -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Convert a configuration to JSON; functions become their names, since lm-eval's version covers their code."""
+    """Convert a configuration to JSON data; functions become their names, since lm-eval's version covers their code."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set):
@@ -250,10 +254,12 @@ SHIPPED = Path(__file__).parent / "yaml"
 
 @cache
 def catalogue(include: str | None) -> "dict[str, Entry]":
-    """Return lm-eval's index entry per name; as in lm-eval, the user's names override lm-eval's.
+    """Return lm-eval's index entries of all known tasks, groups and tags, by name.
+
+    As in lm-eval, the user's names override lm-eval's.
 
     Args:
-        include: Folder of the user's YAML files.
+        include: Folder of the user's YAML files; None for none.
 
     Raises:
         UserError: The folder does not exist, or a file in it is invalid (see `user_yaml`).
@@ -269,7 +275,7 @@ def catalogue(include: str | None) -> "dict[str, Entry]":
 
 
 def find(name: str, include: str | None) -> "Entry":
-    """Return lm-eval's index entry of a name.
+    """Return lm-eval's index entry of a task, group or tag.
 
     Raises:
         UserError: The name does not exist; the message lists similar names.
@@ -288,7 +294,7 @@ def find(name: str, include: str | None) -> "Entry":
 
 
 def shipped_names() -> tuple[str, ...]:
-    """Return the names that bundled YAML files define, sorted."""
+    """Return the sorted names of the tasks, groups and tags in the YAML files bundled with this package."""
     return tuple(sorted(_shipped()))
 
 
@@ -300,7 +306,10 @@ def _shipped() -> "dict[str, Entry]":
 
 
 def _indexed(configs: list[dict[str, Any]]) -> "dict[str, Entry]":
-    """Return entries of configurations that were read here: they have no path, so that lm-eval opens no file."""
+    """Return lm-eval's index entries for configurations that are already read.
+
+    The entries have no path, so that lm-eval opens no file.
+    """
     from lm_eval.tasks._index import TaskIndex
 
     entries: dict[str, Entry] = {}

@@ -32,12 +32,14 @@ _MAX_MATCHES = 10_000
 
 
 def names_its_files(leaf: LeafConfig) -> bool:
-    """Return whether the YAML of a task names the files with its data."""
+    """Return whether a task's YAML names files with its data, instead of a data set of the hub."""
     return leaf.config.get("dataset_path") in FILE_FORMATS
 
 
 def changes_for(leaf: LeafConfig, source: "Source") -> dict[str, Any] | None:
-    """Return the changes to a task's configuration for a source; None if the source has no data for the task.
+    """Return the values to replace in a task's configuration, so that lm-eval reads its data from a source.
+
+    None if the source has no data for the task.
 
     Raises:
         UserError: The source does not fit the task, or a file is missing, damaged or in another format.
@@ -59,7 +61,7 @@ def changes_for(leaf: LeafConfig, source: "Source") -> dict[str, Any] | None:
 
 
 def unreadable(leaf: LeafConfig, source: "Source", error: Exception) -> UserError:
-    """Return the error to raise if a task's data could not be read."""
+    """Return the error to raise if a task's data could not be read because of `error`."""
     name, path = leaf.config.get("dataset_name"), leaf.config.get("dataset_path")
     label = f"{path} ({name})" if name else f"{path}"
     if source.kind != "hub":
@@ -75,7 +77,7 @@ def unreadable(leaf: LeafConfig, source: "Source", error: Exception) -> UserErro
 
 
 def splits(config: Mapping[str, Any]) -> list[str]:
-    """Return the splits of its data set that a task uses, the evaluated one first."""
+    """Return the names of the data set's splits that a task uses, the evaluated split first."""
     fewshot = config.get("fewshot_config") or {}
     named = [*(config.get(key) for key in SPLIT_KEYS), fewshot.get("split") if isinstance(fewshot, dict) else None]
     return list(dict.fromkeys(str(split) for split in named if split))
@@ -97,7 +99,7 @@ def _from_hub(leaf: LeafConfig) -> dict[str, Any]:
 
 
 def _with_files(leaf: LeafConfig, data_dir: Path | None) -> dict[str, Any]:
-    """Return `dataset_kwargs` with absolute paths of files below the data folder."""
+    """Return a task's `dataset_kwargs` with absolute paths of its files, which must be below the data folder."""
     dataset_kwargs = deepcopy(dict(leaf.config.get("dataset_kwargs") or {}))
     if leaf.is_users:
         _allow(leaf, dataset_kwargs, FILE_FORMATS[str(leaf.config["dataset_path"])])
@@ -128,7 +130,7 @@ def _paths(leaf: LeafConfig, data_dir: Path, value: object) -> list[str]:
 
 
 def _file_names(leaf: LeafConfig, value: object) -> list[str]:
-    """Return all names in `data_files`, which is a name, a list, or either of them per split."""
+    """Return all file names in a `data_files` value: a name, a list of names, or either of them per split."""
     if value is None:
         return []
     if isinstance(value, Mapping):
@@ -146,7 +148,10 @@ def _allow(leaf: LeafConfig, settings: Mapping[str, Any], allowed: frozenset[str
 
 
 def _from_files(leaf: LeafConfig, source: "Source") -> dict[str, Any] | None:
-    """Return the changes that replace the data set with a suite's files, one per split."""
+    """Return the configuration changes that replace a task's data set with a suite's files, one per split.
+
+    None if the files have no records of the test or validation split.
+    """
     if leaf.task_class is not None:
         raise UserError(f'{leaf.task_name} is written in Python and reads its data itself. Allowed: source = "hub".')
     if source.data_dir is None:
@@ -178,13 +183,13 @@ def _dataset_names(leaf: LeafConfig) -> tuple[str, str | None]:
 
 
 def _records(leaf: LeafConfig, paths: Mapping[str, Path]) -> dict[str, Sequence[Mapping[str, Any]]]:
-    """Return the records per split, without empty splits."""
+    """Return the records of a task's files, by split; splits without records are left out."""
     read = {split: read_records(*_dataset_names(leaf), split, path) for split, path in paths.items()}
     return {split: rows for split, rows in read.items() if rows}
 
 
 def _fewshot_split(config: Mapping[str, Any]) -> str | None:
-    """Return the split that lm-eval draws examples from; None if the configuration lists the examples."""
+    """Return the split that lm-eval draws few-shot examples from; None if the configuration lists the examples."""
     fewshot = config.get("fewshot_config") or {}
     if isinstance(fewshot, dict) and fewshot.get("samples") is not None:
         return None

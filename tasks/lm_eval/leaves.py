@@ -38,8 +38,10 @@ class Leaf:
     """Single task of lm-eval with its data.
 
     Attributes:
+        config: The task's configuration with all settings applied.
         task: lm-eval's task object.
         seed: Seed for drawing few-shot examples.
+        multiturn: True if few-shot examples are separate turns in a chat template.
     """
 
     config: LeafConfig
@@ -60,10 +62,12 @@ class Leaf:
         return "test" if self.task.has_test_docs() else "validation"
 
     def kind_of(self, split: str) -> str:
-        """Return which of lm-eval's kinds of documents (test, validation, train) a suite's split stands for.
+        """Return lm-eval's split (test, validation or train) that a split named in a suite stands for.
+
+        If the task has no test or no validation split, the split that lm-eval evaluates takes its place.
 
         Raises:
-            UserError: The task has no such documents.
+            UserError: The task has no such split.
         """
         has = {
             "train": self.task.has_training_docs(),
@@ -77,7 +81,7 @@ class Leaf:
         return kind
 
     def docs(self, kind: str) -> list[Any]:
-        """Return lm-eval's documents of a kind, in lm-eval's order."""
+        """Return the task's documents of a split (test, validation or train), in lm-eval's order."""
         if kind not in self._docs:
             read = {
                 "train": self.task.training_docs,
@@ -89,7 +93,7 @@ class Leaf:
         return self._docs[kind]
 
     def subset_task(self, kind: str, ordinals: Sequence[int], chat: Chat | None) -> Any:
-        """Return a copy of lm-eval's task that is restricted to some documents.
+        """Return a copy of lm-eval's task that is restricted to the documents with these indices in a split.
 
         A document's few-shot examples are the same as when all documents are evaluated, so its prompt does not depend
         on the selection.
@@ -134,7 +138,7 @@ class Leaf:
         return subset
 
     def _drawn(self, kind: str) -> list[Any]:
-        """Return the examples before each document, drawn as lm-eval draws them; empty if it draws none."""
+        """Return the few-shot examples of each document of a split, drawn as in lm-eval; empty if none are drawn."""
         from lm_eval.api.task import ConfigurableTask
 
         n = self.config.num_fewshot
@@ -153,7 +157,7 @@ class Leaf:
 
 
 class _FixedSampler:
-    """Sampler that returns examples drawn earlier."""
+    """Few-shot sampler that returns examples drawn earlier."""
 
     examples: Sequence[Any] = ()
 
@@ -163,7 +167,7 @@ class _FixedSampler:
 
 @lru_cache(maxsize=16)
 def leaves(name: str, settings: LmEvalSettings, source: "Source") -> tuple[Leaf, ...]:
-    """Return the single tasks of a name with their data; tasks without data in a local source are left out.
+    """Return the single tasks of a task, group or tag with their data, except those without data in a local source.
 
     Raises:
         UserError: The data cannot be read, or no task has data.
@@ -207,7 +211,7 @@ def _built(config: LeafConfig, changes: Mapping[str, Any], source: "Source") -> 
 
 @contextmanager
 def named_errors(name: str) -> Iterator[None]:
-    """Convert errors of a task's templates and scoring into a message that names the task."""
+    """Convert errors in a task's templates and scoring into a `UserError` that names the task."""
     try:
         yield
     except UserError:
@@ -218,7 +222,7 @@ def named_errors(name: str) -> Iterator[None]:
 
 @contextmanager
 def _seeded() -> Iterator[None]:
-    """Seed the random generators as lm-eval does while it loads tasks, and restore their state afterwards."""
+    """Seed the random generators as lm-eval does when it loads tasks, and restore their state afterwards."""
     before, before_numpy = random.getstate(), np.random.get_state()
     random.seed(_RANDOM_SEED)
     np.random.seed(_NUMPY_SEED)
@@ -258,7 +262,7 @@ _MAX_SHOWN_CHARS: Final = 80
 
 
 class _Template(Template):
-    """Template with a time limit and its source text."""
+    """Jinja template with a limit on rendering time, and its source text for messages."""
 
     source = ""
     _spent = 0.0
@@ -277,7 +281,7 @@ class _Template(Template):
 
 
 class _Sandbox(SandboxedEnvironment):
-    """Sandbox that compiles each template once, not once per document as lm-eval does."""
+    """Jinja sandbox that compiles each template once, not once per document as lm-eval does."""
 
     template_class = _Template
     intercepted_binops = frozenset({"*", "**"})
@@ -287,7 +291,7 @@ class _Sandbox(SandboxedEnvironment):
         self._compiled = lru_cache(maxsize=4096)(self._with_source)
 
     def from_string(self, source: str, *args: object, **kwargs: object) -> Template:  # type: ignore[override]
-        """Return the compiled template of a text."""
+        """Return the compiled template with this source text."""
         return self._compiled(source)
 
     def _with_source(self, source: str) -> Template:
@@ -297,14 +301,18 @@ class _Sandbox(SandboxedEnvironment):
         return template
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Compute a product or a power whose size is limited."""
+        """Compute `left * right` or `left ** right` in a template.
+
+        Raises:
+            SecurityError: The result could be too large.
+        """
         if _size(operator, left, right) > 1:
             raise SecurityError(f"{operator} of values this large")
         return super().call_binop(context, operator, left, right)
 
 
 def _size(operator: str, left: Any, right: Any) -> float:
-    """Return an upper bound of the result's size, as a share of the largest allowed size."""
+    """Return an upper bound of the size of a product or power, as a share of the largest allowed size."""
     for number, other in ((left, right), (right, left)):
         if isinstance(number, int) and operator == "*" and isinstance(other, str | bytes | list | tuple):
             return number * len(other) / _ITEMS
@@ -327,13 +335,13 @@ def use_sandbox() -> None:
 
 @contextmanager
 def time_limit(seconds: float, what: str) -> Iterator[Callable[[], float]]:
-    """Limit the CPU time of a block; yields a function that returns the seconds left when the block ended.
+    """Limit the CPU time of a `with` block; yield a function that returns the seconds left at its end.
 
     The limit is a signal, which also interrupts regular expressions. Only the main thread receives signals: in other
     threads there is no limit.
 
     Raises:
-        UserError: The block took longer.
+        UserError: The limit was exceeded.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield lambda: seconds

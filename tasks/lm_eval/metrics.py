@@ -1,8 +1,8 @@
 """Metrics of lm-eval tasks: their names, summed statistics, scales and directions.
 
-A metric here is a function of sums over documents, so that its interval, and its value without a document, are cheap.
-lm-eval's metrics are functions of lists; those that can be written with sums are supported. Documents are scored by
-lm-eval's own evaluate(), filters and process_results.
+A metric here is a function of sums over documents, so that its confidence interval, and its value over any subset of
+the documents, are cheap to compute. lm-eval's metrics are functions of lists; those that can be written with sums are
+supported. Documents are scored by lm-eval's own evaluate(), filters and process_results.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -29,12 +29,12 @@ _LARGEST_LOG = 700.0
 
 @dataclass(frozen=True)
 class Aggregation:
-    """An aggregation of lm-eval, written with sums over documents.
+    """An aggregation function of lm-eval, such as the mean or BLEU, rewritten with sums over documents.
 
     Attributes:
-        summands: Maps a document's result of `process_results` to the numbers that are summed, [S].
+        summands: Maps a document's result of lm-eval's `process_results` to the numbers that are summed, [S].
         value: Maps the sums [..., S] and the number of documents [...] to the metric [...].
-        bounds: Smallest and largest value; None if unbounded.
+        bounds: Lowest and highest possible value; None if unbounded.
     """
 
     summands: Callable[[Any], list[float]]
@@ -42,12 +42,12 @@ class Aggregation:
     bounds: tuple[float, float] | None = None
 
     def document_value(self, item: Any) -> float:
-        """Return the metric's value for a single document."""
+        """Return the metric's value for a single document, given its result of lm-eval's `process_results`."""
         return float(self.value(np.asarray(self.summands(item), dtype=np.float64), np.asarray(1.0)))
 
 
 def aggregation(function: Callable[..., Any] | None) -> Aggregation | None:
-    """Return the `Aggregation` of lm-eval's aggregation function; None if it cannot be written with sums."""
+    """Return the equivalent of lm-eval's aggregation function; None if it cannot be written with sums."""
     if function is None:
         return None
     try:
@@ -79,7 +79,7 @@ def _by_function() -> dict[Callable[..., Any], Aggregation]:
 
 
 def _detect_mean(function: Callable[..., Any]) -> Aggregation | None:
-    """Return the aggregation of a task's own function if it behaves as a mean; None otherwise."""
+    """Return the equivalent of a task's own aggregation function if it computes a mean on test input, else None."""
     single, nested = [0.25, 0.5, 1.0], [[True, False, True], [False]]
     if _returns_value(function, single, sum(single) / len(single)):
         return MEAN
@@ -122,7 +122,7 @@ def _exp(exponent: FloatArray) -> FloatArray:
 
 
 def _confusion(item: Any) -> list[float]:
-    """Return true positives, false positives, false negatives, true negatives."""
+    """Return the counts of true and false positives, and false and true negatives, for one pair (gold, predicted)."""
     gold, predicted = int(item[0]), int(item[1])
     if not {gold, predicted} <= {0, 1}:
         raise UserError(f"lm-eval: f1 and mcc are kept for two classes, 0 and 1, not for {gold} and {predicted}.")
@@ -136,7 +136,7 @@ def _brier(item: Any) -> list[float]:
 
 
 def _corpus(metric: "CorpusMetric", bounds: tuple[float, float] | None) -> Aggregation:
-    """Return the aggregation of a corpus metric of sacrebleu, based on the counts of its significance tests."""
+    """Return the aggregation of a sacrebleu metric, from the counts that sacrebleu uses for significance tests."""
 
     def summands(item: Any) -> list[float]:
         references, output = item
@@ -169,14 +169,15 @@ _SHARES = frozenset(
 
 @dataclass(frozen=True)
 class LmEvalMetric:
-    """One metric under one filter.
+    """One metric of an lm-eval task, computed after one of the task's filters.
 
     Attributes:
         name: Name in results, such as `exact_match,strict-match`; without the filter if the filter has no name.
-        metric: lm-eval's name.
+        metric: lm-eval's name of the metric.
         filter: lm-eval's name of the filter.
-        scale: Factor from lm-eval's value to this project's.
-        item: lm-eval's metric whose per-document value this metric sums.
+        aggregation: Computes the metric from sums over documents.
+        scale: Factor from lm-eval's value to this project's: 100 for proportions, else 1.
+        item: lm-eval's name of the per-document result that this metric sums.
     """
 
     name: str
@@ -188,23 +189,26 @@ class LmEvalMetric:
     item: str
 
     def aggregate(self, total: FloatArray, n: FloatArray) -> FloatArray:
-        """Return the metric [...] from sums [..., S] over [...] documents; for a mean, of the already scaled values."""
+        """Return the metric's value [...] from sums [..., S] over `n` documents [...].
+
+        The summed values of a mean are already scaled; other metrics are scaled here.
+        """
         return self.aggregation.value(total, n) * (1.0 if self.is_mean else self.scale)
 
     @property
     def is_mean(self) -> bool:
-        """True if the metric is the mean of its values, which needs no other statistics."""
+        """True if the metric is the mean of the documents' values, so that no other statistics are stored."""
         return self.aggregation is MEAN
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Smallest and largest value; None if unbounded."""
+        """Lowest and highest possible value, on this project's scale; None if unbounded."""
         bounds = (0.0, 1.0) if self.scale == 100 and self.aggregation.bounds is None else self.aggregation.bounds
         return bounds and (self.scale * bounds[0], self.scale * bounds[1])
 
 
 def metrics_of(leaf: LeafConfig) -> tuple[LmEvalMetric, ...]:
-    """Return the metrics of a task, headline first: the first for which higher is better, if any.
+    """Return the supported metrics of a task, headline first: the first for which higher is better, if any.
 
     Raises:
         UserError: No metric is a function of sums over documents.
@@ -231,7 +235,7 @@ def metrics_of(leaf: LeafConfig) -> tuple[LmEvalMetric, ...]:
 
 
 def aggregate_of(metric: str) -> Callable[[FloatArray, FloatArray], FloatArray]:
-    """Return the function from summed statistics to a metric's value, given only its name in results.
+    """Return the function from summed statistics to a metric's value, given only the metric's name in results.
 
     Raises:
         UserError: lm-eval has no such metric, or it cannot be written with sums.
@@ -269,7 +273,7 @@ def document_score(metrics: Sequence[LmEvalMetric], by_filter: Mapping[str, Mapp
 
 
 def _scale(metric: str, sums: Aggregation) -> float:
-    """Return the factor from lm-eval's value to this project's."""
+    """Return the factor from lm-eval's value of a metric to this project's: 100 for proportions, else 1."""
     return 100.0 if metric in _SHARES and (sums is MEAN or sums.bounds == (0.0, 1.0)) else 1.0
 
 
@@ -283,7 +287,7 @@ def _filters(leaf: LeafConfig) -> list[str]:
 
 
 def _listed(leaf: LeafConfig) -> list[tuple[str, Callable[..., Any] | None, bool]]:
-    """Return name, aggregation and direction of each metric, as lm-eval's ConfigurableTask reads them."""
+    """Return name, aggregation function and `higher_is_better` of each metric of a task, as lm-eval resolves them."""
     from lm_eval.api import metrics as _  # noqa: F401 - fills the registries
     from lm_eval.api.registry import (
         DEFAULT_METRIC_REGISTRY,
@@ -314,7 +318,10 @@ def _listed(leaf: LeafConfig) -> list[tuple[str, Callable[..., Any] | None, bool
 
 
 def _class_metrics(leaf: LeafConfig) -> list[tuple[str, Callable[..., Any] | None, bool]]:
-    """Return the metrics of a task written in Python, from methods that need no data."""
+    """Return name, aggregation function and `higher_is_better` of each metric of a task written in Python.
+
+    They are read from methods that need no data.
+    """
     assert leaf.task_class is not None
     empty: Any = object.__new__(leaf.task_class)
     try:
@@ -331,7 +338,10 @@ Selection = Sequence[tuple[Leaf, str, Mapping[int, Document]]]
 def evaluate(
     lm: Any, selection: Selection, metrics: Sequence[LmEvalMetric], chat: Chat | None
 ) -> tuple[dict[str, DocumentScore], dict[str, float]]:
-    """Have lm-eval evaluate a model; see `LmEvalTask.evaluate`."""
+    """Have lm-eval evaluate a model; return the scores by document key, and lm-eval's aggregated values by metric.
+
+    See `LmEvalTask.evaluate`.
+    """
     from lm_eval.evaluator import evaluate as evaluate_in_lm_eval
 
     by_name = {f"{leaf.name}/{kind}": (leaf, kind, documents) for leaf, kind, documents in selection}
@@ -355,7 +365,10 @@ def evaluate(
 def score(
     selection: Selection, responses: Mapping[str, Sequence[Any]], metrics: Sequence[LmEvalMetric]
 ) -> dict[str, DocumentScore]:
-    """Score existing responses; see `LmEvalTask.score_responses`."""
+    """Score existing responses, given by document key; return the scores by document key.
+
+    See `LmEvalTask.score_responses`.
+    """
     scores: dict[str, DocumentScore] = {}
     for leaf, kind, documents in selection:
         with named_errors(leaf.name):
@@ -394,7 +407,7 @@ def _scores_of(
 
 
 def filtered(leaf: Leaf, kind: str, ordinal: int, text: str) -> dict[str, Any]:
-    """Return the result of each filter of a task for a text generated for a document."""
+    """Return, by filter, what a task's filters extract from a text generated for document `ordinal` of split `kind`."""
     task = leaf.subset_task(kind, [ordinal], None)
     task.build_all_requests()
     (instance,) = task.instances
@@ -414,7 +427,10 @@ def _scored(leaf: Leaf, metrics: Sequence[LmEvalMetric], returned: Mapping[str, 
 
 
 def _aggregated(results: Mapping[str, Any], names: Iterable[str], metrics: Sequence[LmEvalMetric]) -> dict[str, float]:
-    """Return lm-eval's aggregated values on this project's scale; groups are weighted by size, as in lm-eval."""
+    """Return lm-eval's aggregated value of each metric, on this project's scale, from the results of its `evaluate()`.
+
+    Several tasks are weighted by their numbers of documents, as in lm-eval.
+    """
     from lm_eval.api.metrics import aggregate_subtask_metrics
 
     aggregated = {}

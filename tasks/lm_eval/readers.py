@@ -1,7 +1,7 @@
 """Readers of local files for tasks of lm-eval: from any original format to the hub's fields.
 
-A data set of the hub has a reader here if its original files have another format; JSON, JSON lines, CSV and Parquet
-with the hub's fields are read for any data set.
+A data set of the hub has a reader here if its original files have another format than the hub. JSON, JSON lines, CSV
+and Parquet with the hub's fields are read for any data set.
 """
 
 import csv
@@ -74,14 +74,14 @@ _MMLU_MARKS = ("_dev", "_val", "_test")
 
 
 def read_mmlu(path: Path, subject: str | None, split: str) -> list[dict[str, Any]]:
-    """Return a subject's questions of MMLU: from one CSV file per subject, alone or in a tar archive.
+    """Return the questions of an MMLU subject from one CSV file per subject, alone or in a tar archive.
 
     Columns are question, four choices and the answer: without a header and with answers A to D, as published by the
     authors; or under the header `question,choice0,...,choice3,answer` with answers 0 to 3. An archive without a file of
     the subject gives no questions.
 
     Raises:
-        UserError: A file is damaged, or a record is no question.
+        UserError: A file is damaged, or a record is not a multiple-choice question.
     """
     if path.name.endswith((".tar.gz", ".tgz", ".tar")):
         subjects = _mmlu_archive(path)
@@ -94,7 +94,7 @@ def read_mmlu(path: Path, subject: str | None, split: str) -> list[dict[str, Any
 
 @lru_cache(maxsize=4)
 def _mmlu_archive(path: Path) -> dict[str, tuple[str, str]]:
-    """Return place and text of each CSV file, by subject."""
+    """Return the location (for messages) and the text of each CSV file of an MMLU archive, by subject."""
     files = {}
     for name, text in read_members(path, ".csv"):
         stem = PurePosixPath(name).stem
@@ -189,7 +189,7 @@ def read_records(dataset: str, name: str | None, split: str, path: Path) -> Reco
 
     Args:
         dataset: Name of the data set on the hub, which decides the file's format.
-        name: Configuration of the data set, such as a subject or a language pair; None if there is one.
+        name: Configuration of the data set, such as a subject or a language pair; None if it has only one.
         split: Split of the data set, for files that contain several.
         path: Path of the file, plain or `.gz`.
 

@@ -16,11 +16,11 @@ class LmEvalSettings:
     """Settings of an lm-eval task, named as on lm-eval's command line.
 
     Attributes:
-        include: Folder with the user's YAML files; they are data, and code in them is rejected.
-        num_fewshot: Number of examples before each question; None: the task's own. A task with 0 keeps 0, as in
-            lm-eval.
+        include: Folder with the user's YAML files, which are read as data; code in them is rejected.
+        num_fewshot: Number of few-shot examples before each question; None: the task's own. A task with 0 keeps 0, as
+            in lm-eval.
         fewshot_seed: Seed for drawing few-shot examples.
-        fewshot_as_multiturn: Examples are separate turns in a chat template.
+        fewshot_as_multiturn: True if few-shot examples are separate turns in a chat template.
         gen_kwargs: Pairs (name, value) that override the task's `generation_kwargs`.
         declaration: Declared task with choices, which replaces the named task; None for all other tasks.
     """
@@ -40,7 +40,7 @@ class LmEvalSettings:
             raise UserError(f"num_fewshot is {self.num_fewshot}. Allowed: 0 or more.")
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON data."""
+        """Return the settings as plain JSON data."""
         return asdict(self)
 
     @classmethod
@@ -76,7 +76,13 @@ _CHANGE_NOTHING: Final = {
 
 
 class NotGreedy(NamedTuple):
-    """Unsupported request, and the name and value of the argument that restore greedy decoding."""
+    """Generation argument that greedy decoding does not support.
+
+    Attributes:
+        what: Description of the unsupported request, for messages.
+        name: Name of the argument to change.
+        value: Value of that argument that restores greedy decoding.
+    """
 
     what: str
     name: str
@@ -84,7 +90,7 @@ class NotGreedy(NamedTuple):
 
 
 def why_not_greedy(kwargs: Mapping[str, Any]) -> NotGreedy | None:
-    """Return the first of lm-eval's generation arguments that greedy decoding does not support, or None."""
+    """Return the first of lm-eval's generation arguments that greedy decoding does not support; None if all fit."""
     from lm_eval.models.utils import normalize_gen_kwargs
 
     normalised: dict[str, Any] = dict(normalize_gen_kwargs(dict(kwargs)))

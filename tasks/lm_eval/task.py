@@ -32,7 +32,7 @@ class LmEvalDocument(Document):
     the document in the split) and doc (the record). Documents from `with_reference` also have `reference`.
 
     Attributes:
-        source: Source of the record, and of the examples in its prompt. Not part of the key.
+        source: Source of the record, and of the few-shot examples in its prompt. Not part of the key.
     """
 
     source: Source = field(default_factory=Source)
@@ -41,14 +41,15 @@ class LmEvalDocument(Document):
 class LmEvalTask(Task):
     """Task, group or tag of lm-eval: its documents, requests, filters, scores and aggregation are lm-eval's.
 
-    Metrics that are shares are scaled to 0..100; all others are as in lm-eval.
+    Metrics that are proportions, such as accuracy, are scaled to 0..100; all others are as in lm-eval.
 
     Args:
-        name: Name in suites, with its prefix.
-        settings: Further settings of the suite.
+        name: Name in suites, with the prefix `lm-eval:`.
+        settings: The suite's settings of the task, such as the number of few-shot examples.
 
     Raises:
-        UserError: The task does not exist; its tasks cannot be combined; or no metric is a function of sums.
+        UserError: The task does not exist; the members of the group or tag cannot be combined; or no metric is a
+            function of sums over documents.
     """
 
     local_roles = ()
@@ -72,12 +73,12 @@ class LmEvalTask(Task):
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """lm-eval's names of the single tasks."""
+        """lm-eval's names of the single tasks that this task, group or tag consists of."""
         return tuple(self._configs)
 
     @property
     def num_fewshot(self) -> int:
-        """Number of few-shot examples before each question, from the first single task."""
+        """Number of few-shot examples before each question, according to the first single task."""
         return next(iter(self._configs.values())).num_fewshot
 
     @cached_property
@@ -86,11 +87,11 @@ class LmEvalTask(Task):
         return any(bool(config.config.get("unsafe_code")) for config in self._configs.values())
 
     def bounds(self, metric: str) -> tuple[float, float] | None:
-        """Return the smallest and the largest possible value of a metric; None if it is unbounded."""
+        """Return the lowest and the highest possible value of a metric; None if it is unbounded."""
         return self._metrics[metric].bounds
 
     def aggregate(self, metric: str, total: FloatArray, n: FloatArray) -> FloatArray:
-        """Return lm-eval's aggregated value of a metric; see `Task.aggregate`."""
+        """Return lm-eval's aggregated value of a metric from summed statistics; see `Task.aggregate`."""
         return self._metrics[metric].aggregate(total, n)
 
     def instances(self, documents: Sequence[Document], chat: Chat | None = None) -> "dict[str, list[Instance]]":
@@ -155,7 +156,7 @@ class LmEvalTask(Task):
     def stored_responses(
         self, samples: Iterable[Mapping[str, Any]], choices: Iterable[Mapping[str, Any]]
     ) -> dict[str, list[Any]]:
-        """Return the stored responses per document, in the form that `score_responses` takes.
+        """Convert stored rows to responses per document, by document key, as `score_responses` takes them.
 
         Args:
             samples: Rows of the spool's ``samples`` table.
@@ -171,9 +172,10 @@ class LmEvalTask(Task):
         return responses
 
     def score(self, doc: Document, output: str) -> DocumentScore:
-        """Score one text of a generation task.
+        """Return the scores of one text of a generation task.
 
-        A document from `with_reference` is scored by whether the task's filters return the same for both texts.
+        For a document from `with_reference`, each metric has its best value if the task's filters return the same for
+        the text and the reference; else it has its worst value.
         """
         if "reference" in doc.fields:
             return self._same(doc, output)
@@ -198,15 +200,18 @@ class LmEvalTask(Task):
         return [canonical_json([plain(request.args) for request in requests[document.key]]) for document in documents]
 
     def likeness(self, doc: Document) -> str:
-        """Return the record as JSON: prompts of equal records may differ in their examples."""
+        """Return the document's record as JSON.
+
+        Prompts of equal records may differ in their few-shot examples, so they are not compared.
+        """
         return canonical_json(doc.fields["doc"])
 
     def prompt(self, doc: Document) -> str:
-        """Return the context of a document's first request; for a rolling request, the text itself."""
+        """Return the context of a document's first request or, for a rolling log-likelihood, the whole text."""
         return str(self.instances([doc])[doc.key][0].args[0])
 
     def target(self, doc: Document) -> str:
-        """Return the reference as text; for multiple choice, the correct choice."""
+        """Return the document's first reference as text; for multiple choice, the correct choices."""
         if self.output_type == "multiple_choice":
             return " / ".join(self.choices(doc)[index] for index in sorted(self.right_choices(doc)))
         leaf, record = self._leaf(doc)
@@ -214,7 +219,7 @@ class LmEvalTask(Task):
         return str(reference[0] if isinstance(reference, list) and reference else reference)
 
     def with_reference(self, doc: Document, text: str) -> Document:
-        """Return the document with another text as its only reference."""
+        """Return a copy of the document with `text` as its only reference."""
         return LmEvalDocument(doc.key, {**doc.fields, "reference": text}, source=_source(doc))
 
     def _read(self, source: Source, split: str, seed: int) -> list[Document]:
@@ -235,11 +240,15 @@ class LmEvalTask(Task):
         raise NotImplementedError("`_read` reads")
 
     def lm_eval_config(self, documents: Sequence[Document], kind: ModelKind) -> dict[str, Any]:
-        """Raise an error: lm-eval has its own configuration of the task; see `evaluate`."""
+        """Raise NotImplementedError: lm-eval has its own configuration of the task; see `evaluate`."""
         raise NotImplementedError("tasks of lm-eval are evaluated by `evaluate`")
 
     def _group_by_leaf(self, documents: Sequence[Document]) -> list[tuple[Leaf, str, dict[int, Document]]]:
-        """Group documents by single task and split, each group by lm-eval's index."""
+        """Group documents by single task and split of lm-eval.
+
+        Returns:
+            Per group: the single task, the split, and the documents by lm-eval's index.
+        """
         grouped: dict[tuple[Source, str, str], dict[int, Document]] = {}
         for document in documents:
             fields = document.fields
@@ -284,7 +293,7 @@ class LmEvalTask(Task):
 
 
 def _ends(metric: LmEvalMetric) -> tuple[float, float]:
-    """Return the worst and the best value of a metric; 0 and 100 if it is unbounded."""
+    """Return the worst and the best possible value of a metric; 0 and 100 if it is unbounded."""
     low, high = metric.bounds or (0.0, 100.0)
     return (low, high) if metric.higher_is_better else (high, low)
 
@@ -326,7 +335,7 @@ def _version(configs: Sequence[LeafConfig]) -> str:
 
 
 def _part(leaf: Leaf, split: str) -> tuple[range, str]:
-    """Return the documents of a split, or of a slice of it such as `train[50%:]`, and their kind."""
+    """Return the indices of the documents of a split, or of a slice such as `train[50%:]`, and lm-eval's split name."""
     name, bracket, _ = split.partition("[")
     kind = leaf.kind_of(name)
     n = len(leaf.docs(kind))

@@ -1,10 +1,10 @@
 """Run code that a model wrote, if the user has confirmed that it may be run.
 
 Two processes (`confined.py`): one runs the program; the other runs the tests and decides, out of the program's reach.
-Both have their own namespaces, so that there is no network, no inherited environment, and no process that outlives
-them; no sockets, not even Unix sockets; a small private file system for writing, all others read-only; and limits on
-time, memory and processes. The program can still read what its user can read. For stronger isolation, run ExitBench in
-a container.
+Both have their own namespaces: no network, no inherited environment, and no process that outlives them. They have no
+sockets, not even Unix sockets, and limits on time, memory and processes. They write to a small private file system; all
+others are read-only. The program can still read what its user can read. For stronger isolation, run ExitBench in a
+container.
 """
 
 import ast
@@ -126,7 +126,7 @@ def _command() -> tuple[str, ...]:
     """Return the command that runs `confined.py` in its own namespaces, after checking that it works.
 
     Raises:
-        UserError: It does not work on this system.
+        UserError: The command does not work on this system.
     """
     path = shutil.which("unshare")
     why = "there is no `unshare` (Linux, util-linux)"
@@ -148,7 +148,10 @@ def _command() -> tuple[str, ...]:
 
 
 def mbpp_examples() -> list[dict[str, Any]]:
-    """Return lm-eval's examples of MBPP, parsed from its source: importing it needs a package that is not installed."""
+    """Return lm-eval's few-shot examples of MBPP, parsed from its source code.
+
+    Importing the module would need a package that is not installed.
+    """
     import lm_eval.tasks
 
     path = Path(lm_eval.tasks.__file__).parent / "mbpp" / "utils.py"

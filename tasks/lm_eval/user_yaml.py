@@ -1,4 +1,4 @@
-"""Read the user's YAML files, which may be from third parties, as data.
+"""Read the user's YAML files of lm-eval tasks, which may be from third parties, as data without code.
 
 lm-eval imports and calls what a `!function` names, opens any path that an `include` leads to, and loads metrics as code
 from the hub. Files below an `include` folder may do none of this: only plain values, known keys, and files of that
@@ -34,14 +34,14 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 class _Loader(yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.SafeLoader):  # type: ignore[misc]
-    """PyYAML's safe loader with a limit on merged tables: tags create plain values only."""
+    """PyYAML's safe loader, whose tags create plain values only, with a limit on the size of merged tables."""
 
     def __init__(self, stream: bytes) -> None:
         super().__init__(stream)
         self._merged_pairs = 0
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Merge tables (`<<`) into one, after counting their values: each level can multiply them."""
+        """Merge the tables of `<<` keys into one, after counting their values, which each nested `<<` can multiply."""
         for key, value in node.value:
             if key.tag != _MERGE:
                 continue
@@ -57,7 +57,7 @@ class _Loader(yaml.CSafeLoader if hasattr(yaml, "CSafeLoader") else yaml.SafeLoa
 def read_folder(folder: Path) -> list[dict[str, Any]]:
     """Return the configuration of every task and group below a folder, in the order of their paths.
 
-    Files that others include (with any name, not only in `.yaml`) are read when they are included.
+    A file without the name of a task or group, whatever its ending, is read when another file includes it.
 
     Raises:
         UserError: The folder or a file is invalid; the message names file and key, and what is allowed.
@@ -87,7 +87,7 @@ def read_folder(folder: Path) -> list[dict[str, Any]]:
 
 
 def check_config(config: Mapping[str, Any], location: str, *, is_group: bool = False) -> None:
-    """Check that a configuration is pure data, from which lm-eval imports and loads no code.
+    """Check that the configuration of a task or group is pure data, from which lm-eval loads no code.
 
     Raises:
         UserError: The configuration is invalid; the message names the key and what is allowed.
@@ -115,7 +115,7 @@ def check_config(config: Mapping[str, Any], location: str, *, is_group: bool = F
 
 
 def _yaml_files(folder: Path) -> Iterator[Path]:
-    """Yield the regular files below the folder; symbolic links to files or folders are not followed."""
+    """Yield the `.yaml` files below a folder, sorted; symbolic links to files or folders are not followed."""
     n_files = 0
     for path in sorted(_walk(folder), key=lambda path: path.as_posix()):
         if path.suffix == ".yaml":
@@ -136,7 +136,7 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _merged(path: Path, folder: Path, parents: tuple[Path, ...]) -> dict[str, Any]:
-    """Return a file's values over those of the files it includes, as lm-eval merges them."""
+    """Return a file's configuration, completed by values of the files that it includes, as lm-eval merges them."""
     if path in parents:
         raise UserError(f"{path}: includes itself, by way of {', '.join(map(str, parents[1:])) or 'nothing else'}.")
     config = _read(path)
@@ -150,7 +150,10 @@ def _merged(path: Path, folder: Path, parents: tuple[Path, ...]) -> dict[str, An
 
 
 def _inside(name: object, path: Path, folder: Path) -> Path:
-    """Return the normalised path of an included file, so that loops are detected."""
+    """Return the path of an included file, after checking that it exists inside the folder.
+
+    The path is normalised, so that loops of includes are detected.
+    """
     inside = Path(os.path.normpath(path.parent / str(name)))
     steps = [inside, *inside.parents]
     steps_below = steps[: steps.index(folder)] if folder in steps else []
@@ -191,7 +194,7 @@ def _check_shape(data: bytes, path: Path) -> None:
 
 
 def _count(value: object, path: Path) -> None:
-    """Reject a file with too many values once aliases are expanded."""
+    """Reject a file with too many values after aliases are expanded, or with too large an integer."""
     remaining, stack = _MAX_NODES, [value]
     while stack:
         item = stack.pop()
@@ -223,7 +226,7 @@ def _place(error: Exception) -> str:
 
 
 def _check_kinds(config: Mapping[str, Any], location: str) -> None:
-    """Check the types of values that lm-eval, or the code that reads them first, takes for granted."""
+    """Check the types of values that lm-eval, or this project before it, uses without checking."""
     for key, (fits, needed) in _KINDS.items():
         if config.get(key) is not None and not fits(config[key]):
             raise UserError(f"{location}: {key} is {_abbreviated(config[key])}. Needed: {needed}.")
@@ -350,5 +353,5 @@ def _tables(value: object, location: str) -> list[dict[str, Any]]:
 
 
 def is_hub_name(name: object) -> bool:
-    """Return whether a text can be the name of a data set on the hub, and not a path or address."""
+    """Return whether a value can be the name of a data set on the hub, and not a path or a URL."""
     return isinstance(name, str) and _HUB_NAME.fullmatch(name) is not None and ".." not in name

@@ -21,7 +21,7 @@ class Parser(argparse.ArgumentParser):
     """Argument parser that raises a one-line `UserError` for invalid arguments, instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
-        """Report invalid arguments.
+        """Raise argparse's message about invalid arguments as a `UserError`.
 
         Args:
             message: argparse's message.
@@ -36,14 +36,14 @@ Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 
 
 def command(commands: Commands, name: str, function: str, about: str, examples: str) -> Parser:
-    """Add a command to the parser, and return the command's own parser.
+    """Add a command to the parser; return the command's own parser, to which its arguments are added.
 
     Args:
-        commands: The parser's commands.
+        commands: argparse's object to which commands are added.
         name: Name that the user types.
-        function: Implementation, as `module:function` within `harness.cli.commands`.
+        function: Implementation, as `module:function` in `harness.cli.commands`.
         about: Description; its beginning, up to a bracket, colon or full stop, is shown in the overview.
-        examples: Lines to copy, each indented by two spaces.
+        examples: Command lines to copy, each indented by two spaces.
     """
     parser = commands.add_parser(
         name,
@@ -61,7 +61,7 @@ def brief(about: str) -> str:
 
 
 def add_selection(parser: Parser) -> None:
-    """Add the arguments for a suite and the selection of its cells."""
+    """Add the arguments that name a suite and select its cells, such as `--only` and `--limit`."""
     parser.add_argument("suite", metavar="SUITE", help="name of a bundled suite, or path of a TOML file")
     add_data_dir(parser, "that tasks and recipes name")
     add_plugins(parser)
@@ -88,19 +88,19 @@ def add_selection(parser: Parser) -> None:
 
 
 def add_plugins(parser: Parser) -> None:
-    """Add the option for the folder of plug-ins, which run with the user's rights."""
+    """Add the option `--plugins`: a folder of plug-ins, which run with the user's rights."""
     about = "folder of Python files with tasks and methods: they run with your rights, so trust who wrote them"
     parser.add_argument("--plugins", type=Path, metavar="DIR", help=about)
 
 
 def add_unsafe_code(parser: Parser) -> None:
-    """Add the option that allows executing code that a model wrote."""
+    """Add the option `--confirm-run-unsafe-code`, which allows executing code that a model wrote."""
     about = "let tasks such as MBPP run the code that a model wrote: in a process with limits and no network"
     parser.add_argument("--confirm-run-unsafe-code", action="store_true", help=about)
 
 
 def add_executor(parser: Parser) -> None:
-    """Add the options that select the executor: this machine or Slurm."""
+    """Add the options `--executor` and `--slurm`: where cells run, on this machine or as Slurm jobs."""
     parser.add_argument(
         "--executor", choices=("local", "slurm"), default="local", help="run here (local), or as jobs of Slurm (slurm)"
     )
@@ -114,24 +114,24 @@ def add_executor(parser: Parser) -> None:
 
 
 def add_data_dir(parser: Parser, which: str) -> None:
-    """Add the option for the folder of local files.
+    """Add the option `--data-dir`, the root folder of local data files.
 
     Args:
         parser: The command's parser.
-        which: End of the help text, after "root of the local files".
+        which: End of the help text: which files these are.
     """
     parser.add_argument("--data-dir", type=_folder, metavar="DIR", help=f"root of the local files {which}")
 
 
 def add_runs(parser: Parser) -> None:
-    """Add the option for the folder of all results."""
+    """Add the option `--runs`, the folder of all run data."""
     parser.add_argument(
         "--runs", type=Path, default=Path("runs"), metavar="DIR", help="folder of all results (default: runs)"
     )
 
 
 def add_database(parser: Parser) -> None:
-    """Add the option for the folder of all results, and the option for a database file elsewhere."""
+    """Add the option `--runs`, and the option `--database` for a database outside of this folder."""
     add_runs(parser)
     parser.add_argument(
         "--database", type=Path, metavar="FILE", help="result database (default: RUNS/exitbench.duckdb)"
@@ -139,19 +139,19 @@ def add_database(parser: Parser) -> None:
 
 
 def add_results(parser: Parser) -> None:
-    """Add the options of `add_database`, and the option for a snapshot that is read in place of a database."""
+    """Add `--runs`, `--database` and `--snapshot`, which select the results that a command reads."""
     add_database(parser)
     about = "read a snapshot in place of a database: real (comes with ExitBench), or a folder that `export` wrote"
     parser.add_argument("--snapshot", metavar="NAME|DIR", help=about)
 
 
 def add_lake(parser: Parser, help_text: str) -> None:
-    """Add the option for a lake, which the command reads instead of local results."""
+    """Add the option `--lake`: results of many machines in one place, read instead of local results."""
     parser.add_argument("--lake", metavar="DIR|URL", help=help_text)
 
 
 def add_threads(parser: Parser, default: str = "all available cores") -> None:
-    """Add the option for the number of threads."""
+    """Add the option `--threads`, the number of torch threads; `default` describes the default in the help text."""
     about = f"threads of torch (default: {default})"
     parser.add_argument("--threads", type=up_to(MOST_THREADS), metavar="N", help=about)
 
@@ -223,16 +223,16 @@ exitbench help all lists every command.
 
 
 class Overview(Parser):
-    """Top-level parser. Its help lists the most frequent commands, or all commands by purpose."""
+    """Parser of the command `exitbench`. Its help lists the most frequent commands, or all commands by purpose."""
 
     commands: Mapping[str, Parser]
 
     def format_help(self) -> str:
-        """Return the first help screen, with the most frequent commands."""
+        """Return the text of `exitbench help`: an introduction, and the most frequent commands."""
         return "\n".join((_START, self._listed("Commands", DAILY), _END))
 
     def format_all(self) -> str:
-        """Return the list of all commands by purpose."""
+        """Return the text of `exitbench help all`: all commands by purpose."""
         return "\n".join(self._listed(heading, names) for heading, names in PURPOSES.items())
 
     def _listed(self, heading: str, names: tuple[str, ...]) -> str:

@@ -13,7 +13,7 @@ from exitbench.harness.cli.arguments.common import (
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the commands of this module to the parser."""
+    """Add the commands of this module, with their arguments, to the parser of `exitbench`."""
     _add_db(commands)
     _add_gc(commands)
     _add_rescore(commands)

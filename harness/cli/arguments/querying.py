@@ -27,7 +27,7 @@ _MOST_THRESHOLDS: Final = 10_000
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the commands of this module to the parser."""
+    """Add the commands of this module, with their arguments, to the parser of `exitbench`."""
     _add_report(commands)
     _add_open(commands)
     _add_check(commands)
@@ -248,7 +248,10 @@ def _numbers(text: str) -> list[float]:
 
 
 def _stepped(text: str) -> list[float]:
-    """Parse FROM:TO:STEP into a list of numbers without rounding errors, FROM first and at most TO."""
+    """Return the numbers FROM, FROM + STEP, ... up to TO of a text FROM:TO:STEP; empty if the text is invalid.
+
+    The numbers are computed as decimals, so that rounding errors do not add up.
+    """
     low, high, step = map(Decimal, text.split(":"))
     if not (low <= high and step > 0 and (high - low) / step < _MOST_THRESHOLDS):
         return []

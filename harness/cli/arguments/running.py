@@ -20,7 +20,7 @@ from exitbench.harness.service.options import MOST_DOCUMENTS
 
 
 def add_commands(commands: Commands) -> None:
-    """Add the commands of this module to the parser."""
+    """Add the commands of this module, with their arguments, to the parser of `exitbench`."""
     _add_plan(commands)
     _add_run(commands)
     _add_train(commands)

@@ -1,4 +1,4 @@
-"""``exitbench annotate`` and ``rescore``: tag stored answers, or score them again."""
+"""``exitbench annotate`` and ``rescore``: tag stored answers with parts of speech, or score them again."""
 
 from argparse import Namespace
 
@@ -14,10 +14,13 @@ from exitbench.terminal import number_of, tell
 
 
 def annotate_runs(arguments: Namespace) -> int:
-    """Tag the runs that have no tags of this tagger, then ingest the tags; return 1 if a run was left out.
+    """Tag the answers of runs that this tagger has not tagged yet, and ingest the tags.
+
+    Returns:
+        1 if a run could not be tagged or ingested, else 0.
 
     Raises:
-        UserError: No tagger is installed, a name matches nothing, or no run could be tagged.
+        UserError: No tagger is installed, a name matches no run, or no run could be tagged.
     """
     runs = existing_runs(arguments.runs)
     path = arguments.database or runs.database
@@ -40,10 +43,13 @@ def annotate_runs(arguments: Namespace) -> int:
 
 
 def rescore_runs(arguments: Namespace) -> int:
-    """Rescore the runs that have no scores of the current metric version, then ingest; return 1 if a run was left out.
+    """Score stored answers that have no scores of the current metric version, and ingest the scores.
+
+    Returns:
+        1 if a run could not be scored or ingested, else 0.
 
     Raises:
-        UserError: A name matches nothing, or no run could be scored.
+        UserError: A name matches no run, or no run could be scored.
     """
     runs = existing_runs(arguments.runs)
     with counting("rescore") as on_run:

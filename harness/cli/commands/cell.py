@@ -11,7 +11,9 @@ from exitbench.harness.cells.job import WorkerSpec
 
 
 def cell(arguments: Namespace) -> int:
-    """Run the cells of a SPEC.json, and print events to standard output; return the worker's exit code.
+    """Run the cells of a worker's specification (SPEC.json); return the worker's exit code.
+
+    The worker's events are printed to standard output, as one JSON object per line.
 
     Raises:
         UserError: The file is not a specification, or the checkpoint cannot be read.

@@ -13,7 +13,7 @@ from exitbench.harness.service.options import RunOptions
 
 
 def run_options(arguments: Namespace) -> RunOptions:
-    """Return run options from the parsed arguments. Options that the command does not have get their defaults."""
+    """Return the options of a run from parsed arguments; options that the command does not have keep their defaults."""
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in vars(arguments).items()
     }
@@ -23,7 +23,8 @@ def run_options(arguments: Namespace) -> RunOptions:
 def existing_database(arguments: Namespace) -> Path:
     """Return the path given by ``--database``, or else the database in the folder of ``--runs``.
 
-    With ``--snapshot``, it is a temporary database of the snapshot's rows, deleted when the command ends.
+    With ``--snapshot``, return the path of a temporary database with the snapshot's rows. It is deleted when the
+    command ends.
 
     Raises:
         UserError: No database is named, and the folder of ``--runs`` does not exist; or the snapshot cannot be read.
@@ -45,7 +46,7 @@ def _snapshot_database(snapshot: str) -> Path:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration as text: ``45 s``, ``12 min 5 s``, ``3 h 20 min``, ``2 d 4 h``."""
+    """Return a duration as text with at most two units: ``45 s``, ``12 min 5 s``, ``3 h 20 min``, ``2 d 4 h``."""
     total_s = round(seconds)
     for unit, size, lower_unit, smaller in (("d", 86_400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
         if total_s >= size:
@@ -54,7 +55,7 @@ def duration(seconds: float) -> str:
 
 
 def data_size(size_bytes: float) -> str:
-    """Return a size as text, in powers of 1000: ``1.5 GB``."""
+    """Return a number of bytes as text, with units in powers of 1000: ``1.5 GB``."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size_bytes >= size:
             return f"{size_bytes / size:.3g} {unit}"

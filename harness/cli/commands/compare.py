@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 def compare_runs(arguments: Namespace) -> int:
-    """Print one contrast per metric and compared run; warnings go to standard error.
+    """Print the comparison of run A with each run B, one row per metric; warnings go to standard error.
 
     Raises:
-        UserError: A name matches no run or too many, or the runs have different documents.
+        UserError: The name of a run matches no run or too many, or the runs have different documents.
     """
     with open_database(existing_database(arguments)) as database:
         comparison = comparing.compare_runs(database, arguments.a, arguments.b)
@@ -53,10 +53,12 @@ _PICTURES: Final = (".pdf", ".png", ".svg")
 
 
 def replay(arguments: Namespace) -> int:
-    """Print one row per threshold: mean exit layer, and share of tokens equal to full depth's.
+    """Replay a method at several thresholds on a stored probe, and print one row per threshold.
+
+    A row has the mean exit layer, and the share of tokens equal to full depth's.
 
     Raises:
-        UserError: The name matches no probe or several, a parameter is unknown, or the method's score cannot be
+        UserError: The model and task match no probe or several, a parameter is unknown, or the method's score cannot be
             computed from a probe.
     """
     from exitbench.harness.afterwards import replaying  # loads torch
@@ -100,7 +102,7 @@ def _params(assignments: list[str]) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """Parse a value as TOML; text that is not valid TOML is returned as a string."""
+    """Parse the value of a method's parameter as TOML; text that is not valid TOML is returned as a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -1,4 +1,4 @@
-"""``exitbench convert``: make a checkpoint folder of a GGUF file."""
+"""``exitbench convert``: make a checkpoint folder from a GGUF file."""
 
 import shlex
 import sys
@@ -9,7 +9,7 @@ from exitbench.terminal import tell
 
 
 def convert(arguments: Namespace) -> int:
-    """Convert a GGUF file to safetensors; print what was read, and the next commands.
+    """Convert a GGUF file to a checkpoint in safetensors; print what was written, and the next commands.
 
     Raises:
         UserError: The file cannot be converted, or the folder cannot be written.

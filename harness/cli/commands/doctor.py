@@ -32,7 +32,7 @@ _WAIT_S: Final = 1.0
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the doctor's report.
+    """Result of one check, which is one line of the output of `exitbench doctor`.
 
     Attributes:
         about: Subject of the check.
@@ -46,7 +46,7 @@ class Finding:
 
 
 def doctor(arguments: Namespace) -> int:
-    """Print all findings; return 1 if one would stop a run."""
+    """Check packages, machine, network, folder, disk and database; return 1 if anything would stop a run."""
     runs = Runs(arguments.runs)
     findings = [*_packages(), *_machine(), _network(), _folder(runs.root), _disk(runs.root), _database(runs.database)]
     width = max(len(finding.about) for finding in findings)
@@ -102,7 +102,7 @@ def _folder(root: Path) -> Finding:
 
 
 def _existing(path: Path) -> Path:
-    """Return the path itself or its closest existing parent."""
+    """Return the path itself or, if it does not exist, its closest existing parent."""
     return next(candidate for candidate in (path.absolute(), *path.absolute().parents) if candidate.exists())
 
 

@@ -1,4 +1,4 @@
-"""``exitbench help`` prints the first screen, all commands or one command's help. ``open`` opens the report."""
+"""``exitbench help`` prints an overview, all commands, or one command's help. ``open`` opens the report."""
 
 import webbrowser
 from argparse import Namespace
@@ -10,7 +10,7 @@ from exitbench.terminal import tell
 
 
 def print_help(arguments: Namespace) -> int:
-    """Print the first screen, every command (`all`), or the help of a command.
+    """Print the most frequent commands, all commands (`exitbench help all`), or the help of one command.
 
     Raises:
         UserError: There is no such command.

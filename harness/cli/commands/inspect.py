@@ -27,7 +27,7 @@ _NO_BREAK: Final = "\N{NO-BREAK SPACE}"
 
 
 def inspect(arguments: Namespace) -> int:
-    """Print the inspection of a model; return 1 if it cannot be run.
+    """Print a model's architecture, engines and cost of methods; return 1 if the model cannot be run.
 
     Raises:
         UserError: The model does not exist, or its configuration cannot be read.
@@ -58,11 +58,11 @@ def _print(inspection: Inspection | ClassifierInspection, lines: Iterator[str], 
 
 
 def model_folder(written: str, models_dir: Path, *, query_hub: bool = False) -> Path:
-    """Return the folder of a model given as a folder, a hub name, or the name or file of a recipe.
+    """Return the checkpoint folder of a model named by a folder, a hub name, or the name or file of a recipe.
 
     Args:
         written: The model as the user wrote it.
-        models_dir: Folder of trained recipes, searched in addition to the bundled models.
+        models_dir: Folder of models trained from recipes, searched in addition to the bundled models.
         query_hub: Whether missing files may be fetched from the hub.
 
     Raises:
@@ -257,7 +257,7 @@ def _lacks(inspection: Inspection) -> Iterator[str]:
 
 
 def classifier_lines(inspection: ClassifierInspection) -> Iterator[str]:
-    """Yield the lines of the report on a classifier."""
+    """Yield the lines that `exitbench inspect` prints about an encoder-only classifier."""
     yield inspection.folder
     yield from labelled("classifier", inspection.model_class or "not loaded, see below")
     if inspection.shape is not None:
@@ -308,10 +308,10 @@ def labelled(label: str, text: str) -> Iterator[str]:
 
 
 def reasons(reason_by_name: Sequence[tuple[str, str | None]], between: str = ": ") -> Iterator[str]:
-    """Yield a list item for each reason, with the names to which it applies.
+    """Yield a list item for each distinct reason, with the names of the methods or policies that it applies to.
 
     Args:
-        reason_by_name: Name and reason (or None) of each method or policy.
+        reason_by_name: Name of each method or policy, and the reason why it does not run as usual (None if it does).
         between: Text between the names and the reason.
     """
     names_by_reason: dict[str, list[str]] = {}

@@ -60,7 +60,7 @@ def _rebuild(spool: Path, path: Path, forget: bool) -> int:
 
 
 def gc(arguments: Namespace) -> int:
-    """Print the data that can be deleted, and delete it with ``--yes``.
+    """Print the files and rows that can be deleted and their sizes, and delete them if ``--yes`` is given.
 
     Raises:
         UserError: The folder of runs does not exist, the database is missing, in use or unreadable, or a file cannot be
@@ -91,7 +91,7 @@ LAKE: Final = "lake"
 
 
 def export(arguments: Namespace) -> int:
-    """Export results to a folder or a lake.
+    """Write the results to a new folder, as Parquet tables or JSON records; or add them to a lake.
 
     Raises:
         UserError: There is no database, the folder exists or cannot be written, or an option belongs to another format.
@@ -116,7 +116,7 @@ def export(arguments: Namespace) -> int:
 
 
 def _export_lake(arguments: Namespace) -> int:
-    """Add to a lake the attempts that are not in it yet."""
+    """Add to a lake those attempts that it does not contain yet."""
     from exitbench.results.lake.export import export_lake
 
     if arguments.folder != Path(LAKE):
@@ -150,10 +150,10 @@ _KINDS = {"spool": "a spool", "snapshot": "an export", "benchmarks": "benchmark 
 
 
 def import_results(arguments: Namespace) -> int:
-    """Import a source into the spool and the database; return 1 if an attempt or file was left out.
+    """Import results from elsewhere into the spool and the database; return 1 if an attempt or file was left out.
 
     Raises:
-        UserError: The source cannot be imported, or contradicts existing results.
+        UserError: The source cannot be imported, or contradicts results that exist here.
     """
     runs = Runs(arguments.runs)
     report = merge(arguments.source, runs.spool, arguments.database or runs.database)

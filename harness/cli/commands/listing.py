@@ -26,7 +26,7 @@ _NARROWEST: Final = 40
 
 
 def listing(arguments: Namespace) -> int:
-    """Print the names of one category with descriptions, or the methods or tasks that match a pattern.
+    """Print the names in a category such as methods with descriptions, or only those that match a pattern.
 
     Raises:
         UserError: A pattern is given for a category without patterns, or matches nothing.
@@ -44,7 +44,7 @@ def listing(arguments: Namespace) -> int:
 
 
 def _aligned(entries: Iterable[Entry], indent: str = "") -> Iterator[str]:
-    """Yield names and descriptions in two columns. Descriptions are wrapped on a terminal, but not in a pipe."""
+    """Yield lines with names and descriptions in two columns; descriptions are wrapped on a terminal only."""
     rows = [(visible(name), visible(description)) for name, description in entries]
     start = len(indent) + max((len(name) for name, _ in rows), default=0) + 2
     room = max(_NARROWEST, shutil.get_terminal_size().columns - start) if sys.stdout.isatty() else sys.maxsize
@@ -66,7 +66,9 @@ def _methods() -> Iterator[Entry]:
 
 
 def _methods_like(pattern: str) -> Iterator[str]:
-    """Yield the full description of the matching methods. Parameters of several methods are explained once, at the end.
+    """Yield the lines that describe the methods whose names match a pattern, with their parameters.
+
+    Parameters that several methods have are explained once, at the end.
 
     Raises:
         UserError: No method matches.
@@ -102,7 +104,7 @@ def _methods_like(pattern: str) -> Iterator[str]:
 
 
 def _verdicts(names: Sequence[str]) -> Mapping[str, str]:
-    """Return the conformance verdict of each method; unchanged bundled methods are not checked again."""
+    """Return the conformance verdict of each method by its name; unchanged bundled methods are not checked again."""
     from exitbench.harness.conformance import USUAL
     from exitbench.harness.conformance.process import examine_apart
     from exitbench.harness.conformance.shipped import conforming_sources
@@ -116,7 +118,7 @@ def _verdicts(names: Sequence[str]) -> Mapping[str, str]:
 
 
 def _parameters(cls: "type[Method]") -> list[Entry]:
-    """Return a method's parameters: default, and description with bounds."""
+    """Return a method's parameters as pairs: `name = default`, and the description with bounds."""
     return [
         (f"{field.name} = {field.default!r}", f"{field.metadata['doc']}{_bounds(field)}")
         for field in dataclasses.fields(cls)
@@ -160,7 +162,7 @@ def _tasks() -> Iterator[Entry]:
 
 
 def _tasks_of_python() -> Iterator[Entry]:
-    """Yield an entry per bundled, third-party and declared task, without lm-eval's tasks."""
+    """Yield the name and description of every bundled, third-party and declared task, without lm-eval's tasks."""
     from exitbench.harness.planning.entries.declared_task import plugged_in
     from exitbench.tasks.registry import get_task, task_names, task_origin
 
@@ -174,7 +176,7 @@ def _tasks_of_python() -> Iterator[Entry]:
 
 
 def _tasks_like(pattern: str) -> Iterator[Entry]:
-    """Yield the tasks whose names match a pattern, including lm-eval's tasks.
+    """Yield the name and description of every task, lm-eval's included, whose name matches a pattern.
 
     Raises:
         UserError: No task matches.

@@ -7,7 +7,7 @@ from exitbench.errors import UserError, one_line
 
 
 def lm_eval(arguments: Namespace) -> int:
-    """Run lm-eval's command line with the remaining arguments.
+    """Run lm-eval's command line with the arguments that follow `exitbench lm-eval`.
 
     Raises:
         UserError: lm-eval rejects arguments, tasks or files.

@@ -19,7 +19,7 @@ from exitbench.terminal import tell
 
 
 def new_method(arguments: Namespace) -> int:
-    """Write a plug-in with a working gate, a test and a suite.
+    """Write starter files of a method: a plug-in with a working gate, its test and a suite.
 
     Raises:
         UserError: The name is invalid or in use, or a file exists or cannot be written.
@@ -40,7 +40,7 @@ def new_method(arguments: Namespace) -> int:
 
 
 def new_task(arguments: Namespace) -> int:
-    """Write a task with ten records, a test and a suite.
+    """Write starter files of a task: its definition, ten example records, its test and a suite.
 
     Raises:
         UserError: The name is invalid or in use, or a file exists or cannot be written.
@@ -63,7 +63,7 @@ def new_task(arguments: Namespace) -> int:
 
 
 def new_suite(arguments: Namespace) -> int:
-    """Write a suite for a model: runnable methods that need no training, on tasks for its kind.
+    """Write a suite for a model, with methods that run on it and need no training, on tasks for its kind.
 
     Raises:
         UserError: The name is invalid or in use, the model or a task does not exist, or the file exists or cannot be
@@ -88,12 +88,14 @@ def new_suite(arguments: Namespace) -> int:
 
 
 def model_line(written: str, folder: Path, to: Path) -> tuple[str, str, str]:
-    """Return key and value of ``[models.LABEL]`` in a suite in folder `to`, and the text that the label is made of.
+    """Return key and value of a model's table ``[models.LABEL]`` in a suite, and the text to make its label from.
+
+    The key is ``path`` or ``recipe``.
 
     Args:
         written: The model as the user wrote it.
-        folder: Folder of its checkpoint.
-        to: Folder of the suite.
+        folder: Folder of the model's checkpoint.
+        to: Folder of the suite, which a path is relative to.
     """
     from exitbench.harness.engine.checkpoints.hub import read_name
     from exitbench.harness.training import recipe_names
@@ -108,7 +110,7 @@ def model_line(written: str, folder: Path, to: Path) -> tuple[str, str, str]:
 def _tasks(
     arguments: Namespace, label_of: Callable[[str], str]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, TaskEntry]]:
-    """Check the tasks named on the command line; return their suite tables and their entries, by label."""
+    """Check the tasks named on the command line; return their tables in a suite, and their entries, by label."""
     settings = task_settings(arguments.set)
     if arguments.set and len(arguments.task) != 1:
         raise UserError(f"--set {arguments.set[0]}: goes with one --task, whose settings they are.")
@@ -137,7 +139,7 @@ def _suite_command(name: str, is_python: bool) -> str:
 
 
 def _write(to: Path, files: Mapping[str, str], steps: Sequence[Sequence[str | Path]]) -> None:
-    """Write the files, and print their names and the next commands."""
+    """Write starter files into the folder `to`, and print their names and the next commands."""
     write_new_files(to, files)
     lines = [*(f"wrote {to / name}" for name in files), "", "next:"]
     tell("\n".join([*lines, *(f"  {_command_line(step)}" for step in steps)]), sys.stdout)
@@ -179,7 +181,7 @@ def write_new_files(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def _missing(folder: Path) -> Iterator[Path]:
-    """Yield the missing folders of a path, from the top down."""
+    """Yield those of a folder and its parents that do not exist, from the top down."""
     if not os.path.exists(folder):
         yield from _missing(folder.parent)
         yield folder

@@ -40,7 +40,7 @@ LOOK_S: Final = 20.0
 
 
 def report(arguments: Namespace) -> int:
-    """Write the report and print its path, or print tables as text.
+    """Write the report and print its path; or draw single figures; or print or write tables as text.
 
     Raises:
         UserError: The database cannot be opened, its findings forbid a final report, or the folder cannot be written.
@@ -80,7 +80,10 @@ def _page(arguments: Namespace, draft: bool, workers: int) -> "ReportSummary":
 
 
 def _watch(arguments: Namespace) -> NoReturn:
-    """Write the page whenever the database has changed, with one worker, until the user interrupts."""
+    """Write the report page whenever the database has changed, until the user interrupts.
+
+    Figures are drawn in one process.
+    """
     tell(f"{_folder(arguments) / 'index.html'} is written again when results are added: reload it. Ctrl-C ends this.")
     while True:
         with suppress(DatabaseInUse):
@@ -89,7 +92,7 @@ def _watch(arguments: Namespace) -> NoReturn:
 
 
 def _folder(arguments: Namespace) -> Path:
-    """Return the report's folder. The report of a single paper is next to the complete report."""
+    """Return the folder to write the report to; the report of a single paper is next to the complete report."""
     if arguments.out:
         return Path(arguments.out)
     named: Path | None = arguments.database
@@ -103,7 +106,7 @@ def _folder(arguments: Namespace) -> Path:
 
 
 def _draw_figures(arguments: Namespace) -> int:
-    """Draw the requested figures, and print the path and caption of each."""
+    """Draw the requested figures, and print the path and caption of each; return 1 if any could not be drawn."""
     from exitbench.reports import figures
     from exitbench.reports.drawing import KINDS
     from exitbench.reports.material import require_named
@@ -165,7 +168,7 @@ _QUERY = """
 
 
 def check(arguments: Namespace) -> int:
-    """Print every finding, the most severe first; return 1 if any finding forbids a final report.
+    """Print every finding about the results, the most severe first; return 1 if any forbids a final report.
 
     Raises:
         UserError: The database cannot be opened.
@@ -193,10 +196,10 @@ _PIPE: Final = (120, 24)
 
 
 def claims(arguments: Namespace) -> int:
-    """Print a verdict on every selected entry of the claims ledger, or one entry in full.
+    """Print the verdict on every selected claim of the papers, or everything about one claim.
 
     Raises:
-        UserError: The entry, paper, kind or verdict does not exist, or a query fails.
+        UserError: The claim, paper, kind or verdict does not exist, or a query fails.
     """
     chosen = _chosen(arguments)
     wanted = _wanted(arguments.verdict)

@@ -1,4 +1,4 @@
-"""Output formats for all commands that print rows: table, CSV, JSON, Parquet."""
+"""Output formats for all commands that print rows of a table: aligned text, CSV, JSON, Parquet."""
 
 import json
 import math
@@ -24,17 +24,17 @@ _CUT: Final = 40
 
 
 def save(answer: "QueryResult", path: Path, form: str, force: bool = False) -> int:
-    """Write a query result to a file atomically; return the number of rows.
+    """Write the rows of a query result to a file atomically; return the number of rows.
 
     Args:
-        answer: The result, read batch by batch.
+        answer: The query result, read in batches.
         path: The file.
         form: ``csv``, ``json`` or ``parquet``.
         force: Whether an existing file may be replaced.
 
     Raises:
-        UserError: The file exists or is not a regular file, its folder cannot be written, or Parquet does not support a
-            type.
+        UserError: The file exists or is not a regular file, its folder cannot be written, or Parquet does not support
+            the type of a column.
     """
     from pyarrow import ArrowException
 
@@ -80,8 +80,8 @@ def _save_text(answer: "QueryResult", path: Path, form: str) -> int:
 def _write_table(names: Row, rows: Iterable[Row], file: TextIO | None = None) -> None:
     """Write a table with aligned columns, after reading all rows.
 
-    If the table is too wide for the terminal, long cells are abbreviated uniquely. If it is still too wide, each value
-    is written on a separate line.
+    If the table is too wide for the terminal, long cells are abbreviated, but different cells stay different. If it is
+    still too wide, each value is written on a separate line.
     """
     rows, stream = list(rows), file or sys.stdout
     room = shutil.get_terminal_size().columns if stream.isatty() else math.inf
@@ -109,7 +109,7 @@ def _widths(cells: Sequence[Sequence[str]]) -> list[int]:
 
 
 def _width(cells: Sequence[Sequence[str]]) -> int:
-    """Return the width of a line, including column separators."""
+    """Return the number of characters in a line of an aligned table, including column separators."""
     widths = _widths(cells)
     return sum(widths) + 2 * (len(widths) - 1)
 
@@ -124,7 +124,7 @@ def _write_records(cells: Sequence[Sequence[str]], stream: TextIO) -> None:
 
 
 def _write_csv(names: Row, rows: Iterable[Row], file: TextIO | None = None) -> None:
-    """Write rows as CSV. On a terminal, control characters are escaped; otherwise values are written unchanged."""
+    """Write table rows as CSV; control characters are escaped on a terminal, and unchanged in a file or pipe."""
     stream = file or sys.stdout
     writer = csv_writer(stream)
     escape = _escaped if stream.isatty() else lambda value: value
@@ -143,7 +143,7 @@ def _write_json(names: Row, rows: Iterable[Row], file: TextIO | None = None) -> 
 
 
 def _text(value: Any) -> str:
-    """Return a value as text, with control characters escaped, since a model may have written the value."""
+    """Return a table cell's value as text, with control characters escaped, since a model may have written it."""
     text = "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
     return visible(text)
 
@@ -157,7 +157,7 @@ def _escaped(value: Any) -> Any:
 
 
 def _json(value: Any, indent: int | None = None) -> str:
-    """Return a value as JSON, with invisible characters replaced by Unicode escapes."""
+    """Return a value as JSON text, with invisible characters replaced by Unicode escapes."""
     text = json.dumps(_plain(value), default=str, ensure_ascii=False, indent=indent, allow_nan=False)
     if text.isascii() and "\x7f" not in text:
         return text
@@ -165,7 +165,7 @@ def _json(value: Any, indent: int | None = None) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as plain JSON types: NaN and infinity become None, decimals become numbers."""
+    """Convert a value to plain JSON types: NaN and infinity become None, decimals become numbers."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

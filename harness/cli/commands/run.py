@@ -32,7 +32,7 @@ from exitbench.terminal import number_of, tell
 
 
 def plan(arguments: Namespace) -> int:
-    """Print every cell with its state, and the estimated time and disk space of a run."""
+    """Print every cell of a suite with its state, and the estimated time and disk space of a run."""
     options = run_options(arguments)
     suite_plan, retry = plan_suite(options), options.retry
     estimates = estimate_plan(suite_plan, Runs(options.runs).spool, retry)
@@ -75,7 +75,7 @@ def _basis(estimates: Collection[Estimate]) -> str:
 
 
 def _cell_lines(group: Group, pass_cells: Mapping[str, int]) -> Iterator[str]:
-    """Yield one line per cell; the first cell of a shared pass states how many cells share it."""
+    """Yield one line per cell; the line of the first cell of a shared pass says how many cells share the pass."""
     for cell in group.cells:
         cells = pass_cells.get(cell.item.cell.cell_id, 1)
         notes = [note for note in (cell.why, f"one pass for {cells} cells" if cells > 1 else "") if note]
@@ -112,7 +112,7 @@ def run(arguments: Namespace) -> int:
     """Run a suite; return 0 if every cell that ran succeeded and is in the database, else 1.
 
     Raises:
-        UserError: A problem detected before any work begins, or damaged data.
+        UserError: A problem was found before any work began, or data are damaged.
         KeyboardInterrupt: The user interrupted; finished cells are in the spool and in the database.
     """
     options = run_options(arguments)
@@ -122,7 +122,7 @@ def run(arguments: Namespace) -> int:
 
 
 def train(arguments: Namespace) -> int:
-    """Train every recipe of a suite, or one recipe; models that exist already are kept.
+    """Train every recipe of a suite, or one recipe; models that are already trained are kept.
 
     Raises:
         UserError: The suite or recipe is unknown, data are missing, or a folder cannot be written.
@@ -145,7 +145,7 @@ def train(arguments: Namespace) -> int:
 
 
 def named_recipes(what: str) -> list[Recipe]:
-    """Return the recipes of a suite, or the single recipe with that name or file.
+    """Return the recipes of the suite, or the one recipe, with this name or file.
 
     Raises:
         UserError: There is no such suite or recipe.
@@ -178,10 +178,12 @@ def _summary(recipe: Recipe, folder: Path) -> str:
 
 
 def tune(arguments: Namespace) -> int:
-    """Recommend a method and threshold; return 1 if cells failed, else 0, even if nothing is better than full depth.
+    """Recommend a method and threshold for a model and a task; return 1 if cells failed, else 0.
+
+    The recommendation may be full depth.
 
     Raises:
-        UserError: Names, methods or documents cannot be used; nothing has been measured.
+        UserError: The names, methods or documents cannot be used; nothing has been measured.
         KeyboardInterrupt: Interrupted by the user. Finished cells are kept, and the same command resumes.
     """
     options = TuneOptions(

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 def show(arguments: Namespace) -> int:
-    """Print the answer of one run, or the answers of two runs, to one document.
+    """Print, token by token, the answer of one run or of two runs to a document.
 
     Raises:
-        UserError: A name matches no run or too many, or the document or token does not exist.
+        UserError: The name of a run matches no run or too many, or the document or token does not exist.
     """
     from rich.console import Console
 
@@ -68,7 +68,7 @@ def show_prompts(arguments: Namespace) -> int:
 
 @dataclass(frozen=True)
 class _Reader:
-    """A model that reads prompts: its kind, its tokenizer, and the task with the prompt style for it."""
+    """Model whose prompts are shown: its kind, its tokenizer, and the task's entry with the prompt style for it."""
 
     entry: TaskEntry
     kind: "ModelKind"
@@ -76,7 +76,7 @@ class _Reader:
 
     @classmethod
     def of(cls, arguments: Namespace, entry: TaskEntry) -> "_Reader":
-        """Return the model of ``--model`` as a reader of a task."""
+        """Return the model given by ``--model``, with the task's entry adapted to it."""
         from exitbench.harness.cli.commands.inspect import model_folder
         from exitbench.harness.engine.checkpoints.digest import inspect_checkpoint
         from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
@@ -87,7 +87,7 @@ class _Reader:
         return cls(styled(entry, folder, model, arguments.data_dir), model.kind, load_tokenizer(folder))
 
     def texts(self, task: "Task", document: "Document") -> list[tuple[str, str]]:
-        """Return titles and texts of a document: exactly what the model reads, and the target."""
+        """Return (title, text) pairs for a document: exactly what the model reads, and the target."""
         from exitbench.harness.cells.prompts import render_chat
 
         prompt = task.prompt_for(document, self.kind)
@@ -97,7 +97,7 @@ class _Reader:
 
 
 def _entry(arguments: Namespace) -> TaskEntry:
-    """Return the task entry of a suite, or the entry built from the command line."""
+    """Return the entry of a task from the suite of ``--suite`` or, without it, built from the command line."""
     if arguments.suite is not None:
         if arguments.set:
             raise UserError(f"--set {arguments.set[0]}: does not go with --suite, which has its own settings.")
@@ -111,11 +111,13 @@ def _entry(arguments: Namespace) -> TaskEntry:
 
 
 def entry_as_given(task: str, settings: Mapping[str, Any]) -> TaskEntry:
-    """Return the entry of a task named on the command line. Paths are relative to the current folder.
+    """Return the entry that a suite would have for a task named on the command line.
+
+    Paths are relative to the current folder.
 
     Args:
         task: Name of a task, or path of its TOML file.
-        settings: Values of its ``[tasks.LABEL]`` table.
+        settings: Values of the entry's ``[tasks.LABEL]`` table.
 
     Raises:
         UserError: The task does not exist, or a setting is invalid.
@@ -125,7 +127,7 @@ def entry_as_given(task: str, settings: Mapping[str, Any]) -> TaskEntry:
 
 
 def task_settings(assignments: Sequence[str]) -> dict[str, Any]:
-    """Parse ``--set KEY=VALUE`` options into the settings of a ``[tasks.LABEL]`` table.
+    """Parse ``--set KEY=VALUE`` options into the values of a suite's ``[tasks.LABEL]`` table.
 
     Raises:
         UserError: An option does not have the form KEY=VALUE.

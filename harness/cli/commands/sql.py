@@ -34,11 +34,11 @@ _SAVED: Final = "@"
 
 
 def sql(arguments: Namespace) -> int:
-    """Print or save the rows of a query, or list views, saved queries or the schema.
+    """Print or save the result rows of a query; or list views, saved queries or the schema.
 
     Raises:
-        UserError: The query is not one read-only statement, DuckDB rejects it, a saved query or view does not exist, a
-            parameter is missing or unknown, an argument would have no effect, or the file cannot be written.
+        UserError: The query is not one read-only statement, or DuckDB rejects it; a saved query or view does not exist.
+            Or a parameter is missing or unknown, an argument would have no effect, or the file cannot be written.
     """
     _require_used(arguments)
     if arguments.queries is not None:
@@ -62,12 +62,12 @@ def sql(arguments: Namespace) -> int:
 
 
 def _used_names(arguments: Namespace, names: Sequence[str]) -> list[str]:
-    """Return the names of the arguments that were given."""
+    """Return those of `names` whose arguments were given on the command line."""
     return [name for name in names if getattr(arguments, name) not in (None, False, [])]
 
 
 def _require_used(arguments: Namespace) -> None:
-    """Reject arguments that would have no effect.
+    """Check that the command line has no argument that would have no effect.
 
     Raises:
         UserError: There is such an argument.
@@ -96,7 +96,7 @@ def _ask(arguments: Namespace) -> None:
 
 
 def _open_source(arguments: Namespace) -> Database:
-    """Open the requested database or lake."""
+    """Open the database, snapshot or lake that the command line names."""
     if arguments.lake is None:
         path = existing_database(arguments)
         if arguments.out is not None and arguments.out.resolve() == path.resolve():
@@ -126,7 +126,15 @@ def _print_beginning(result: QueryResult) -> None:
 
 
 def _query(query: str | None, assignments: Sequence[str]) -> tuple[str, Mapping[str, Any]]:
-    """Return the query's text and the values of its parameters."""
+    """Return the SQL text that the command's argument QUERY stands for, and the values of its parameters.
+
+    Args:
+        query: SQL text, `@NAME` of a saved query, or `-` for standard input.
+        assignments: Values of parameters, as NAME=VALUE.
+
+    Raises:
+        UserError: There is no query, it is not read-only, or a parameter is missing, unknown or given twice.
+    """
     if query is None:
         raise UserError(
             "There is no query. Give one, @NAME of a saved one (`exitbench sql` lists them), or - for standard input."
@@ -150,10 +158,10 @@ def _query(query: str | None, assignments: Sequence[str]) -> tuple[str, Mapping[
 
 
 def _utf8(what: str, text: str | None) -> str:
-    """Return a text given by the user; for None, return the text of standard input.
+    """Return a text given by the user, after checking that it is UTF-8; for None, read it from standard input.
 
     Raises:
-        UserError: The text has bytes that are not UTF-8.
+        UserError: The text contains bytes that are not UTF-8.
     """
     try:
         text = sys.stdin.read() if text is None else text
@@ -171,7 +179,7 @@ def _assignment(text: str) -> tuple[str, Any]:
 
 
 def _format(requested: str | None, file: Path | None) -> str:
-    """Return the requested format; if there is none, the format of the file's suffix."""
+    """Return the output format: the requested one or, if there is none, that of the file's suffix or a table."""
     if file is None:
         if requested == "parquet":
             raise UserError("--format parquet cannot be printed. Add --out FILE.")
@@ -184,7 +192,7 @@ def _format(requested: str | None, file: Path | None) -> str:
 
 
 def require_reading(query: str) -> set[str]:
-    """Check that a query is one read-only statement; the connection could not write anyway.
+    """Check that a query is a single read-only SQL statement.
 
     Returns:
         The names of its parameters.
@@ -247,12 +255,12 @@ def _with_words(words: Sequence[str]) -> list[SavedQuery]:
 
 
 def saved_queries() -> list[SavedQuery]:
-    """Return the saved queries in the order of their topics."""
+    """Return all saved queries, sorted by topic."""
     return sorted(map(saved_query, query_names()), key=lambda query: SECTIONS.index(query.section))
 
 
 def listed(queries: Sequence[SavedQuery], *, in_full: bool) -> str:
-    """Return queries grouped by topic: one line each, or in full with explanation and parameters."""
+    """Return saved queries as text, grouped by topic: one line each, or in full with explanation and parameters."""
     width = max(len(query.name) for query in queries)
     lines = []
     for section, members in groupby(queries, key=lambda query: query.section):

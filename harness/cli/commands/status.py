@@ -19,7 +19,9 @@ _CLEAR = "\033[2J\033[H"
 
 
 def status(arguments: Namespace) -> int:
-    """Print counts, running attempts, last failures, remaining time and size of the spool; or the state of a lake.
+    """Print cell counts, running attempts, last failures, remaining time and size of the spool.
+
+    With ``--lake``, print the state of a lake instead.
 
     Raises:
         UserError: The spool or the lake cannot be listed, or the suite cannot be used.
@@ -53,7 +55,7 @@ def status(arguments: Namespace) -> int:
 
 
 def _status_of_lake(arguments: Namespace) -> int:
-    """Print the state of a lake, for one suite or in total."""
+    """Print the state of the cells in a lake, for one suite or for all."""
     from exitbench.results.lake.reading import lake_lines
 
     if arguments.watch:
@@ -64,10 +66,10 @@ def _status_of_lake(arguments: Namespace) -> int:
 
 
 def _labels(arguments: Namespace) -> dict[str, str]:
-    """Return the labels of a suite's cells, by id.
+    """Return the label of each cell of a suite, by cell id.
 
     Raises:
-        UserError: A model is not on this machine, so its cells have no ids.
+        UserError: A model is not on this machine, so that the ids of its cells are not known.
     """
     from exitbench.harness.planning.plan import make_plan
     from exitbench.harness.planning.suite import load_suite
@@ -80,7 +82,7 @@ def _labels(arguments: Namespace) -> dict[str, str]:
 
 
 class _Suite:
-    """Cells of a suite, and time estimates of its missing cells; planned only once, also with ``--watch``."""
+    """Cells of a suite, and estimated times of its missing cells; planned only once, also with ``--watch``."""
 
     def __init__(self, arguments: Namespace) -> None:
         # Imported here: a plan needs the methods, which need torch.
@@ -95,7 +97,10 @@ class _Suite:
         self.cell_ids: Set[str] = {cell.item.cell.cell_id for group in plan.groups for cell in group.cells}
 
     def time_left(self, spool_state: SpoolStatus) -> str:
-        """Return, as text, the time left for running attempts and for cells not started, one after the other."""
+        """Return the estimated time left, as text, if cells run one after the other.
+
+        The estimate covers running attempts and cells that have not started.
+        """
         running = {attempt.attempt.cell_id: attempt.left_s(spool_state.taken_s) for attempt in spool_state.running}
         missing = [cell_id for cell_id in self.cell_ids if cell_id not in spool_state.states]
         seconds = [*running.values(), *(self._estimates[cell_id].seconds for cell_id in missing)]
@@ -133,7 +138,7 @@ def _running_line(running: RunningAttempt, now_s: float) -> str:
 
 
 def cell_name(cell: dict[str, Any]) -> str:
-    """Return the name of a cell, given its cell.json: model/task/method parameters/kind."""
+    """Return a cell's name for display, ``model/task/method parameters/kind``, from the content of its cell.json."""
     if not cell:
         return "a cell whose cell.json cannot be read"
     method = f"{cell['method']['name']} {describe(cell['method']['params'])}".rstrip()

@@ -1,4 +1,4 @@
-"""``exitbench try``: from a model to a verdict on early exit, in a given time."""
+"""``exitbench try``: measure, in a given time, whether early exit is worth it for a model."""
 
 from argparse import Namespace
 from pathlib import Path
@@ -11,7 +11,7 @@ from exitbench.harness.service.folders import Runs
 
 
 def try_model(arguments: Namespace) -> int:
-    """Try a model; return 0 if there is an answer, which may be full depth, and 1 if cells failed.
+    """Print whether early exit is worth it for a model; return 0 if that was measured, and 1 if cells failed.
 
     Raises:
         UserError: The model or the data cannot be used, or the time is too short.
@@ -42,10 +42,10 @@ def try_model(arguments: Namespace) -> int:
 
 
 def _task_with_labels(folder: Path) -> str:
-    """Return the default task: of a classifier, the only one with its labels.
+    """Return the default task of a model: squad or, for a classifier, the only task with the same labels.
 
     Raises:
-        UserError: No task has these labels, or several have.
+        UserError: No task has the classifier's labels, or several have.
     """
     from exitbench.harness.engine.checkpoints.encoder_loading import is_encoder
     from exitbench.harness.inspecting.encoders import inspect_classifier
@@ -63,7 +63,7 @@ def _task_with_labels(folder: Path) -> str:
 
 
 def _task(name: str, file: Path | None) -> tuple[Path | None, dict[str, Any]]:
-    """Return the folder of the data, and the task's table of a suite, without ``limit``.
+    """Return the folder of the data file, and the table with which a suite describes the task, without ``limit``.
 
     Raises:
         UserError: The data file does not exist, or the task needs several files.

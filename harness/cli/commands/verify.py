@@ -26,7 +26,7 @@ NOW = "now"
 
 
 def env(arguments: Namespace) -> int:
-    """Show the environment of one run, or compare those of two runs; like ``diff``, return 1 if they differ.
+    """Print the software and machine of one run, or their differences between two runs; return 1 if they differ.
 
     Raises:
         UserError: An id does not match exactly one attempt, cell, environment or machine.
@@ -55,12 +55,12 @@ def difference_lines(changed: Sequence[FieldDifference]) -> list[str]:
 
 
 def shown_value(value: Any) -> str:
-    """Return a value as text for display."""
+    """Return the value of an environment's field as text for display; `absent` for None."""
     return "absent" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
 def this_machine(threads: int) -> EnvironmentDescription:
-    """Return software and hardware of this machine, as an attempt would record them now."""
+    """Return the software and hardware of this machine, as an attempt that starts now would record them."""
     from exitbench.harness.running.environment import environment_and_hardware
 
     return EnvironmentDescription("this machine, now", environment_and_hardware(threads))
@@ -78,7 +78,10 @@ def _described(name: str, arguments: Namespace) -> EnvironmentDescription:
 
 
 def _products() -> dict[str, dict[str, Any]]:
-    """Return the matrix-product forms chosen by measurements on this machine, by threads, number format and file."""
+    """Return the implementations of matrix products that were measured to be fastest on this machine.
+
+    They are keyed by number of threads, number format and file; empty if nothing was measured.
+    """
     from exitbench.harness.engine.products.kept import all_kept
     from exitbench.harness.engine.products.kept import this_machine as machine
 
@@ -91,7 +94,7 @@ def _products() -> dict[str, dict[str, Any]]:
 
 
 def verify_run(arguments: Namespace) -> int:
-    """Run a stored cell again; return 0 if it reproduces the stored results, else 1.
+    """Run a stored cell again and compare the results with the stored ones; return 0 if they are equal, else 1.
 
     Raises:
         UserError: The run, its model or its documents are not found, or have changed.

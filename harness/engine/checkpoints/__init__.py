@@ -1,1 +1,1 @@
-"""Files of a Hugging Face checkpoint: configuration, safetensors, families, tokenizer, digests."""
+"""Read Hugging Face checkpoints: configuration, weights, model families, tokenizer, content digests, hub downloads."""

@@ -1,4 +1,4 @@
-"""Placement of a model's blocks on several GPUs: ``device_map`` of ``[models.NAME]``."""
+"""Placement of a model's blocks on several GPUs: the key ``device_map`` of ``[models.NAME]`` in a suite."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SHARE = 0.9
 
 
 def read_device_map(table: TomlTable) -> RequestedMap | None:
-    """Read ``device_map`` of a model; None if it has none.
+    """Return the ``device_map`` that a suite's table of a model requests; None if the table has no such key.
 
     Raises:
-        UserError: It is neither ``auto`` nor a table from devices to numbers of blocks.
+        UserError: ``device_map`` is neither ``auto`` nor a table from devices to numbers of blocks.
     """
     requested = table.values.get("device_map")
     if requested is None or requested == "auto":
@@ -39,15 +39,15 @@ def read_device_map(table: TomlTable) -> RequestedMap | None:
 def resolve_device_map(
     location: str, requested: RequestedMap, device: str, folder: Path, dtype: str, n_blocks: int
 ) -> DeviceMap:
-    """Return the number of blocks on each device, given this machine's GPUs and the size of the model.
+    """Return the number of blocks on each device: as requested, or for ``auto`` in proportion to the GPUs' memory.
 
     Args:
         location: File, line and key of the model, for messages.
-        requested: The map that the suite requests.
+        requested: ``device_map`` of the suite: ``auto``, or pairs of a device and its number of blocks.
         device: Device of the whole suite, ``cpu`` or ``cuda``.
-        folder: The checkpoint.
-        dtype: Number format.
-        n_blocks: Decoder blocks, L.
+        folder: Folder of the checkpoint.
+        dtype: Number format of the loaded weights, such as ``bfloat16``.
+        n_blocks: Number of decoder blocks, L.
 
     Raises:
         UserError: The map does not fit the model, the suite's device or this machine.
@@ -64,7 +64,12 @@ def resolve_device_map(
 
 
 def require_gpus(location: str, device_map: DeviceMap, count: int) -> None:
-    """Check that this machine has the GPUs that a map names.
+    """Check that this machine has every GPU that a device map names.
+
+    Args:
+        location: File, line and key of the model, for messages.
+        device_map: Number of blocks on each device.
+        count: Number of GPUs that torch sees.
 
     Raises:
         UserError: A GPU is missing.
@@ -74,12 +79,12 @@ def require_gpus(location: str, device_map: DeviceMap, count: int) -> None:
 
 
 def gpu_index(device: str) -> int:
-    """Return the number N in ``cuda:N``."""
+    """Return the index N of the device ``cuda:N``."""
     return int(device.partition(":")[2])
 
 
 def describe_map(device_map: DeviceMap) -> str:
-    """Describe a map: ``blocks 1-12 on cuda:0, 13-32 on cuda:1``, and the device of everything else."""
+    """Return a device map as text: ``blocks 1-12 on cuda:0, 13-32 on cuda:1``, and the device of all other modules."""
     shares, first = [], 1
     for device, count in device_map:
         shares.append(f"{first}-{first + count - 1} on {device}")

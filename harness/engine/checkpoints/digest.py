@@ -37,10 +37,10 @@ class Description:
 
     Attributes:
         model: Identity of the model: name, digests, kind, numbers of blocks and parameters.
-        vocab_size: Rows of the LM head, or of the classifier.
+        vocab_size: Number of rows of the LM head (tokens), or of the classifier (labels).
         max_positions: Largest number of tokens of prompt and answer together; None if unlimited.
-        remarks: Notes (not errors), one sentence each.
-        engine: Engine that runs it.
+        remarks: Notes about the checkpoint (not errors), one sentence each.
+        engine: Engine that runs the model.
         labels: Names of a classifier's labels; None for a model that generates.
     """
 
@@ -53,7 +53,7 @@ class Description:
 
 
 def describe_checkpoint(name: str, folder: Path) -> ModelRef:
-    """Return the identity of the checkpoint in a folder; see `inspect_checkpoint`."""
+    """Return the identity of a checkpoint (name, digests, number of blocks); arguments as in `inspect_checkpoint`."""
     return inspect_checkpoint(name, folder).model
 
 
@@ -61,22 +61,22 @@ def files_sha256(folder: Path) -> str:
     """Return the digest of a checkpoint's weights, configuration and tokenizer, even if no engine can run it.
 
     Raises:
-        UserError: It has no such files.
+        UserError: The folder has no weights or no tokenizer files.
     """
     paths = [*weight_files(folder).paths, folder / CONFIG, *tokenizer_files(folder)]
     return content_id({path.name: _sha256(path) for path in paths})
 
 
 def inspect_checkpoint(name: str, folder: Path, engine: EngineChoice = "auto") -> Description:
-    """Return a plan's description of the checkpoint in a folder, from the cache if it is current.
+    """Return what a plan needs to know about a checkpoint, from the cache file in its folder if that is current.
 
     Args:
-        name: Name of the model in the suite; a converted GGUF file's quantization is added.
+        name: Name of the model in the suite; the quantization of a converted GGUF file is appended.
         folder: A Hugging Face checkpoint: config.json, safetensors (one or more), tokenizer files.
-        engine: Engine requested.
+        engine: Engine that is requested.
 
     Raises:
-        UserError: The engine cannot read it, it has no tokenizer, or one with more tokens than the model.
+        UserError: The engine cannot read the checkpoint, or the tokenizer is missing or has more tokens than the model.
     """
     name = name_in_results(name, folder)
     # The inode change time is part of the stamp, because it cannot be set when a folder is packed: a cached description
@@ -95,7 +95,10 @@ def inspect_checkpoint(name: str, folder: Path, engine: EngineChoice = "auto") -
 
 
 def _cached(cache: Path, stamps: Mapping[str, list[int]], name: str) -> Description | None:
-    """Return the cached description if it was computed from exactly these files; None otherwise, also if unusable."""
+    """Return the description in a cache file; None if it is unusable or was computed from other files.
+
+    ``stamps`` are the size and the two timestamps of each file in the folder, by name.
+    """
     try:
         record = read_json(cache)
         if record["version"] != CACHE_VERSION or record["files"] != stamps:
@@ -155,7 +158,7 @@ def _no_end(eos_ids: frozenset[int], tokenizer: Any) -> tuple[str, ...]:
 
 
 def _config_sha256(folder: Path) -> str:
-    """Return the digest of config.json, and of overriding values in generation_config.json that change decoding."""
+    """Return the SHA-256 of config.json, combined with special token ids that differ in generation_config.json."""
     from exitbench.harness.engine.checkpoints.loading import GENERATION_KEYS, read_config, read_generation_config
 
     config, generation, digest = read_config(folder), read_generation_config(folder), _sha256(folder / "config.json")
@@ -170,6 +173,6 @@ def _sha256(path: Path) -> str:
 
 
 def _write(cache: Path, text: str) -> None:
-    """Cache the description if the folder is writable; a read-only checkpoint is described each time."""
+    """Write the cache file; do nothing if the folder is read-only, so that the description is computed each time."""
     with contextlib.suppress(OSError):
         write_whole_file(cache, text)

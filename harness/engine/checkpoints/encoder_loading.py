@@ -1,4 +1,4 @@
-"""Load classifiers of encoder-only families: strict files, no code, and a check against the plain forward pass."""
+"""Load encoder-only classifiers without running code from their folder, and check their logits on loading."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class EncoderCheckpoint:
 
     @property
     def engine(self) -> EngineName:
-        """Name of the engine that runs it."""
+        """Name of the engine that runs the model."""
         return self.model.engine
 
     @property
@@ -46,21 +46,21 @@ class EncoderCheckpoint:
 
 
 def is_encoder(folder: Path) -> bool:
-    """Return whether config.json describes a sequence classifier. Malformed fields are reported by other readers."""
+    """Return whether config.json names a sequence classifier; False if its list of architectures is malformed."""
     named = read_json(folder / CONFIG).get("architectures")
     return isinstance(named, list) and any(isinstance(name, str) and name.endswith(_ENDING) for name in named)
 
 
 def load_encoder(folder: Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> EncoderCheckpoint:
-    """Load a classifier and its off-ramps, and check that running it block by block gives the same logits.
+    """Load a classifier and its off-ramps, and check that its blocks, run one by one, give transformers' logits.
 
     Args:
         folder: Folder of the checkpoint.
-        dtype: Number format.
+        dtype: Number format of the weights.
         device: Torch device; on ``meta`` nothing is computed, and nothing is checked.
 
     Raises:
-        UserError: Something in it cannot be read or would be ignored, or the off-ramps do not fit.
+        UserError: Something in the folder cannot be read or would be ignored, or the off-ramps do not fit the model.
     """
     raw, path = read_json(folder / CONFIG), folder / CONFIG
     name = raw.get("model_type")
@@ -97,10 +97,10 @@ def _lm(folder: Path, family: str, config: Any, dtype: torch.dtype, device: str)
 
 @torch.inference_mode()
 def _prove(stack: EncoderStack) -> None:
-    """Compare the logits of two texts, one of them padded, with those of the plain forward pass.
+    """Check that blocks run one by one give the logits of the plain forward pass, for two texts, one of them padded.
 
     Raises:
-        Differs: The logits differ, or the blocks are not called one after another.
+        Differs: The logits differ, or the forward pass does not call every block once.
     """
     length = min(6, stack.max_positions)
     draw = torch.Generator().manual_seed(0)

@@ -1,8 +1,8 @@
-"""Files of trained exit heads and off-ramps, next to a model's weights; and new heads and off-ramps to train.
+"""Read and write files of trained exit heads and off-ramps; create new heads and off-ramps to train.
 
-`exit_heads.safetensors` (`harness/engine/model/exit_heads.py`) holds read-outs for a decoder's blocks.
-`off_ramps.safetensors` (`harness/engine/encoders/model.py`) holds those of a classifier; without it, the model's own
-classifier reads every block.
+The files are next to the model's weights. `exit_heads.safetensors` (`harness/engine/model/exit_heads.py`) holds
+read-outs for a decoder's blocks. `off_ramps.safetensors` (`harness/engine/encoders/model.py`) holds those of an
+encoder's blocks; without it, the model's own classifier reads every block.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ OFF_RAMPS = "off_ramps"
 
 
 def save_exit_heads(path: Path, kind: HeadKind, tensors: Mapping[str, Tensor]) -> None:
-    """Write exit heads to the file ``path``; the blocks are taken from the tensors' names."""
+    """Write exit heads to a safetensors file; their blocks are parsed from the tensor names, ``{block}.NAME``."""
     save_heads(path, EXIT_HEADS, kind, tensors)
 
 
 def read_exit_blocks(folder: Path) -> tuple[int, ...]:
-    """Return the blocks for which a checkpoint folder has a trained head or an off-ramp, from the file's header alone.
+    """Return the blocks with a trained exit head or off-ramp in a checkpoint folder, from the file header; () if none.
 
     Raises:
         UserError: The header is not that of a file of exit heads or off-ramps.
@@ -57,18 +57,18 @@ def load_exit_heads(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
 ) -> ExitHeads | None:
-    """Read the exit heads of a checkpoint folder; None if it has none.
+    """Return the exit heads in a checkpoint folder; None if there is no file of exit heads.
 
     Args:
-        folder: The checkpoint.
-        n_blocks: Decoder blocks, L.
-        d_model: Width of the residual stream, D.
-        vocab_size: Rows of the LM head, V.
+        folder: Folder of the checkpoint.
+        n_blocks: Number of decoder blocks, L.
+        d_model: Hidden size, D.
+        vocab_size: Number of rows of the LM head, V.
         dtype: Number format of the tensors returned.
         device: Device of the tensors returned.
 
     Raises:
-        UserError: The file does not match the model or its own metadata; names tensor and shapes.
+        UserError: The file does not match the model or its own metadata; the message names tensor and shapes.
     """
     path = folder / EXIT_HEADS_FILE
     if not is_file(path):
@@ -93,7 +93,7 @@ def _header(path: Path) -> tuple[HeadKind, tuple[int, ...]]:
 def _shapes(
     tensors: Mapping[str, Tensor], kind: HeadKind, blocks: Sequence[int], d_model: int, vocab_size: int
 ) -> tuple[Shapes, Shapes]:
-    """Return the shapes of required tensors and those of optional tensors."""
+    """Return the shapes, by tensor name, that exit heads of a kind must have, and the shapes that they may have."""
     needed: dict[str, tuple[int, ...]] = {}
     optional: dict[str, tuple[int, ...]] = {}
     for block in blocks:
@@ -118,7 +118,7 @@ def _shapes(
 
 
 def _hidden_width(tensors: Mapping[str, Tensor], block: int, d_model: int) -> int:
-    """Return the hidden width of a head, which is free to choose; the model's width if its tensor has no shape."""
+    """Return the hidden width of a block's exit head, from its ``up`` tensor; D if that is missing or a scalar."""
     up = tensors.get(f"{block}.up.weight")
     return up.shape[0] if up is not None and up.dim() else d_model
 
@@ -142,29 +142,29 @@ def new_exit_heads(
     lm_head_bias: Tensor | None = None,
     block_mlps: Mapping[int, Mapping[str, Tensor]] | None = None,
 ) -> dict[str, Tensor]:
-    """Return new heads to train, in float32.
+    """Return the initial tensors of exit heads to train, by name, in float32.
 
     Heads that end in the model's own LM head start as its read-out, whatever ``init`` is: a lens as the identity, gains
     as 1 (so that the final norm is copied), and the last matrix of a residual MLP as 0. With ``init = "copy"``, norm
     and other matrices of a residual MLP are those of the exit block's own MLP.
 
-    With ``init = "scratch"``, norms start as the identity and matrices like PyTorch's linear layers; with a layer norm
-    the last layer has a bias, with an RMS norm it has none (as in the two published programs of HEADS). With ``init =
-    "copy"``, a head starts with the model's norm and LM head, so that a linear head initially gives the model's own
-    read-out.
+    With ``init = "scratch"``, norms start as the identity and matrices like PyTorch's linear layers. With a layer norm
+    the last layer has a bias, with an RMS norm it has none (as in the two published implementations of HEADS).
+    With ``init = "copy"``, a head starts with the model's norm and LM head, so that a linear head initially gives the
+    model's own read-out.
 
     Args:
         kind: Kind of the heads.
         blocks: Exit blocks.
-        d_model: Width of the residual stream, D.
-        vocab_size: Rows of the LM head, V.
-        norm: Norm of heads from scratch.
-        init: From scratch, or copied from the model.
+        d_model: Hidden size, D.
+        vocab_size: Number of rows of the LM head, V.
+        norm: Norm of heads that are initialized from scratch.
+        init: Whether to initialize heads from scratch or to copy them from the model, as described above.
         final_norm_weight: Weight of the model's final norm, [D]; only needed for a copy.
         final_norm_bias: Bias of the model's final norm, [D]; None for an RMS norm. With it, gains have a bias too.
         lm_head_weight: Weight of the model's LM head, [V, D].
-        hidden_width: Hidden width H of kind ``mlp``.
-        generator: Random number generator.
+        hidden_width: Hidden width of heads of kind ``mlp``, and of ``residual-mlp`` from scratch.
+        generator: Generator of the random initial values.
         logit_scale: Factor of the normed states before the model's LM head; folded into the copied weight.
         lm_head_bias: Bias of the model's LM head, [V]; None if it has none.
         block_mlps: Norm and first matrices of the exit blocks' own MLPs, by their names in a head of kind
@@ -234,7 +234,7 @@ def _copied(tensor: Tensor) -> Tensor:
 
 
 def save_off_ramps(path: Path, kind: RampKind, tensors: Mapping[str, Tensor]) -> None:
-    """Write off-ramps to the file ``path``; the blocks are taken from the tensors' names."""
+    """Write off-ramps to a safetensors file; their blocks are parsed from the tensor names, ``{block}.NAME``."""
     save_heads(path, OFF_RAMPS, kind, tensors)
 
 
@@ -246,18 +246,18 @@ def load_off_ramps(
     dtype: torch.dtype = torch.float32,
     device: str | torch.device = "cpu",
 ) -> OffRamps | None:
-    """Read the off-ramps of a checkpoint folder; None if it has none.
+    """Return the off-ramps in a checkpoint folder; None if there is no file of off-ramps.
 
     Args:
-        folder: The checkpoint.
-        n_blocks: Blocks of the encoder, L.
-        d_model: Width of its states, D.
-        n_labels: Labels of its classifier, C.
+        folder: Folder of the checkpoint.
+        n_blocks: Number of blocks of the encoder, L.
+        d_model: Hidden size, D.
+        n_labels: Number of labels of the classifier, C.
         dtype: Number format of the tensors returned.
         device: Device of the tensors returned.
 
     Raises:
-        UserError: The file does not match the model or its own metadata; names tensor and shapes.
+        UserError: The file does not match the model or its own metadata; the message names tensor and shapes.
     """
     path = folder / OFF_RAMPS_FILE
     if not is_file(path):
@@ -274,7 +274,7 @@ def load_off_ramps(
 
 
 def _off_ramp_shapes(kind: RampKind, blocks: Sequence[int], d_model: int, n_labels: int) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor of off-ramps, by name."""
+    """Return the shape of every tensor of the off-ramps of some blocks, by tensor name."""
     shapes: dict[str, tuple[int, ...]] = {"out.weight": (n_labels, d_model), "out.bias": (n_labels,)}
     if kind == "pooler-linear":
         shapes |= {"pool.weight": (d_model, d_model), "pool.bias": (d_model,)}
@@ -284,7 +284,7 @@ def _off_ramp_shapes(kind: RampKind, blocks: Sequence[int], d_model: int, n_labe
 def new_off_ramps(
     kind: RampKind, blocks: Sequence[int], d_model: int, n_labels: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Return off-ramps to train, in float32, initialized like PyTorch's linear layers."""
+    """Return the tensors of off-ramps to train, by name, in float32, initialized like PyTorch's linear layers."""
     tensors = {}
     for name, shape in _off_ramp_shapes(kind, blocks, d_model, n_labels).items():
         tensors[name] = (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(d_model)

@@ -31,7 +31,7 @@ from exitbench.harness.reading.config_values import AllowedValue, shortened
 
 
 def _fold(projection: Linear, norm: Linear) -> Linear:
-    """Fold a norm's weight and bias into the projection behind it: W(w x + b) + c = (W w) x + (W b + c)."""
+    """Return a projection with the norm before it folded in: W(w x + b) + c = (W w) x + (W b + c)."""
     bias = projection.bias
     if norm.bias is not None:
         shift = projection.weight @ norm.bias
@@ -40,7 +40,7 @@ def _fold(projection: Linear, norm: Linear) -> Linear:
 
 
 def _join(*parts: Linear) -> Linear:
-    """Concatenate projections of the same input by rows; absent biases count as zero."""
+    """Return one projection that concatenates the outputs of several with the same input; a missing bias is zero."""
     if all(part.bias is None for part in parts):
         return Linear(torch.cat([part.weight for part in parts]))
     biases = [part.weight.new_zeros(part.weight.shape[0]) if part.bias is None else part.bias for part in parts]
@@ -52,7 +52,7 @@ def _block(**parts: Any) -> BlockWeights:
 
 
 def _head(tensors: Tensors, embedded: str, embedding: Tensor, vocab_size: int, *, tied: bool) -> Tensor:
-    """Return the LM head [V, D]: the tied embedding, unless the file has another `lm_head.weight` (as transformers)."""
+    """Return the LM head's weight [V, D]: the tied embedding, unless the files hold a different `lm_head.weight`."""
     name = "lm_head.weight"
     if tied and (name not in tensors or tensors.is_copy(name, original=embedded)):
         return embedding
@@ -70,7 +70,7 @@ def _activation(name: str, path: Path) -> Any:
 
 
 def _no_activation(name: str) -> str | None:
-    """Return why the lean engine does not support an activation of transformers; None if it does."""
+    """Return why the lean engine does not support an activation; None if it does or transformers does not know it."""
     if _ALIASES.get(name, name) in ACTIVATIONS:
         return None
     # Imported here: it loads torch's compiler, which takes longer to import than everything else a lean model needs.
@@ -80,7 +80,7 @@ def _no_activation(name: str) -> str | None:
 
 
 def _first_unsupported(config: Any, *options: str) -> str | None:
-    """Return why the lean engine does not support the first of these options that is on; None if all are off."""
+    """Return why the lean engine does not support the first config option of these that is set; None if none is set."""
     values = ((option, getattr(config, option, None)) for option in options)
     return next(
         (_lacks(option, value, ["false" if value is True else "null"]) for option, value in values if value), None
@@ -92,7 +92,7 @@ def _lacks(option: str, value: Any, allowed: Sequence[str]) -> str:
 
 
 def _read_t5(config: Any, tensors: Tensors, *, biases_each_block: bool = False) -> tuple[Architecture, Weights]:
-    """Read T5: v1.0 (tied, ReLU), v1.1/Flan (untied, gated GELU), mT5 and umT5.
+    """Return architecture and weights of a T5: v1.0 (tied, ReLU), v1.1/Flan (untied, gated GELU), mT5 or umT5.
 
     mT5 does not scale states before the head. umT5 scales them, and each of its blocks has its own position biases.
     """
@@ -177,12 +177,13 @@ def _why_not_t5(config: Any) -> str | None:
 
 @dataclass(frozen=True)
 class _Variant:
-    """Differences of a family from Llama.
+    """Differences between a model family and Llama.
 
     Attributes:
         qkv_bias: Whether queries, keys and values have biases if config.json has no attention_bias.
-        fused: Whether projections of the same input are one tensor; a head may then be rotated in part.
-        head_norm: Norms of queries and keys: per head, or jointly over all heads of a token.
+        fused: Whether projections of the same input are stored as one tensor; rotary positions may then cover only some
+            dimensions of a head.
+        head_norm: Norms of queries and keys: per head, or jointly over all heads of a token; None: no norms.
         norms_outputs: Whether norms follow attention and feed-forward network instead of preceding them.
     """
 
@@ -193,7 +194,7 @@ class _Variant:
 
 
 def _read_llama(config: Any, tensors: Tensors, variant: _Variant) -> tuple[Architecture, Weights]:
-    """Read Llama and its variants: rotary positions, RMS norms, gated MLP, grouped key/value heads, optional biases."""
+    """Return architecture and weights of Llama or a variant: rotary positions, RMS norms, gated MLP, grouped heads."""
     width, heads, groups = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
     size, inner = getattr(config, "head_dim", None) or width // heads, config.intermediate_size
     qkv_bias, out_bias = getattr(config, "attention_bias", variant.qkv_bias), getattr(config, "attention_bias", False)
@@ -284,10 +285,11 @@ def _normed(projection: Linear, norm: Linear, eps: float) -> NormedLinear:
 
 
 def _halves_apart(projection: Linear, n_heads: int, size: int, rotated: int) -> Linear:
-    """Reorder queries and keys of partly rotated heads, so that the whole head can be rotated at once.
+    """Reorder the query and key dimensions of partly rotated heads, so that rotary positions apply to whole heads.
 
-    Dimension i is paired with i + rotated/2 in the files and with i + size/2 in the engine; the unrotated dimensions
-    get angle 0. Products of queries and keys do not depend on the order of dimensions.
+    Rotary positions pair dimension i with i + rotated/2 in the files and with i + size/2 in the engine, where ``size``
+    is the head size. Unrotated dimensions get angle 0. Products of queries and keys do not depend on this order.
+    The first ``n_heads`` heads of the projection are reordered: those of queries and keys.
     """
     half, passed = rotated // 2, (size - rotated) // 2
     order = torch.arange(size)
@@ -316,7 +318,7 @@ def _why_not_llama(config: Any) -> str | None:
 
 
 def _no_rotary(kind: Any) -> str | None:
-    """Return why the lean engine does not support a kind of rotary positions of transformers; None if it does."""
+    """Return why the lean engine does not support a `rope_type`; None if it does or transformers does not know it."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     if not isinstance(kind, str) or kind in ROTARY or kind not in ROPE_INIT_FUNCTIONS:
@@ -325,7 +327,7 @@ def _no_rotary(kind: Any) -> str | None:
 
 
 def _rotated_part(config: Any, size: int, path: Path) -> int:
-    """Return the number of dimensions of a head that are rotated."""
+    """Return the number of dimensions of each head, out of ``size``, that rotary positions rotate."""
     key = "partial_rotary_factor"
     part = AllowedValue(float).check(path, f"rope_parameters: {key}", config.rope_parameters.get(key, 1.0))
     rotated = int(size * min(part, 2.0))
@@ -335,9 +337,9 @@ def _rotated_part(config: Any, size: int, path: Path) -> int:
 
 
 def _rotary(config: Any, size: int, rotated: int, path: Path) -> tuple[Tensor, float]:
-    """Return inverse frequencies [head_dim / 2] of rotary positions, and the factor of cosines and sines.
+    """Return inverse frequencies [head_dim / 2] of rotary positions, and the factor of their cosines and sines.
 
-    Unrotated dimensions of a head have frequency 0.
+    Only ``rotated`` of the ``size`` dimensions of a head are rotated; the others have frequency 0.
     """
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -360,7 +362,7 @@ def _rotary(config: Any, size: int, rotated: int, path: Path) -> tuple[Tensor, f
 
 
 def _read_gpt2(config: Any, tensors: Tensors) -> tuple[Architecture, Weights]:
-    """Read GPT-2: learned positions, layer norms with biases, transposed weights, tied head."""
+    """Return architecture and weights of GPT-2: learned positions, layer norms with biases, transposed weights."""
     width, heads = config.n_embd, config.n_head
     inner = config.n_inner or 4 * width
     root = "transformer." if "transformer.wte.weight" in tensors else ""  # the original files have no prefix
@@ -413,15 +415,15 @@ def _why_not_gpt2(config: Any) -> str | None:
 
 @dataclass(frozen=True)
 class Family:
-    """One family of models.
+    """Rules for reading the checkpoints of one model family into the lean engine.
 
     Attributes:
-        read: Maps configuration and tensors to the engine's layout.
-        why_not: Returns the first option that the engine does not support, and allowed values; None if all are
-            supported.
-        values: Keys read from config.json, under the names that transformers uses.
-        stacks: Prefix of the blocks' tensors -> config key with their number.
-        harmless: Patterns of tensors in its files that no model computes with.
+        read: Maps configuration and tensors to the lean engine's architecture and weights.
+        why_not: Maps the configuration to a message on the first option that the lean engine does not support, with
+            the allowed values; None if all options are supported.
+        values: Keys that are read from config.json, with their allowed values.
+        stacks: Config key with the number of blocks, by prefix of the blocks' tensor names.
+        harmless: Patterns of the names of stored tensors that are not used in computation.
     """
 
     read: Callable[[Any, Tensors], tuple[Architecture, Weights]]
@@ -479,7 +481,7 @@ _FREQUENCIES = r"(.*\.)?rotary_emb\.inv_freq"
 
 
 def _like_llama(values: Mapping[str, AllowedValue], variant: _Variant = _Variant()) -> Family:
-    """Return a family with Llama's config values and these additional ones."""
+    """Return a family that is read like Llama; ``values`` are the config keys that it has in addition to Llama's."""
     read = partial(_read_llama, variant=variant)
     stacks = {"model.layers": "num_hidden_layers"}
     return Family(read, _why_not_llama, {**_LLAMA_VALUES, **values}, stacks, (_FREQUENCIES,))

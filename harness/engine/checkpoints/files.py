@@ -51,12 +51,12 @@ class WeightFiles:
 
 
 def not_a_checkpoint(path: Path) -> str:
-    """Return a message for a path without config.json, with instructions if it is or holds a GGUF file."""
+    """Return the error message for a path without config.json, with instructions if it is or contains a GGUF file."""
     return f"{path}: not a Hugging Face checkpoint folder (no config.json).{gguf_note(path)}"
 
 
 def gguf_note(path: Path) -> str:
-    """Return a sentence on converting GGUF to safetensors, after a space; empty if there is no GGUF file."""
+    """Return a sentence on converting a path's GGUF file to safetensors, with a leading space; "" if it has none."""
     file = path if path.suffix == ".gguf" else next(iter(sorted(path.glob("*.gguf"))), None)
     if file is None:
         return ""
@@ -68,10 +68,10 @@ def gguf_note(path: Path) -> str:
 
 
 def check_plain(folder: Path, config: Mapping[str, Any]) -> None:
-    """Check that config.json and the folder describe complete weights in full precision.
+    """Check that a checkpoint folder holds a complete model in full precision: no quantised weights, no adapter.
 
     Raises:
-        UserError: The model is quantised, the folder has an adapter, or the configuration names other weights.
+        UserError: The model is quantised, the folder has an adapter, or config.json refers to weights elsewhere.
     """
     path = folder / CONFIG
     for key in _QUANTISED_KEYS:
@@ -115,10 +115,10 @@ def weight_files(folder: Path) -> WeightFiles:
 
 
 def read_index(path: Path) -> dict[str, str]:
-    """Return the file of each tensor from a `model.safetensors.index.json`.
+    """Return the file name of each tensor, by tensor name, from a `model.safetensors.index.json`.
 
     Raises:
-        UserError: It is not such an index, or names anything but files in its own folder.
+        UserError: The file is not such an index, or names anything but files in its own folder.
     """
     places = read_json(path, _INDEX_BYTES).get("weight_map")
     if not isinstance(places, dict) or not places:
@@ -133,7 +133,7 @@ def read_index(path: Path) -> dict[str, str]:
 
 
 def checkpoint_remarks(folder: Path) -> tuple[str, ...]:
-    """Return remarks (not errors) about a checkpoint's files, one sentence each: GGUF origin, and files not read.
+    """Return remarks (not errors) about a checkpoint, one sentence each: its GGUF origin, and weight files not read.
 
     Raises:
         UserError: The model's own weight files, or the record of a conversion, are not usable.
@@ -157,16 +157,16 @@ def checkpoint_remarks(folder: Path) -> tuple[str, ...]:
 
 
 def listed(names: list[str]) -> str:
-    """Join names for a message, cutting a long list short."""
+    """Return names joined by commas for a message; after the first five, only the number of the others."""
     n_more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {n_more} more" if n_more > 0 else "")
 
 
 def completed(path: Path, family: str, values: dict[str, Any]) -> Any:
-    """Return transformers' configuration object of a family with these values.
+    """Return transformers' configuration object of a model family with these values; ``path`` is for messages.
 
     Raises:
-        UserError: transformers' own checks of the family reject them.
+        UserError: transformers rejects the values.
     """
     from transformers import AutoConfig
     from transformers.utils import logging

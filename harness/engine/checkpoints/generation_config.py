@@ -63,7 +63,12 @@ _SHOWN_CHARACTERS = 60
 
 @dataclass(frozen=True)
 class NotApplied:
-    """Generation settings that were not applied, by name with the file's values, and the file's name."""
+    """Generation settings of a checkpoint that were not applied.
+
+    Attributes:
+        file: Name of the file with the settings.
+        settings: The file's values, by name of the setting.
+    """
 
     file: str
     settings: Mapping[str, Any]
@@ -74,13 +79,13 @@ class NotApplied:
 
 
 def not_applied(folder: Path, generation: GenerationSettings) -> NotApplied:
-    """Return the generation settings of a checkpoint that differ from what a cell does.
+    """Return the generation settings of a checkpoint that would change its tokens, and that a cell does not apply.
 
     As in transformers, config.json counts only if there is no generation_config.json.
 
     Args:
-        folder: The checkpoint.
-        generation: Settings of the cell; one that equals the checkpoint's own value is applied.
+        folder: Folder of the checkpoint.
+        generation: Settings of the cell; a setting with the same value as in the checkpoint counts as applied.
 
     Raises:
         UserError: A file cannot be read.
@@ -103,7 +108,7 @@ def not_applied(folder: Path, generation: GenerationSettings) -> NotApplied:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value, or its text if JSON cannot represent it (NaN, infinity)."""
+    """Return the value itself, or its text if JSON cannot represent it (NaN, infinity)."""
     try:
         json.dumps(value, allow_nan=False)
     except ValueError:

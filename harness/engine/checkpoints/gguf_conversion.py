@@ -36,8 +36,11 @@ def convert_gguf(path: Path, folder: Path, dtype: Literal["float32", "bfloat16"]
 
     Args:
         path: The GGUF file.
-        folder: Folder to write, completely or not at all; must not exist or be empty.
+        folder: Folder to write, completely or not at all; it must be new or empty.
         dtype: Number format of the written weights.
+
+    Returns:
+        The description of the GGUF file that is written to the folder as well.
 
     Raises:
         UserError: `gguf` is not installed, the file is no complete GGUF of a known architecture, or the folder has
@@ -82,7 +85,7 @@ def _digest(path: Path) -> str:
     """Return the SHA-256 of a GGUF file.
 
     Raises:
-        UserError: It is missing, a link or not a GGUF file.
+        UserError: The file is missing, a link or not a GGUF file.
     """
     try:
         with open_regular(path) as file:
@@ -97,10 +100,10 @@ def _digest(path: Path) -> str:
 
 
 def _require_read(path: Path, architecture: str, reader: Any) -> None:
-    """Check that the file has no settings that transformers' reader ignores.
+    """Check that a GGUF file has no settings that transformers' reader ignores.
 
     Raises:
-        UserError: It has scaled rotary positions, whose type or factor would be lost.
+        UserError: The file has scaled rotary positions, whose type or factor would be lost.
     """
     scaling = reader.fields.get(f"{architecture}.rope.scaling.type")
     if scaling is not None and scaling.contents() != "none" and architecture != "gpt-oss":

@@ -32,11 +32,11 @@ class GgufOrigin:
     """GGUF file that a checkpoint was converted from.
 
     Attributes:
-        file: Name of the file.
-        sha256: Digest of the file.
-        quantization: Type of most of its weights, such as ``Q4_1``.
-        tensor_types: Number of weights of each type.
-        dtype: Number format that they were converted to.
+        file: Name of the GGUF file.
+        sha256: Digest of the GGUF file.
+        quantization: Most frequent quantization type of its weights, such as ``Q4_1``.
+        tensor_types: Number of weights of each type in the GGUF file.
+        dtype: Number format that the weights were converted to.
     """
 
     file: str
@@ -47,17 +47,17 @@ class GgufOrigin:
 
     @property
     def source(self) -> str:
-        """The model's origin in results, ``gguf:FILE@SHA256``."""
+        """Origin of the model as results record it, ``gguf:FILE@SHA256``."""
         return f"gguf:{self.file}@{self.sha256}"
 
     @property
     def remark(self) -> str:
-        """A sentence for plans and inspections."""
+        """Sentence for plans and inspections: weights were dequantized, so scores differ from the original's."""
         types = ", ".join(f"{numel:,} {name}" for name, numel in self.tensor_types.items())
         return f"weights dequantized from GGUF ({types} in {self.file}): scores are not the published checkpoint's"
 
     def write(self, folder: Path) -> None:
-        """Write the origin into a checkpoint's folder."""
+        """Write this description to `gguf.json` in a checkpoint folder."""
         write_whole_file(folder / ORIGIN_FILE, json.dumps(asdict(self), indent=1) + "\n")
 
 
@@ -81,12 +81,12 @@ def read_origin(folder: Path) -> GgufOrigin | None:
 
 
 def name_in_results(name: str, folder: Path | None) -> str:
-    """Return a model's name in results: the suite's name for it and, after a conversion, the quantization.
+    """Return a model's name in results: its name in the suite and, if converted from GGUF, the quantization.
 
-    A name with the quantization is unchanged, so that an exported suite gives the same names.
+    A name that ends in the quantization already is unchanged, so that an exported suite gives the same names.
 
     Raises:
-        UserError: As for `read_origin`.
+        UserError: `gguf.json` is not what `exitbench convert` writes.
     """
     origin = None if folder is None else read_origin(folder)
     suffix = "" if origin is None else f"-GGUF-{origin.quantization}"

@@ -1,4 +1,4 @@
-"""Load a checkpoint of any family of transformers into the hosted engine: strict files, no code, every tensor named.
+"""Load a checkpoint of any transformers family into the hosted engine, without running code from its folder.
 
 config.json and safetensors are read as for the lean engine (`checkpoints.files`, `checkpoints.tensor_files`).
 transformers' own mappings choose the class and translate old tensor names. No code from the folder is executed.
@@ -49,7 +49,10 @@ _DEEPEST = 20
 
 
 def text_models(family: str) -> dict[str, str]:
-    """Return transformers' text-generating classes of a family, the first per kind (``causal``, ``seq2seq``)."""
+    """Return the names of a family's text-generating classes in transformers: the first of each kind of model.
+
+    The kinds, which are the keys, are ``causal`` (decoder-only) and ``seq2seq`` (encoder-decoder).
+    """
     from transformers.models.auto import modeling_auto
 
     mappings = {
@@ -67,16 +70,16 @@ def load_hosted(
 
     Args:
         folder: Folder of the checkpoint.
-        raw: Its config.json.
-        dtype: Number format.
+        raw: Content of its config.json.
+        dtype: Number format of the weights.
         device: Torch device; on ``meta`` nothing is computed, and nothing is checked.
-        device_map: Blocks per device; None puts all on ``device``.
+        device_map: Number of blocks on each device; None puts the whole model on ``device``.
 
     Returns:
         The model and its configuration.
 
     Raises:
-        UserError: Configuration and tensors do not fit, or the model cannot be run block by block.
+        UserError: Configuration and tensors do not fit together, or the model cannot be run block by block.
     """
     path = folder / CONFIG
     config = read_hosted_config(path, raw)
@@ -96,10 +99,10 @@ def load_hosted(
 
 
 def _places(folder: Path, raw: dict[str, Any], device_map: DeviceMap) -> dict[str, str]:
-    """Return the device of every module.
+    """Return the device of every module, by module name, as a device map places the blocks.
 
     Raises:
-        UserError: The map has more blocks than the model, or fewer.
+        UserError: The device map has more blocks than the model, or fewer.
     """
     lm = skeleton(folder, raw)
     blocks = find_stack(lm).blocks
@@ -109,7 +112,7 @@ def _places(folder: Path, raw: dict[str, Any], device_map: DeviceMap) -> dict[st
 
 
 def read_hosted_config(path: Path, raw: dict[str, Any]) -> Any:
-    """Return the configuration from config.json: keys that describe the model, none that say how to run it."""
+    """Return transformers' configuration object for config.json (``raw``), without the keys on how to run the model."""
     _check_numbers(path, "", raw)
     values = _described(raw)
     del values["model_type"]
@@ -122,10 +125,10 @@ def _described(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_numbers(path: Path, key: str, value: Any, depth: int = 0) -> None:
-    """Check that no number or nesting depth is too large for transformers to build modules from.
+    """Check that no number in a config value, and not its nesting, is too large for transformers to build modules from.
 
     Raises:
-        UserError: One is too large.
+        UserError: A number is too large, or the value is nested too deep.
     """
     if depth > _DEEPEST:
         raise UserError(f"{path}: {key} is nested too deep; allowed: {_DEEPEST} levels.")
@@ -144,7 +147,7 @@ def check_generates(path: Path, raw: dict[str, Any]) -> None:
     """Check that config.json does not name an encoder-only model (embeddings, masked language modeling).
 
     Raises:
-        UserError: It does.
+        UserError: config.json names an encoder-only model, and none that generates text.
     """
     named, family = raw.get("architectures"), raw["model_type"]
     if not named or family not in ENCODERS:
@@ -159,7 +162,7 @@ def check_generates(path: Path, raw: dict[str, Any]) -> None:
 
 
 def _class_for(path: Path, raw: dict[str, Any], config: Any) -> Any:
-    """Return the transformers class that config.json names, or else the one that generates text with its family."""
+    """Return the transformers class to load: the one named in config.json, else the family's text-generating class."""
     import transformers
 
     classes = text_models(raw["model_type"])
@@ -183,7 +186,20 @@ def filled(
     attention: str,
     places: dict[str, str],
 ) -> Any:
-    """Return the model with its weights loaded one tensor at a time, so that memory holds at most one tensor twice."""
+    """Build a transformers model and load its weights tensor by tensor, so that memory holds at most one tensor twice.
+
+    Args:
+        folder: Folder of the checkpoint, for messages.
+        cls: Class of the model.
+        config: Configuration object of the model.
+        unread: Stored tensors by name, read when they are accessed.
+        dtype: Number format of the loaded weights.
+        attention: Attention implementation, ``sdpa`` or ``eager``.
+        places: Device of each module, by module name.
+
+    Raises:
+        UserError: Configuration and tensors do not fit together.
+    """
     try:
         with _one_by_one(), without_bars():
             lm, info = cls.from_pretrained(
@@ -215,7 +231,7 @@ def filled(
 
 @contextmanager
 def _one_by_one() -> Iterator[None]:
-    """Have transformers read each tensor only when it assigns it; its threads would read all of them first."""
+    """Make transformers read each tensor only when it is assigned, while entered; by default threads read all first."""
     before = os.environ.get(_IN_ORDER)
     os.environ[_IN_ORDER] = "1"
     try:
@@ -228,7 +244,7 @@ def _one_by_one() -> Iterator[None]:
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Have transformers load without progress bars, which would fill logs and pipes."""
+    """Turn off transformers' progress bars while entered; they would fill logs and pipes."""
     from transformers.utils import logging
 
     was_enabled = logging.is_progress_bar_enabled()
@@ -256,7 +272,7 @@ def _refuse(folder: Path, what: str, names: Iterable[str], cls: Any, note: str =
 
 
 def skeleton(folder: Path, raw: dict[str, Any]) -> Any:
-    """Return the transformers model that config.json describes, on ``meta``: shapes without weights.
+    """Return the transformers model that config.json describes, on the ``meta`` device: shapes without weights.
 
     Args:
         folder: Folder of the checkpoint; only config.json is needed.

@@ -47,7 +47,7 @@ _TOKENIZER_ENDINGS = (".json", ".txt", ".model", ".spm")
 
 @dataclass(frozen=True)
 class HubName:
-    """A hub repository at a branch, tag or commit; ``str`` gives the form used in suites."""
+    """A hub repository at a branch, tag or commit; ``str`` gives ``hub:OWNER/NAME@REVISION``, as in suites."""
 
     repository: str
     revision: str = DEFAULT_REVISION
@@ -61,9 +61,9 @@ class Located:
     """A checkpoint's folder on this machine.
 
     Attributes:
-        folder: Folder with its files.
+        folder: Folder with the checkpoint's files.
         source: Origin, such as ``hub:OWNER/NAME@COMMIT``; None for a user's own folder.
-        remarks: Notes (not errors), one sentence each.
+        remarks: Notes about the checkpoint (not errors), one sentence each.
     """
 
     folder: Path
@@ -72,10 +72,10 @@ class Located:
 
 
 def read_name(written: str) -> HubName | None:
-    """Parse a model's name as the user wrote it; None if it does not start like a hub name.
+    """Return the hub repository that a user's text names; None if the text does not start with ``hub:``.
 
     Raises:
-        UserError: It starts like a hub name and is not one.
+        UserError: The text starts with ``hub:`` but is not a valid hub name.
     """
     if not written.startswith(PREFIX):
         return None
@@ -89,10 +89,10 @@ def read_name(written: str) -> HubName | None:
 
 
 def locate(written: str | Path, *, query_hub: bool, say: Callable[[str], object]) -> Located:
-    """Return the folder and origin of a model as the user wrote it.
+    """Return the folder and the origin of a model that the user names by a folder or a hub name.
 
     Args:
-        written: A folder, or a name of the hub.
+        written: A folder, or a hub name such as ``hub:OWNER/NAME``.
         query_hub: Whether the hub may be queried for what is missing; otherwise only its cache is read.
         say: Receives a message about each download.
 
@@ -119,10 +119,10 @@ def not_here(name: HubName) -> UserError:
 
 
 def find(name: HubName) -> Located | None:
-    """Return a model from the hub's local cache; None if a file that would be read is missing.
+    """Return a model's folder in the hub's local cache; None if a file that would be read is missing there.
 
     Raises:
-        UserError: An index names anything but files in its own folder.
+        UserError: The weight index names anything but files in its own folder.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -141,10 +141,10 @@ def find(name: HubName) -> Located | None:
 
 
 def fetch(name: HubName, say: Callable[[str], object]) -> Located:
-    """Query the hub for the current commit of a model and download what the cache lacks.
+    """Query the hub for a model's current commit, download the files that the local cache lacks, and return the folder.
 
     Args:
-        name: The model; a complete cached commit is not requested again, since commits do not change.
+        name: The model; if it names a commit that is completely cached, the hub is not queried.
         say: Receives a message about each download.
 
     Raises:
@@ -198,23 +198,26 @@ def _has_weights(names: Collection[str]) -> bool:
 
 
 def _large(folder: Path, names: Collection[str]) -> list[str]:
-    """Return the weight files; sharded ones are listed in the index in the folder.
+    """Return the weight files and trained heads among a repository's files; shards are listed in the folder's index.
 
     Raises:
-        UserError: The index names anything but files in its own folder.
+        UserError: The weight index names anything but files in its own folder.
     """
     weights = [SINGLE] if SINGLE in names else sorted(set(read_index(folder / INDEX).values()))
     return [*weights, *(name for name in TRAINED_BESIDE if name in names)]
 
 
 def _missing(folder: Path, names: Collection[str]) -> list[str]:
-    """Return the files that would be read from a repository with these names and are missing in the folder."""
+    """Return the files that would be read and are missing in the folder; ``names`` are all files of the repository.
+
+    Weight files are looked for only if no other file is missing.
+    """
     small = [name for name in _small(names) if not (folder / name).is_file()]
     return small or [name for name in _large(folder, names) if not (folder / name).is_file()]
 
 
 def _listing(repository: str, commit: str) -> list[str] | None:
-    """Return every file of a repository as huggingface_hub recorded it when downloading; None if it has no record."""
+    """Return the paths of all files of a commit, recorded by huggingface_hub on download; None without a record."""
     from huggingface_hub import get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -228,7 +231,7 @@ def _listing(repository: str, commit: str) -> list[str] | None:
 
 
 def _ask(name: HubName) -> tuple[str, dict[str, int]]:
-    """Return the commit of a revision, and the size in bytes of each of its files."""
+    """Query the hub; return the commit of a model's revision, and the size in bytes of each file in that commit."""
     from huggingface_hub import HfApi
 
     with _as_user_errors(name), checked_responses(str(name), _free_bytes()):
@@ -251,7 +254,7 @@ def _ask(name: HubName) -> tuple[str, dict[str, int]]:
 def _download(
     name: HubName, commit: str, files: list[str], sizes: Mapping[str, int], say: Callable[[str], object]
 ) -> Path:
-    """Download the files of a commit that the cache lacks; return their folder."""
+    """Download those of a commit's ``files`` that the local cache lacks; return the commit's folder in the cache."""
     from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
 
     repository, free = name.repository, _free_bytes()
@@ -272,7 +275,7 @@ def _download(
 
 
 def _free_bytes() -> int:
-    """Return the free bytes on the disk of the hub's cache, whose folder may not exist yet."""
+    """Return the number of free bytes on the disk of the hub's local cache; its folder need not exist yet."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE).absolute()
@@ -281,7 +284,7 @@ def _free_bytes() -> int:
 
 @contextmanager
 def _bars_in_a_terminal() -> Iterator[None]:
-    """Have huggingface_hub show download progress only in a terminal."""
+    """Hide huggingface_hub's progress bars while entered, unless standard error is a terminal."""
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     if sys.stderr.isatty() or are_progress_bars_disabled():
@@ -296,10 +299,10 @@ def _bars_in_a_terminal() -> Iterator[None]:
 
 @contextmanager
 def _as_user_errors(name: HubName) -> Iterator[None]:
-    """Convert errors of the hub or the connection to one `UserError`.
+    """Convert exceptions of huggingface_hub or the network to `UserError` while entered.
 
     Raises:
-        UserError: Anything went wrong but a full disk, which `main` reports.
+        UserError: Any exception was raised except that of a full disk, which passes unchanged.
     """
     from huggingface_hub import constants, errors
 

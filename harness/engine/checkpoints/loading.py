@@ -1,4 +1,4 @@
-"""Load Hugging Face checkpoints (config.json and safetensors) into the engine."""
+"""Load Hugging Face checkpoints (config.json and safetensors) into the lean or the hosted engine."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Checkpoint:
 
     @property
     def kind(self) -> ModelKind:
-        """``seq2seq`` or ``causal``."""
+        """Kind of the model: ``seq2seq`` (encoder-decoder) or ``causal`` (decoder-only)."""
         return "causal" if self.start_id is None else "seq2seq"
 
 
@@ -62,11 +62,11 @@ _MOST_LABELS = 1_000_000
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return config.json of a checkpoint folder.
+    """Return the content of a checkpoint's config.json, after checking that it describes a supported generating model.
 
     Raises:
-        UserError: The folder or file is missing, not JSON, of a family that neither engine supports, not a model that
-            generates text, or its weights are not plain ones.
+        UserError: The folder or file is missing, or the file is not JSON. Or the model is of a family that neither
+            engine supports, does not generate text, or has quantised or incomplete weights.
     """
     path = folder / CONFIG
     if not is_file(path):
@@ -101,10 +101,10 @@ def _is_hosted(family: str) -> bool:
 
 
 def engine_for(path: Path, config: dict[str, Any], choice: EngineChoice = "auto") -> EngineName:
-    """Return the engine that runs a checkpoint, by its config.json: the lean one if it supports family and options.
+    """Return the engine that runs a checkpoint: the lean one if it supports the family and options in config.json.
 
     Raises:
-        UserError: The lean engine is requested and does not support them.
+        UserError: The lean engine is requested and does not support family or options.
     """
     if choice == "hosted":
         return choice
@@ -130,7 +130,7 @@ def _lacking(path: Path, raw: dict[str, Any], family: Family) -> str | None:
 
 
 def kv_width(folder: Path) -> int:
-    """Return the width of one block's keys from config.json (key/value heads times head size); 0 if it lacks either.
+    """Return the width of one block's keys (key/value heads times head size) from config.json; 0 if not stated there.
 
     Raises:
         UserError: The configuration cannot be read.
@@ -143,7 +143,7 @@ def kv_width(folder: Path) -> int:
 
 
 def head_numel(folder: Path) -> int:
-    """Return the number of weights of the LM head from config.json; 0 if it does not say.
+    """Return the number of weights of the LM head (vocabulary times hidden size) from config.json; 0 if not stated.
 
     Raises:
         UserError: The configuration cannot be read.
@@ -159,10 +159,10 @@ def _text_config(folder: Path) -> Any:
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:
-    """Read generation_config.json; empty if there is none.
+    """Return the content of a checkpoint's generation_config.json; {} if there is no such file.
 
     Raises:
-        UserError: It is not a JSON object.
+        UserError: The file is not a JSON object.
     """
     return read_json(folder / GENERATION_CONFIG)
 
@@ -178,14 +178,14 @@ def load_checkpoint(
 
     Args:
         folder: Folder of the checkpoint.
-        dtype: Number format; int8 is weight-only, with bf16 for everything else (`products.int8`).
+        dtype: Number format of the weights; int8 is weight-only, with bf16 for everything else (`products.int8`).
         device: Torch device.
         engine: Engine that runs the blocks; ``auto``: the lean one if it reads the checkpoint, else the hosted one.
-        device_map: Blocks per device, which only the hosted engine supports; None puts all on ``device``.
+        device_map: Number of blocks on each device, hosted engine only; None puts the whole model on ``device``.
 
     Raises:
-        UserError: Something in it cannot be read or would be ignored; names the file and what was expected. Or the
-            weights do not fit into the device's free memory.
+        UserError: Something in the folder cannot be read or would be ignored; the message names the file and what was
+            expected. Or the weights do not fit into the device's free memory.
 
     Examples:
         >>> checkpoint = load_checkpoint(Path("models/mine"), torch.bfloat16)
@@ -244,7 +244,7 @@ def _load_hosted(
 def _ends_and_start(
     folder: Path, raw: dict[str, Any], config: Any, vocab_size: int, *, is_seq2seq: bool
 ) -> tuple[frozenset[int], int | None]:
-    """Return the end-of-sequence ids and an encoder-decoder's first token.
+    """Return the end-of-sequence ids, and an encoder-decoder's first decoder token (None for a decoder-only model).
 
     generation_config.json takes precedence over config.json.
     """
@@ -270,7 +270,10 @@ def _ends_and_start(
 
 
 def _check_depth(values: dict[str, Any], tensors: Tensors, family: Family) -> None:
-    """Check the numbers of blocks in config.json; if one is absent, missing or extra tensors reveal a mismatch."""
+    """Check that the numbers of blocks in config.json are those of the stored tensors.
+
+    A number that config.json leaves out is not checked here: missing or extra tensors reveal a wrong one later.
+    """
     for prefix, key in family.stacks.items():
         declared, n_blocks = values.get(key), tensors.depth(prefix)
         if declared is not None and n_blocks not in (0, declared):

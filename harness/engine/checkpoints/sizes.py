@@ -22,7 +22,7 @@ from exitbench.harness.reading.regular_files import is_file
 
 
 def stored_tensors(paths: Iterable[Path]) -> Iterator[tuple[str, int]]:
-    """Yield number format (in safetensors' spelling) and number of elements of every tensor in weight files.
+    """Yield the number format (safetensors' name, such as ``BF16``) and number of elements of each tensor in the files.
 
     Raises:
         UserError: A file is damaged.
@@ -38,7 +38,7 @@ def stored_tensors(paths: Iterable[Path]) -> Iterator[tuple[str, int]]:
 
 
 def numel_by_format(tensors: Iterable[tuple[str, int]]) -> Counter[str]:
-    """Count the elements of tensors per number format."""
+    """Return the number of elements per number format, summed over tensors as `stored_tensors` yields them."""
     counted: Counter[str] = Counter()
     for number_format, numel in tensors:
         counted[number_format] += numel
@@ -46,10 +46,10 @@ def numel_by_format(tensors: Iterable[tuple[str, int]]) -> Counter[str]:
 
 
 def stored_dtype(folder: Path) -> str:
-    """Return the number format that most of a checkpoint's weights have; ``float32`` for ``float64``.
+    """Return torch's name of the number format that most of a checkpoint's weights have; float32 instead of float64.
 
     Raises:
-        UserError: Its weights cannot be read.
+        UserError: The weights cannot be read.
     """
     counted = numel_by_format(stored_tensors(weight_files(folder).paths))
     most = max(FORMATS, key=lambda name: counted[name])
@@ -57,10 +57,10 @@ def stored_dtype(folder: Path) -> str:
 
 
 def weights_bytes(folder: Path, dtype: torch.dtype) -> int:
-    """Return the memory that a checkpoint's weights take in a number format, trained heads included.
+    """Return the bytes of memory that a checkpoint's weights, trained heads included, take in a number format.
 
     Raises:
-        UserError: They cannot be read.
+        UserError: The weights cannot be read.
     """
     heads = [folder / name for name in TRAINED_BESIDE if is_file(folder / name)]
     paths = (*weight_files(folder).paths, *heads)
@@ -71,7 +71,7 @@ def require_room(folder: Path, dtype: torch.dtype, *devices: str) -> None:
     """Check that a checkpoint's weights fit into the devices' free memory; on ``meta`` nothing is loaded.
 
     Raises:
-        UserError: They do not fit; gives the numbers.
+        UserError: The weights do not fit; the message gives both sizes.
     """
     available = available_bytes(*devices)
     if available is not None and (needed := weights_bytes(folder, dtype)) > available:
@@ -83,5 +83,5 @@ def require_room(folder: Path, dtype: torch.dtype, *devices: str) -> None:
 
 
 def gib(n_bytes: int) -> str:
-    """Format a size: ``12.3 GiB``."""
+    """Return a number of bytes as text, such as ``12.3 GiB``."""
     return f"{n_bytes / 2**30:,.{1 if n_bytes >= 2**30 else 3}f} GiB"

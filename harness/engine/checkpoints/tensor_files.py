@@ -1,4 +1,4 @@
-"""Read safetensors by name: every tensor is accounted for, and each has a supported number format."""
+"""Read the tensors of safetensors files by name; unsupported number formats and leftover tensors are refused."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _OF_QUANTISATION = re.compile(
 
 
 class OtherTensors(UserError):
-    """A checkpoint's tensors are not those that a family's reader expects; another reader may know their names."""
+    """Raised if a checkpoint's tensors are not those that a family's reader expects; another reader may expect them."""
 
 
 class Tensors:
-    """The tensors of a checkpoint by name, on one device and in one number format (None: the file's own).
+    """Reader of a checkpoint's tensors by name, onto one device and in one number format (None: as stored).
 
-    Each tensor is read on request into newly allocated memory; on ``meta`` none is read.
+    Each tensor is read on request into newly allocated memory; on the ``meta`` device only its shape is read.
     """
 
     def __init__(self, folder: Path, dtype: torch.dtype | None, device: str) -> None:
@@ -49,18 +49,18 @@ class Tensors:
 
     @property
     def config(self) -> Path:
-        """Path of the configuration, for messages."""
+        """Path of config.json, for messages."""
         return self.folder / CONFIG
 
     def __contains__(self, name: str) -> bool:
         return name in self.files
 
     def __call__(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Read one tensor and check its shape and number format; ``dtype`` overrides the checkpoint's.
+        """Read one tensor and check its shape and stored number format; ``dtype`` overrides the reader's number format.
 
         Raises:
             OtherTensors: The tensor is missing.
-            UserError: It is quantised, or has another shape than config.json says.
+            UserError: The tensor is quantised, or has another shape than config.json says.
         """
         if name not in self.files:
             raise OtherTensors(
@@ -83,36 +83,36 @@ class Tensors:
         return tensor.to(device=self.device, dtype=dtype, copy=True)  # a copy has torch's own alignment
 
     def _file(self, name: str) -> Any:
-        """Return the file of a tensor, opened once: its header names all tensors, and there may be thousands."""
+        """Return the open safetensors file that holds a tensor; each file is opened once, since headers can be long."""
         path = self.files[name]
         if path not in self._opened:
             self._opened[path] = opened(path)
         return self._opened[path]
 
     def unread(self, name: str) -> Unread:
-        """Return a tensor that is read later.
+        """Return a handle from which transformers reads a tensor later.
 
         Raises:
-            UserError: It is quantised.
+            UserError: The tensor is quantised.
         """
         check_format(self.files[name], name, self._file(name).get_slice(name).get_dtype())
         return Unread(self, name)
 
     def holds_weights(self, name: str) -> bool:
-        """Return whether a tensor has a number format in which weights are read."""
+        """Return whether a tensor is stored in a number format of weights: a float of 16, 32 or 64 bits."""
         return self._file(name).get_slice(name).get_dtype() in FORMATS
 
     def linear(self, name: str, shape: tuple[int, int], *, bias: bool = False, transposed: bool = False) -> Linear:
-        """Read a projection [out, in], with its bias if the family has one; ``transposed``: stored as [width, out]."""
+        """Read a projection of shape [out, in], and its bias if ``bias``; ``transposed`` means stored as [in, out]."""
         weight = self(f"{name}.weight", *(shape[::-1] if transposed else shape))
         return Linear(weight.T.contiguous() if transposed else weight, self(f"{name}.bias", shape[0]) if bias else None)
 
     def norm(self, name: str, width: int, *, bias: bool = False) -> Linear:
-        """Read an elementwise norm: weight [D] and bias [D] or None."""
+        """Read a norm's elementwise weight and, if ``bias``, its bias; both have the shape [width]."""
         return Linear(self(f"{name}.weight", width), self(f"{name}.bias", width) if bias else None)
 
     def is_copy(self, name: str, original: str) -> bool:
-        """Return whether a stored tensor equals another one, and so need not be read."""
+        """Return whether a stored tensor equals another one; if so, mark it as read."""
         if name not in self.files or original not in self.files:
             return False
         same = torch.equal(self._file(name).get_tensor(name), self._file(original).get_tensor(original))
@@ -121,7 +121,7 @@ class Tensors:
         return same
 
     def depth(self, prefix: str) -> int:
-        """Return the number of blocks whose tensors have a prefix: `PREFIX.0.` to `PREFIX.N-1.`."""
+        """Return the number N of blocks, whose tensor names start with `PREFIX.0.` to `PREFIX.N-1.`; 0 if none do."""
         matches = (re.match(re.escape(prefix) + r"\.(\d{1,9})\.", name) for name in self.files)
         return max((int(match[1]) + 1 for match in matches if match), default=0)
 
@@ -153,14 +153,14 @@ _WRAPPERS = {"_orig_mod.": ", as torch.compile calls them", "module.": ", as Dis
 
 
 def prefix_note(files: Mapping[str, Path], missing: Iterable[str]) -> str:
-    """Return how to remove a name prefix that a model gets when it is saved inside a wrapper.
+    """Return advice on removing the prefix that all tensor names get if a model is saved inside a wrapper.
 
     Args:
-        files: The file of each tensor.
-        missing: Names that were not found.
+        files: File of each stored tensor, by tensor name.
+        missing: Expected tensor names that are not among the stored ones.
 
     Returns:
-        Sentences after a space; empty if no missing tensor exists under a longer name.
+        Sentences with a leading space; "" if no stored name is a missing name with a prefix.
     """
     pairs = ((name, longer) for name in missing for longer in files if longer.endswith(f".{name}"))
     name, longer = next(pairs, ("", ""))
@@ -184,30 +184,33 @@ def opened(path: Path) -> Any:
     mapped.
 
     Raises:
-        SafetensorError: It is not a safetensors file, or truncated.
-        OSError: It cannot be read.
+        SafetensorError: The file is truncated, or not a safetensors file.
+        OSError: The file cannot be read.
     """
     return safe_open(path, framework="pt", backend="pread")
 
 
 @dataclass(frozen=True)
 class Unread:
-    """A tensor that is read on `unread[...]`, the protocol by which transformers loads its own files."""
+    """Handle that reads a tensor on ``handle[...]``, the protocol by which transformers loads its own files."""
 
     tensors: Tensors
     name: str
 
     def __getitem__(self, _: EllipsisType) -> Tensor:
-        """Read the tensor.
+        """Read the whole tensor.
 
         Raises:
-            UserError: See `Tensors`.
+            UserError: The tensor is missing or quantised.
         """
         return self.tensors(self.name)
 
 
 def save_heads(path: Path, entry: str, kind: str, tensors: Mapping[str, Tensor]) -> None:
-    """Write heads, with their kind and blocks as one metadata entry; the blocks are taken from the tensors' names."""
+    """Write exit heads or off-ramps to a safetensors file, with their kind and blocks in the metadata entry ``entry``.
+
+    The blocks are parsed from the tensor names, ``{block}.NAME``.
+    """
     blocks = sorted({int(name.partition(".")[0]) for name in tensors})
     # One entry: several would be written in any order, so that equal heads would have different digests.
     metadata = {entry: json.dumps({"kind": kind, "blocks": ",".join(map(str, blocks))})}
@@ -215,10 +218,10 @@ def save_heads(path: Path, entry: str, kind: str, tensors: Mapping[str, Tensor])
 
 
 def heads_header(path: Path, entry: str, kinds: Sequence[str]) -> tuple[str, tuple[int, ...]]:
-    """Return kind and blocks of a file of heads, from its header alone.
+    """Return the kind and the blocks of a file of exit heads or off-ramps, from its header alone.
 
     Raises:
-        UserError: The header is not that of such a file.
+        UserError: The metadata entry ``entry`` has no valid blocks, or a kind that is not among ``kinds``.
     """
     try:
         with safe_open(path, framework="np") as file:
@@ -237,7 +240,7 @@ def heads_header(path: Path, entry: str, kinds: Sequence[str]) -> tuple[str, tup
 
 
 def heads_tensors(path: Path) -> dict[str, Tensor]:
-    """Read all tensors of a file of heads.
+    """Return all tensors of a file of exit heads or off-ramps, by name.
 
     Raises:
         UserError: A tensor has an unsupported number format.
@@ -255,10 +258,10 @@ Shapes = Mapping[str, tuple[int, ...]]
 def check_heads(
     path: Path, kind: str, blocks: Sequence[int], tensors: Mapping[str, Tensor], needed: Shapes, optional: Shapes
 ) -> None:
-    """Check that a file of heads has every required tensor, in the model's shapes, and no unknown ones.
+    """Check that exit heads or off-ramps have all ``needed`` tensors, the model's shapes, and no unknown tensors.
 
     Raises:
-        UserError: It does not; names the tensor and shapes.
+        UserError: A tensor is missing, unknown or of another shape; the message names it.
     """
     for name, shape in {**needed, **optional}.items():
         if name not in tensors:
@@ -274,7 +277,7 @@ def check_heads(
 
 
 def _places(folder: Path) -> dict[str, Path]:
-    """Return the file of every tensor.
+    """Return the file of every tensor in a checkpoint folder, by tensor name.
 
     Raises:
         UserError: A file is damaged, a tensor is in two files, or the index is wrong about a tensor.
@@ -308,10 +311,10 @@ def _check_index(path: Path, index: Mapping[str, str], places: Mapping[str, Path
 
 
 def check_format(path: Path, name: str, number_format: str) -> None:
-    """Check that a tensor's number format, in safetensors' spelling, is one in which weights are read.
+    """Check that a tensor's number format (safetensors' name) is one of weights: a float of 16, 32 or 64 bits.
 
     Raises:
-        UserError: It holds integers or 8-bit floats.
+        UserError: The tensor holds integers or 8-bit floats.
     """
     if number_format not in FORMATS:
         raise UserError(f"{path}: tensor {name!r} holds {number_format}, not weights in full precision. {DEQUANTISE}")

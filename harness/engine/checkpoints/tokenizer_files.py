@@ -29,10 +29,10 @@ _MOST_ADDED = 20_000
 
 
 def tokenizer_files(folder: Path) -> list[Path]:
-    """Return the files that a tokenizer is built from, sorted.
+    """Return the paths of the files in a checkpoint folder that a tokenizer is built from, sorted.
 
     Raises:
-        UserError: There are none, or something that is not a file has such a name.
+        UserError: There are no such files, or one is too large or not a regular file.
     """
     paths = sorted({path for pattern in PATTERNS for path in folder.glob(pattern)})
     files = [path for path in paths if not path.is_dir() and is_file(path)]
@@ -49,7 +49,7 @@ def load_tokenizer(folder: Path) -> Any:
     """Load the tokenizer of a checkpoint folder; code in the folder is never run.
 
     Raises:
-        UserError: transformers cannot read it, or it names files elsewhere.
+        UserError: transformers cannot read the tokenizer, or its configuration names files outside the folder.
     """
     from transformers import AutoTokenizer
     from transformers.utils import logging
@@ -73,7 +73,7 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def _check_config(path: Path) -> None:
-    """Check the keys that would make transformers read files from elsewhere, or spend hours adding tokens."""
+    """Check that a tokenizer's configuration names no files outside its folder, and not too many added tokens."""
     config = read_json(path)
     names = config.get("fast_tokenizer_files")
     plain = isinstance(names, list) and all(isinstance(name, str) and not set(name) & set("/\\") for name in names)
@@ -88,10 +88,10 @@ def _check_config(path: Path) -> None:
 
 
 def check_vocabulary(folder: Path, tokenizer: Any, vocab_size: int) -> None:
-    """Check that the model's embedding has a row for every token.
+    """Check that the model's embedding has a row for every token of the tokenizer.
 
     Raises:
-        UserError: It does not: the tokenizer is perhaps another model's.
+        UserError: A token id has no row: the tokenizer is perhaps another model's.
     """
     token, largest = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))
     if largest >= vocab_size:

@@ -1,1 +1,1 @@
-"""Early-exit decoding, token by token: the loop, deferred tokens, speculation, and probes of every block."""
+"""Early-exit decoding, token by token: the decode loop, deferred tokens, draft verification, and per-block probes."""

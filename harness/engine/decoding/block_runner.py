@@ -1,9 +1,9 @@
-"""Run transformer blocks with early exit: KV cache of skipped blocks, deferred tokens.
+"""Run transformer blocks with early exit: keys and values of skipped blocks, and deferred tokens.
 
 Keys and values of skipped blocks have three possible sources. They are projected from the exit state (within the
-product of the rows that continue, or at the end of the step), or the blocks run after all, or they are deferred
+product of the rows that continue, or at the end of the step). Or the blocks run after all. Or they are deferred
 (`DecoderCache`): a deferred token waits in the cache until a later token of its row runs the missing blocks
-(`KVPolicy.deferred`). It is then projected to keys and values, or runs the block in the same pass.
+(`KVPolicy.deferred`). The deferred token is then projected to keys and values, or runs the block in the same pass.
 
 Shape suffixes: B rows of the batch, A rows that run or leave a block, T positions of a row, N tokens of several rows, D
 model width.
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 
 class BlockRunner:
-    """Runner of a batch's blocks, one step after another; satisfies the `DecoderCache` protocol of the methods.
+    """Runner of the decoder blocks for a batch, step by step; it is also the `DecoderCache` that KV policies call.
 
     Attributes:
         model: The model.
-        cache: The batch's cache; grows by one position per step.
+        cache: The KV cache of the batch; grows by one position per step.
         parts: The method.
     """
 
@@ -48,9 +48,9 @@ class BlockRunner:
     # ---------------------------------------------------------------- a step
 
     def begin(self, token_B: Tensor) -> Tensor:
-        """Begin a step with the last token of every row; return their embeddings, [B, D].
+        """Begin a step with the last token of every row; return the embeddings of these tokens, [B, D].
 
-        Deferred tokens that have run all blocks are dropped; the others restart at block 1 if the policy reruns them.
+        Deferred tokens that have run all blocks stop waiting; the others restart at block 1 if the policy reruns them.
         """
         cache = self.cache
         cache.make_room()
@@ -66,11 +66,11 @@ class BlockRunner:
         return hidden_BTD[:, 0]
 
     def run(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None = None) -> Tensor:
-        """Run a block for each row's new token, and complete deferred tokens at this block; return states [A, D].
+        """Run a block on each row's new token, and on deferred tokens that wait for it; return the new states [A, D].
 
         Args:
             block: Number of the block, 1..L.
-            hidden_AD: States after the block before.
+            hidden_AD: States of the new tokens after the block before.
             rows_A: Rows of the batch that run, ascending; None means all.
         """
         if self._policy.deferred is not None:
@@ -86,7 +86,7 @@ class BlockRunner:
         return self.model.block(block, hidden_AD, self._context, rows_A, exited_BD=self._exited_BD)
 
     def read_drafts_too(self, view: BlockView) -> None:
-        """Read out a view after the last block, and in the same product the drafts that have run all blocks by now."""
+        """Read out a `BlockView` after the last block and, in the same LM-head product, drafts that ran all blocks."""
         n_rows, n_blocks = len(view.hidden_AD), self.model.n_blocks
         drafts = [token for tokens in self.cache.waiting for token in tokens if token.n_blocks_run == n_blocks]
         if drafts:
@@ -97,7 +97,7 @@ class BlockRunner:
                 token.logits_V = logits_V
 
     def end(self) -> None:
-        """End the step: write keys and values requested with `fill_from_state`."""
+        """End the step: write the keys and values of skipped blocks that `fill_from_state` has requested."""
         if self._exited_BD is not None and self._filled:  # `run` wrote them up to the last block that ran
             self._to_fill = [(self._filled, self._exited_BD, None)] if self._filled < self.model.n_blocks else []
         if self._to_fill:
@@ -115,7 +115,10 @@ class BlockRunner:
         rows_A: Tensor | None,
         waiting: list[list[DeferredToken]],
     ) -> Tensor:
-        """Run a block on deferred tokens and the new one, which is last; shorter rows repeat it, without effect."""
+        """Run a block on each row's deferred tokens and its new token; return the new tokens' states [A, D].
+
+        Rows with fewer deferred tokens are padded with copies of their new token, without effect.
+        """
         hidden_ATD = self._joint_states.states(hidden_AD, waiting)
         n_deferred = hidden_ATD.shape[1] - 1
         if all(len(tokens) == n_deferred and self._are_newest(tokens) for tokens in waiting):
@@ -128,13 +131,16 @@ class BlockRunner:
         return self._joint_states.ran(block, hidden_ATD, waiting)
 
     def _are_newest(self, tokens: Sequence[DeferredToken]) -> bool:
-        """Return whether a row's deferred tokens, ascending, are at the positions right before the new one."""
+        """Return whether a row's deferred tokens, in order, occupy the positions right before its new token."""
         return tokens[0].place == self.cache.length - len(tokens)
 
     def _places(
         self, rows: Sequence[int], rows_A: Tensor | None, waiting: list[list[DeferredToken]], n_deferred: int
     ) -> Any:
-        """Return the positions of deferred tokens, padded with the newest position."""
+        """Return the cache positions of each row's deferred tokens and new token, as prepared by `Engine.places`.
+
+        Rows with fewer deferred tokens repeat the position of the new token.
+        """
         newest = self.cache.length
         row_places = [
             [row, *(token.place for token in tokens), *[newest] * (n_deferred + 1 - len(tokens))]
@@ -155,7 +161,10 @@ class BlockRunner:
             token.n_blocks_run = block
 
     def complete(self, rows: Sequence[int]) -> None:
-        """Run the remaining blocks of these rows' deferred tokens after a step, the newest of each as new token."""
+        """Run all remaining blocks of the deferred tokens of some rows, after a step has ended.
+
+        The newest deferred token of each row takes the role of the new token of a step.
+        """
         cache, n_blocks = self.cache, self.model.n_blocks
         cache.length -= 1  # back in the step that fed the newest token
         for n_done in {cache.waiting[row][-1].n_blocks_run for row in rows} - {n_blocks}:
@@ -173,13 +182,14 @@ class BlockRunner:
     # ---------------------------------------------- called by KV policies
 
     def fill_from_state(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
-        """Request keys and values of blocks block+1..L at the current position, projected from one state in this step.
+        """Request keys and values of blocks block+1..L at the current position, projected from the exit state.
 
-        Does nothing if no token of an answer runs those blocks (`Parts.reads_skipped`).
+        They are written before the step ends. Does nothing if no later token can run those blocks
+        (`Parts.reads_skipped`).
 
         Args:
-            block: Blocks that were executed, 0..L-1; not below that of an earlier call in this step.
-            hidden_AD: The state to copy, not normalised.
+            block: Number of blocks that were executed, 0..L-1; not below that of an earlier call in this step.
+            hidden_AD: Exit states, without the final norm.
             rows_A: Rows of the batch; None means all.
         """
         assert not self._to_fill or block >= self._to_fill[-1][0], "rows leave in the order of blocks"
@@ -192,18 +202,18 @@ class BlockRunner:
             self._exited_BD.index_copy_(0, rows_A, hidden_AD)
 
     def run_rest(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> Tensor:
-        """Run blocks block+1..L at the current position; return the state after block L, [A, D]."""
+        """Run blocks block+1..L at the current position of rows; return the states after block L, [A, D]."""
         for deeper in range(block + 1, self.model.n_blocks + 1):
             hidden_AD = self.model.block(deeper, hidden_AD, self._context, rows_A)
         return hidden_AD
 
     def evict(self, block: int, rows_A: Tensor | None) -> None:
-        """Mask the current position in blocks block+1..L, unless no token of an answer runs those blocks."""
+        """Mask the current position of rows in blocks block+1..L; do nothing if no later token can run those blocks."""
         if self.parts.reads_skipped:
             self.cache.evict(block, rows_A)
 
     def defer(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
-        """Defer the skipped blocks of rows that leave after ``block``, until a later token runs them.
+        """Defer the skipped blocks of rows that exit after ``block``, until a later token of the row runs these blocks.
 
         Does nothing if no later token runs them (`Parts.reads_skipped`), unless the policy reruns tokens from block 1.
         """
@@ -219,7 +229,7 @@ class BlockRunner:
 
 
 class _JointStates:
-    """States of the tokens that ran a block together, cached because mostly they run the next one together too."""
+    """Cached states of the tokens that ran a block together, since they mostly run the next block together too."""
 
     def __init__(self) -> None:
         self._states_ATD: Tensor | None = None
@@ -227,7 +237,12 @@ class _JointStates:
         self._waiting: list[list[DeferredToken]] = []
 
     def states(self, newest_AD: Tensor, waiting: list[list[DeferredToken]]) -> Tensor:
-        """Return each row's states of deferred tokens and the new token, [A, T, D]; shorter rows repeat the last."""
+        """Return the states of each row's deferred tokens and new token, [A, T, D]; short rows repeat the new token's.
+
+        Args:
+            newest_AD: States of the new tokens.
+            waiting: Deferred tokens of each row.
+        """
         if self._states_ATD is not None and newest_AD is self._newest_AD and waiting == self._waiting:
             return self._states_ATD
         n_positions = max(map(len, waiting)) + 1
@@ -238,7 +253,7 @@ class _JointStates:
         return torch.stack(states_N).view(len(waiting), n_positions, -1)
 
     def ran(self, block: int, states_ATD: Tensor, waiting: list[list[DeferredToken]]) -> Tensor:
-        """Record the states after a block; return those of the new tokens, [A, D]."""
+        """Record each token's state after a block; return the states of the new tokens, [A, D]."""
         for index, tokens in enumerate(waiting):
             for slot, token in enumerate(tokens):
                 token.ran(block, states_ATD, (index, slot))

@@ -1,4 +1,4 @@
-"""Contexts with their continuations: batches of contexts, and the rows needed for a context's continuations.
+"""Contexts and their continuations to score: batches of contexts, and rows shared by similar continuations.
 
 The model is fed everything before the last token of a continuation. Continuations that differ only in that token share
 one row: the letters of a multiple-choice question are read from one state.
@@ -36,12 +36,12 @@ class Context:
 
 @dataclass(frozen=True)
 class Branch:
-    """Continuations of one context that differ in their last token at most, so that all tokens before it are shared.
+    """Continuations of one context that differ at most in their last token, so that one row serves all of them.
 
     Attributes:
         context: Index of the context in the batch.
-        fed: Tokens that all of them begin with, which is all but the last.
-        choices: Indices of the continuations.
+        fed: Token ids that all of them begin with: all but the last token. The model is fed these.
+        choices: Indices of the continuations in the context.
     """
 
     context: int
@@ -50,7 +50,10 @@ class Branch:
 
 
 def branches_of(contexts: Sequence[Context]) -> list[Branch]:
-    """Return the branches of a batch; those of one context are adjacent."""
+    """Return the branches of a batch of contexts: groups of continuations that share all tokens but the last.
+
+    The branches of one context are adjacent.
+    """
     branches = []
     for place, context in enumerate(contexts):
         by_fed: dict[tuple[int, ...], list[int]] = {}
@@ -61,7 +64,11 @@ def branches_of(contexts: Sequence[Context]) -> list[Branch]:
 
 
 def packs(branches: Sequence[Branch], most: int) -> list[list[Branch]]:
-    """Pack adjacent branches of one context into rows of at most ``most`` tokens."""
+    """Pack adjacent branches of one context into rows of at most ``most`` tokens; a longer branch gets its own row.
+
+    Returns:
+        The branches in each row.
+    """
     packed: list[list[Branch]] = []
     for branch in branches:
         last = packed[-1] if packed else []
@@ -74,7 +81,7 @@ def packs(branches: Sequence[Branch], most: int) -> list[list[Branch]]:
 
 
 def batches(model: Engine, contexts: Sequence[Context], rows: int) -> Iterator[list[int]]:
-    """Yield indices of contexts to run together, the longest first; contexts without continuations are left out.
+    """Yield, for each batch, the indices of its contexts, longest first; contexts without continuations are left out.
 
     Rows are padded to the batch's longest context plus its longest continuation, and this sum must fit the model's
     maximum number of positions.
@@ -82,7 +89,7 @@ def batches(model: Engine, contexts: Sequence[Context], rows: int) -> Iterator[l
     Args:
         model: The model.
         contexts: Contexts to score.
-        rows: Most rows of a batch; a context that needs more gets a batch of its own.
+        rows: Maximum number of rows of a batch, one per branch; a context that needs more gets a batch of its own.
     """
     mixes_lengths, most = model.pads_left or model.encoder_blocks > 0, model.max_positions
     order = sorted(range(len(contexts)), key=lambda place: -len(contexts[place].context_ids))

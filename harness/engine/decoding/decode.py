@@ -1,4 +1,4 @@
-"""The decode loop: one for all methods, batched, with a separate exit per row.
+"""The decode loop of all methods: batched decoding, in which each row (sequence of the batch) exits separately.
 
 `prefill` runs once per prompt, `decode` generates, `decode_step` decodes one token for every row. Skipped blocks are
 not computed; finished rows leave the batch. In untimed decodes, rows may also join (`engine.decoding.stream`) and have
@@ -36,16 +36,16 @@ IsStopped = Callable[[list[int]], bool]
 
 
 class Step:
-    """One new token for every row of the batch, filled as rows leave.
+    """Decode step: one new token for every row of the batch, filled in as rows exit.
 
     Attributes:
-        token_B: The tokens.
+        token_B: The new tokens.
         choose: Token chooser.
         observer: Receives scores, exits and read-outs.
-        exit_layers: Block after which each row has left; rows that run all blocks have L.
-        unread: Views of rows that have left and will be read out together.
-        answer_memory: Answer memory of all rows, by name; updated as the step ends.
-        left: Views of rows that have left, if the gate has an answer memory.
+        exit_layers: Exit layer of each row; L for rows that run all blocks.
+        unread: `BlockView`s of rows that have exited, whose tokens will be read from the LM head together.
+        answer_memory: The gate's answer memory of all rows, by name; updated at the end of the step.
+        left: `BlockView`s of rows that have exited; only kept if the gate remembers earlier tokens.
     """
 
     def __init__(
@@ -67,16 +67,18 @@ class Step:
 
 @dataclass
 class Batch:
-    """Prompts after prefill, ready to decode.
+    """Batch of prompts after prefill, ready to decode.
 
     Attributes:
-        requests: One per row.
+        requests: Request of each row.
         max_new_tokens: Longest answer, counted in new decoder tokens; also N of position-decayed thresholds.
-        cache: Keys and values.
+        cache: Keys and values of the prompts.
         prompt_state_BD: State after the last prompt token, from which the first token is read; None if the first token
             goes through the decode loop too.
-        fed_B: First input of the decode loop; None: the start token of an encoder-decoder.
-        thresholds: Threshold rule of each row, if settings of a method decode together; () means the method's own.
+        fed_B: First input tokens of the decode loop. None: the first new token is read from ``prompt_state_BD``, or in
+            an encoder-decoder, the start token is fed.
+        thresholds: Threshold rule of each row, if rows with different thresholds decode together; () means the
+            method's own.
     """
 
     requests: Sequence[Request]
@@ -91,12 +93,12 @@ class Batch:
 def prefill(
     model: Engine, requests: Sequence[Request], max_new_tokens: int, *, gates_first_token: bool = False
 ) -> Batch:
-    """Run the encoder, or the prompts of a decoder-only model at full depth.
+    """Run the encoder, or a decoder-only model over the prompts at full depth; return the batch to decode.
 
     Args:
         model: The model.
         requests: Prompts to answer.
-        max_new_tokens: Longest answer.
+        max_new_tokens: Maximum number of tokens of an answer.
         gates_first_token: Leave the last prompt token of a decoder-only model to the decode loop, so that the first
             new token may exit early too. The first token of an encoder-decoder always may.
     """
@@ -108,11 +110,11 @@ def prefill(
 
 @torch.inference_mode()
 def repeat_rows(batch: Batch, thresholds: Sequence[Sequence[Threshold]]) -> Batch:
-    """Give each prompt one row per threshold that it is answered with; its rows share the prefill.
+    """Return a batch with one row for each prompt and threshold; the rows of a prompt share its prefill.
 
     Args:
-        batch: Prompts after `prefill`; used up by this call.
-        thresholds: Threshold rules of each prompt.
+        batch: Prompts after `prefill`; must not be used afterwards.
+        thresholds: For each prompt, the threshold rules to answer it with.
     """
     rows = [row for row, rules in enumerate(thresholds) for _ in rules]
     batch.cache.repeat_rows(rows)
@@ -139,7 +141,7 @@ def decode(
     traced: bool = True,
     observer: Observer | None = None,
 ) -> list[Generation]:
-    """Generate until every row has ended; for the arguments see `Decoding`.
+    """Generate until the answers of all rows have ended; for the arguments see `Decoding`.
 
     Returns:
         One generation per request, in their order.
@@ -161,26 +163,27 @@ def decode(
 
 @dataclass(eq=False)
 class Row:
-    """A row being decoded: its request, and the answer so far."""
+    """Row (one sequence) of a batch during decoding: its request, and the answer so far."""
 
     request: Request
     generation: Generation
 
 
 class Decoding:
-    """A batch being decoded: rows leave it as they end, and those of other batches may join.
+    """Batch of sequences (rows) during decoding: a row leaves when its answer ends, and rows of other batches may join.
 
     Args:
         checkpoint: The model and its special tokens.
-        batch: Prompts after `prefill`; used up by this object.
+        batch: Prompts after `prefill`; must not be used by the caller afterwards.
         parts: The method.
         is_stopped: Called with a row's new tokens after each token; True ends the row (stop strings).
-        settings: Settings whose rules change logits before tokens are chosen.
+        settings: Logit rules, which are applied before tokens are chosen, and the scope of an exit decision; None means
+            no rules, and that each token exits by itself.
         traced: Record exits and check that all numbers are finite. The tokens are the same without.
         observer: Untraced decodes only: receives scores, exits and read-outs.
 
     Attributes:
-        rows: Rows that have not ended, in the order of the cache.
+        rows: Rows whose answers have not ended, in the order of the cache.
     """
 
     def __init__(
@@ -213,7 +216,7 @@ class Decoding:
 
     @torch.inference_mode()
     def step(self) -> list[Row]:
-        """Decode one token for every row; return the rows that ended with it."""
+        """Decode one token for every row; return the rows whose answers ended with this token."""
         rows, parts, rules = self.rows, self._parts, self._rules
         generations = [row.generation for row in rows]
         seeds_B = tuple(row.request.seed for row in rows)
@@ -269,7 +272,10 @@ class Decoding:
         return "length" if len(generation.token_ids) == self._max_new_tokens else None
 
     def _keep(self, going: Sequence[int]) -> None:
-        """Keep only these rows. When none are left, the cache is not touched."""
+        """Drop the rows whose answers have ended; ``going`` are the indices of the others.
+
+        If no row is left, the cache is not touched.
+        """
         if len(going) == len(self.rows):
             return
         self.rows = [self.rows[row] for row in going]
@@ -290,12 +296,12 @@ class Decoding:
 
     @property
     def holds_first_token(self) -> bool:
-        """True until the first token is read from the prompt's own pass; no batch can join before."""
+        """True until the first new token is read from the state that prefill left; before that, no batch can join."""
         return self._token_B is None
 
     @property
     def can_be_joined(self) -> bool:
-        """True if rows of another batch can join; not if answers keep the depth of their first tokens."""
+        """True if rows of another batch can join: the cache supports it, and answers keep no first exit layer."""
         return self._cache.joins and not self._keeps_depth
 
     @torch.inference_mode()
@@ -324,19 +330,23 @@ def decode_step(
     answer_memory: dict[str, Tensor] | None = None,
     texts_B: Sequence[tuple[Sequence[int], Sequence[int]]] = (),
 ) -> Step:
-    """Feed one token per row through as many blocks as the method wants, and choose the next tokens.
+    """Run one token of each row through blocks until the row exits, and choose its next token.
 
     Args:
-        runner: Model, batch and method; the batch's cache grows by one position.
+        runner: Runner of the model, the method and the batch; the batch's cache grows by one position.
         token_B: The last token of every row.
-        positions_B: 1 for the first generated token of a row.
-        max_new_tokens: Longest answer allowed.
-        seeds_B: One seed per row.
-        choose: Token chooser of the rows that leave; None: the method's gate.
+        positions_B: Position of each row's next token in its answer, from 1.
+        max_new_tokens: Maximum number of tokens of an answer.
+        seeds_B: Seed of random methods for each row.
+        choose: Token chooser for rows that exit; None: the choice of the method's gate.
         observer: Receives scores, exits and read-outs; None: not observed.
         thresholds_B: Threshold rule of each row; () means the method's own.
-        answer_memory: Answer memory of all rows (`Gate.start_answers`), updated in place; None: as an answer begins.
-        texts_B: Token ids of each row's prompt, and of its answer so far, for a gate that remembers.
+        answer_memory: Answer memory of all rows (`Gate.start_answers`), updated in place; None: that of
+            answers that begin.
+        texts_B: Token ids of each row's prompt and of its answer so far; only needed if the gate remembers tokens.
+
+    Returns:
+        The finished step, with the next tokens and the exit layers.
     """
     model, parts = runner.model, runner.parts
     if answer_memory is None:
@@ -404,10 +414,10 @@ def decode_step(
 
 
 def _decided(runner: BlockRunner, view: BlockView) -> tuple[Tensor, list[bool]]:
-    """Return the gate's score [A] and which rows leave: from bounds of the logits if those decide.
+    """Return the gate's scores [A] and whether each row exits, from bounds of the logits if these decide all rows.
 
-    If the bounds leave one row open, the LM head is read for all rows: products of fewer rows may differ in their last
-    bits.
+    If the bounds leave the exit of one row open, the LM head is read for all rows: products of fewer rows may differ
+    in their last bits.
     """
     parts = runner.parts
     level: float | Tensor | None = None
@@ -430,7 +440,7 @@ def _decided(runner: BlockRunner, view: BlockView) -> tuple[Tensor, list[bool]]:
 
 
 def exceeds_threshold(score_A: Tensor, level: float | Tensor) -> list[bool]:
-    """Compare scores with a threshold in their own precision; return host booleans."""
+    """Return whether each score exceeds the threshold, compared in the scores' number format, as Python booleans."""
     if isinstance(level, float) and score_A.dtype == torch.float32 and score_A.device.type == "cpu":
         rounded = ctypes.c_float(level).value  # compared on the host, which is cheaper than a torch operation
         return [score > rounded for score in score_A.tolist()]
@@ -439,7 +449,7 @@ def exceeds_threshold(score_A: Tensor, level: float | Tensor) -> list[bool]:
 
 
 def _level(threshold: Threshold, view: BlockView, score_A: Tensor) -> float | Tensor:
-    """Return the threshold of the rows' scores: one number, or [A] if rules or positions differ."""
+    """Return the threshold for the rows of ``view``: one number, or a tensor [A] if their rules or positions differ."""
     positions_A, rules_A = view.active.positions_A, view.active.thresholds_A
     if not rules_A and len(set(positions_A)) == 1:
         return threshold.value(view.block, positions_A[0], view.max_new_tokens)
@@ -450,7 +460,10 @@ def _level(threshold: Threshold, view: BlockView, score_A: Tensor) -> float | Te
 
 
 def _leave(step: Step, runner: BlockRunner, view: BlockView) -> None:
-    """Exit rows early: the KV policy fills the skipped blocks and may return the state that the token is read from."""
+    """Let the rows of ``view`` exit early: the KV policy handles their skipped blocks, and their tokens are emitted.
+
+    If the policy returns full-depth states, the tokens are read from these.
+    """
     parts = runner.parts
     for row in view.active.rows:
         step.exit_layers[row] = view.block
@@ -460,9 +473,9 @@ def _leave(step: Step, runner: BlockRunner, view: BlockView) -> None:
 
 
 def _emit(step: Step, parts: Parts, view: BlockView) -> None:
-    """Choose the tokens of rows that leave, or postpone it until all rows have left: the LM head is then read once.
+    """Choose the tokens of rows that exit, or postpone this until all rows have exited and the LM head is read once.
 
-    Drafts of the gate's own are not read from the LM head.
+    Tokens that the gate drafts by itself are not read from the LM head.
     """
     if parts.gate.remembers:
         step.left.append(view)
@@ -487,7 +500,7 @@ def _emit_together(step: Step, runner: BlockRunner) -> None:
 
 
 def _remember(step: Step, gate: Gate) -> None:
-    """Let the gate update the answer memory of every row, in the views that the rows left with."""
+    """Let the gate update its answer memory of every row, from the `BlockView` with which the row exited."""
     for view in step.left:
         rows_A = view.active.rows_A
         gate.remember(view, step.token_B if rows_A is None else step.token_B[rows_A])
@@ -512,7 +525,10 @@ def _put(step: Step, view: BlockView, token_A: Tensor) -> None:
 
 
 def _all_states(runner: BlockRunner, hidden_AD: Tensor) -> Tensor:
-    """Return states after every block at full depth, [L, A, D]; early exits overwrite the cache afterwards."""
+    """Run all blocks, for a gate that looks ahead; return the states after each of them, [L, A, D].
+
+    At an early exit, the KV policy may overwrite the keys and values that deeper blocks wrote here.
+    """
     states = []
     for block in range(1, runner.model.n_blocks + 1):
         hidden_AD = runner.run(block, hidden_AD)
@@ -529,16 +545,19 @@ def prompt_step(
     choose: Choose,
     observer: Observer,
 ) -> Step:
-    """Read the token that the prompt's full-depth pass already holds.
+    """Choose each row's first new token from the state that the full-depth prefill left for it.
 
     Args:
         model: The model.
-        state_BD: State after the last prompt token and the last block.
+        state_BD: State of each row's last prompt token after the last block.
         parts: The method.
-        max_new_tokens: Longest answer allowed.
-        seeds_B: One seed per row.
-        choose: Token chooser of the rows.
+        max_new_tokens: Maximum number of tokens of an answer.
+        seeds_B: Seed of random methods for each row.
+        choose: Token chooser.
         observer: Receives the read-out.
+
+    Returns:
+        The finished step, with the first tokens.
     """
     n_rows = len(state_BD)
     step = Step(model, n_rows, choose, observer, answer_memory={})
@@ -556,5 +575,5 @@ def prompt_step(
 
 
 def _choose_with_rules(rules: LogitRules, gate: Gate) -> Choose:
-    """Return a token chooser that applies the gate to logits changed by the rules."""
+    """Return a token chooser: the gate's own choice, from logits that the rules have changed."""
     return lambda view: gate.choose(rules.applied(view))

@@ -10,7 +10,7 @@ from exitbench.harness.engine.model.token_record import TokenColumns, TokenRecor
 
 @dataclass(frozen=True)
 class Request:
-    """One document to answer.
+    """Prompt of one document to generate an answer for.
 
     Attributes:
         prompt_ids: Encoder input, or the prompt of a decoder-only model.
@@ -23,12 +23,12 @@ class Request:
 
 @dataclass
 class Generation(TokenColumns):
-    """The answer to one request.
+    """Tokens generated for one request.
 
     Attributes:
         token_ids: New tokens, the end-of-sequence token included.
-        records: One per token; none if the decode is not traced (`decode`).
-        stop_reason: ``eos``, ``length`` or ``stop_string``.
+        records: Exit record of each token; empty if the decode is not traced.
+        stop_reason: Why the answer ended: ``eos``, ``length`` or ``stop_string``.
     """
 
     token_ids: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Methods whose exit is decided before a token runs: one depth for given texts, or the first token's for an answer."""
+"""Methods with exit layers fixed in advance: one for all tokens, or that of the first token for a whole answer."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from exitbench.methods.thresholds import Constant
 
 
 def keeping(parts: Parts, depth: int) -> Parts:
-    """Return the method with its depth fixed: every token leaves after this number of blocks."""
+    """Return the method with a fixed exit layer: every token exits after block ``depth``."""
     return _kept(parts, _KeptDepth(parts.gate, None), {depth})
 
 
 def keeping_each(parts: Parts, depths_B: Sequence[int]) -> Parts:
-    """Return the method with a depth fixed for each row of a batch."""
+    """Return the method with a fixed exit layer for each row of a batch, ``depths_B``."""
     return _kept(parts, _KeptDepth(parts.gate, depths_B), set(depths_B))
 
 
 def why_no_scope(parts: Parts) -> str | None:
-    """Return why a method's answers cannot keep the depth of their first token; None if they can."""
+    """Return why a method cannot keep the exit layer of the first token for a whole answer; None if it can."""
     if parts.kv_policy.verifies:
         return "verifies its drafts, which are tokens of an answer"
     if parts.gate.looks_ahead:
@@ -32,11 +32,11 @@ def why_no_scope(parts: Parts) -> str | None:
 
 
 class _KeptDepth(Gate):
-    """Gate of depths decided before: score 1 from a row's depth on, and tokens read as the method reads them.
+    """Gate with exit layers fixed in advance: score 1 from a row's exit layer on; tokens are chosen as by another gate.
 
     Args:
-        gate: The method's gate.
-        depths_B: Depth of each row; None if all have the depth of the only gate block.
+        gate: The method's own gate, which chooses the tokens.
+        depths_B: Exit layer of each row; None if all rows exit at the only gate block.
     """
 
     decides = False

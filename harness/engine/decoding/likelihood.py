@@ -1,9 +1,9 @@
-"""Log-likelihoods with exits: forced decode of given continuations, and one pass if every token has the same depth.
+"""Log-likelihoods of given continuations with early exit: forced decode, or one pass if all exit layers are equal.
 
 A context is prefilled once, and each of its continuations resumes from a copy of its keys and values. The first token
 of all of them is read from one row, at the end of the context. After it, the decode loop is given the next token
-instead of choosing one, with the same gate, head and KV policy as in generation; log p of a token is read at the block
-where its row left.
+instead of choosing one, with the same gate, head and KV policy as in generation. The log-probability of a token is read
+at the exit layer of its row.
 
 Shape suffixes: C contexts, B rows (branches), T positions, N tokens (of all rows), K continuations of a row, A rows
 that leave, D model width, V vocabulary.
@@ -41,13 +41,13 @@ PACKED_TOKENS = 512
 
 @dataclass
 class Scored(TokenColumns):
-    """One scored continuation.
+    """Log-probabilities of the tokens of one given continuation.
 
     Attributes:
         token_ids: The given tokens.
-        logprobs: Natural logarithm of each token's probability at the exit.
-        greedy: Whether each is the most probable token there; the lowest id wins a tie.
-        records: One per token; none if the score is not traced.
+        logprobs: Natural logarithm of each token's probability at its exit layer.
+        greedy: Whether each token is the most probable one there; the lowest id wins a tie.
+        records: Exit record of each token; empty if not traced.
     """
 
     token_ids: list[int]
@@ -57,12 +57,12 @@ class Scored(TokenColumns):
 
     @property
     def total_logprob(self) -> float:
-        """Natural logarithm of the continuation's probability."""
+        """Natural logarithm of the continuation's probability given its context."""
         return sum(self.logprobs)
 
     @property
     def is_greedy(self) -> bool:
-        """True if every token is the most probable one."""
+        """True if every token is the most probable one at its exit layer."""
         return all(self.greedy)
 
 
@@ -78,7 +78,7 @@ def score(
     max_new_tokens: int | None = None,
     traced: bool = True,
 ) -> list[list[Scored]]:
-    """Score continuations of contexts.
+    """Return log-probabilities of given continuations of contexts; each token is read where the method lets it exit.
 
     Args:
         checkpoint: The model and its special tokens.
@@ -88,7 +88,7 @@ def score(
             all tokens of all continuations of the context.
         gates_first_token: Let the first token of a decoder-only model exit early too; otherwise it is read from the
             context's own pass, at full depth. The first token of an encoder-decoder always may.
-        rows: Rows run together: continuations of one or several contexts.
+        rows: Maximum number of rows run together, with continuations of one or several contexts.
         max_new_tokens: N of position-decayed thresholds; None: the longest continuation of all.
         traced: Record exits and check that all numbers are finite. Log-probabilities are the same without.
 
@@ -134,7 +134,7 @@ def why_not(parts: Parts) -> str | None:
 
 
 def fixed_depth(parts: Parts, n_blocks: int) -> int | None:
-    """Return the blocks after which every token is read, if the method fixes it in advance; None if it does not."""
+    """Return the exit layer of all tokens if it is fixed in advance; None if scores decide or all blocks are run."""
     gate_blocks = parts.gate_blocks(n_blocks)
     if not gate_blocks:
         return n_blocks
@@ -158,11 +158,11 @@ class _TokenReader:
 
     Args:
         gate: The method's gate.
-        token_BK: Tokens given to each row.
+        token_BK: Given tokens to score in each row, one per continuation.
 
     Attributes:
         logprob_BK: Natural logarithms of their probabilities.
-        greedy_BK: Whether each is the most probable token.
+        greedy_BK: Whether each given token is the most probable one.
     """
 
     def __init__(self, gate: Gate, token_BK: Tensor) -> None:
@@ -180,7 +180,7 @@ class _TokenReader:
 
 
 class _Exits(Observer):
-    """Observer of the exit layers of a step, which a decision for a whole context needs."""
+    """Observer that records each row's exit layer in a step, for untraced scores with ``scope = "context"``."""
 
     def __init__(self, n_blocks: int) -> None:
         self.n_blocks = n_blocks
@@ -196,7 +196,13 @@ class _Exits(Observer):
 
 @dataclass(frozen=True)
 class _TokenPosition:
-    """Position of a token: its continuations, the token's number in them, and the context's seed."""
+    """Position at which one or several continuations of a context have a token to score.
+
+    Attributes:
+        continuations: Continuations with the same tokens before this position.
+        position: Position of the token in the continuations, from 1.
+        seed: Seed of the context.
+    """
 
     continuations: Sequence[Scored]
     position: int
@@ -204,12 +210,12 @@ class _TokenPosition:
 
     @property
     def token_ids(self) -> list[int]:
-        """The tokens given at this position, one per continuation."""
+        """Given tokens at this position, one per continuation."""
         return [scored.token_ids[self.position - 1] for scored in self.continuations]
 
 
 class _Scorer:
-    """Scorer of one batch of contexts after another; for the arguments see `score`."""
+    """Scorer of continuations, one batch of contexts at a time; for the arguments see `score`."""
 
     def __init__(
         self,
@@ -230,7 +236,7 @@ class _Scorer:
         self._read: list[tuple[Sequence[_TokenPosition], list[TokenRecord] | None, _TokenReader]] = []
 
     def score(self, contexts: Sequence[Context], scored: Sequence[Sequence[Scored]]) -> None:
-        """Score the continuations of a batch, adding to their `Scored` entries."""
+        """Score the continuations of a batch of contexts, and append the results to their `Scored` entries."""
         firsts = [
             _TokenPosition(scored_context, 1, context.seed)
             for context, scored_context in zip(contexts, scored, strict=True)
@@ -253,7 +259,7 @@ class _Scorer:
     # ------------------------------------------------------- the first token, one row a context
 
     def _first_decoded(self, contexts: Sequence[Context], firsts: Sequence[_TokenPosition]) -> DecodingCache:
-        """Prefill, and read the first token as the decode loop does."""
+        """Prefill the contexts and score all first tokens by the decode loop, one row per context; return the cache."""
         model, reader = self.model, self._reader(self.parts, firsts)
         prompts, seeds = [context.context_ids for context in contexts], tuple(place.seed for place in firsts)
         cache: DecodingCache
@@ -273,7 +279,7 @@ class _Scorer:
     def _first_at_once(
         self, contexts: Sequence[Context], firsts: Sequence[_TokenPosition], depth: int
     ) -> DecodingCache:
-        """Prefill as many blocks as any token runs, and read the first token at the end of the context."""
+        """Prefill the contexts as deep as any token runs, and score the first tokens from the last states."""
         prompts, longest = [context.context_ids for context in contexts], max(context.longest for context in contexts)
         cache: DecodingCache
         if self.is_decoder_only:
@@ -313,7 +319,7 @@ class _Scorer:
     def _decoded(
         self, cache: DecodingCache, branches: Sequence[Branch], firsts: Sequence[_TokenPosition], parts: Parts
     ) -> None:
-        """Decode one token per row and step; rows that have ended leave the batch."""
+        """Score branches (continuations) by forced decode, one token per row and step; rows leave as branches end."""
         runner = BlockRunner(self.model, cache, parts)
         alive = [(branch, self._places(branch, firsts)) for branch in branches]
         for step in count():
@@ -332,7 +338,7 @@ class _Scorer:
     def _side_by_side(
         self, cache: Cache, rows: Sequence[Sequence[Branch]], firsts: Sequence[_TokenPosition], parts: Parts, depth: int
     ) -> None:
-        """Run branches of a context packed into one row, which only the lean engine supports."""
+        """Score branches (continuations) at a fixed depth, several of one context per row (lean engine only)."""
         model = self.model
         assert isinstance(model, Transformer), "as is its cache"
         fed = [[token for branch in row for token in branch.fed] for row in rows]
@@ -356,13 +362,16 @@ class _Scorer:
         parts: Parts,
         depth: int,
     ) -> None:
-        """Run all positions of a step through ``depth`` blocks in one pass, and read them out by branch."""
+        """Run all embedded positions through ``depth`` blocks in one pass, and score the tokens of all branches.
+
+        ``mask_BT`` is False at padding; None without padding.
+        """
         states = self._pass(embedded, depth, keeps_all=parts.gate.needs_history)
         flat = [state.flatten(0, 1) if mask_BT is None else state[mask_BT] for state in states]
         self._read_out(parts, depth, flat, [place for branch in branches for place in self._places(branch, firsts)])
 
     def _places(self, branch: Branch, firsts: Sequence[_TokenPosition]) -> list[_TokenPosition]:
-        """Return the positions of the tokens predicted from the fed ones."""
+        """Return the positions of a branch's tokens after the first, each of which is predicted from a fed token."""
         first = firsts[branch.context]
         chosen = [first.continuations[choice] for choice in branch.choices]
         return [_TokenPosition(chosen, position, first.seed) for position in range(2, len(branch.fed) + 2)]
@@ -371,7 +380,7 @@ class _Scorer:
         return torch.tensor(numbers, device=self.model.device)
 
     def _pass(self, embedded: tuple[Tensor, Any], depth: int, *, keeps_all: bool = False) -> list[Tensor]:
-        """Return states [B, T, D] after ``depth`` blocks, preceded by all earlier ones if ``keeps_all``."""
+        """Run ``depth`` blocks; return the states [B, T, D] after them, preceded by earlier states if ``keeps_all``."""
         hidden_BTD, context = embedded
         states = [hidden_BTD]
         for block in range(1, depth + 1):
@@ -382,7 +391,7 @@ class _Scorer:
     # ------------------------------------------------------------------------ read-outs
 
     def _reader(self, parts: Parts, places: Sequence[_TokenPosition]) -> _TokenReader:
-        """Return a reader of the tokens of each position; shorter rows repeat their first token."""
+        """Return a reader of the given tokens at all positions; positions with fewer tokens repeat their first one."""
         rows = [place.token_ids for place in places]
         widest = max(map(len, rows))
         filled = [row + row[:1] * (widest - len(row)) for row in rows]
@@ -396,7 +405,10 @@ class _Scorer:
         decode_step(runner, token_B, positions, self.max_new_tokens, seeds, reader, self.observer)
 
     def _read_out(self, parts: Parts, block: int, states: Sequence[Tensor], places: Sequence[_TokenPosition]) -> None:
-        """Read tokens from states [N, D] after a block, the last of ``states``; the others are of earlier blocks."""
+        """Score the tokens at ``places`` from states [N, D] after ``block``.
+
+        The last entry of ``states`` is after that block; the others, for gates with history, are after earlier blocks.
+        """
         few = max(1, READ_OUT_BYTES // (4 * self.model.vocab_size))
         for start in range(0, len(places), few):
             some = places[start : start + few]
@@ -429,7 +441,7 @@ class _Scorer:
         self._read.append((places, records, reader))
 
     def _tell(self) -> None:
-        """Copy results to the host and add them to the scores, by position: the only device synchronization."""
+        """Copy the results of all positions to the host at once, and append them to the `Scored` entries."""
         for places, records, reader in self._read:
             rows = zip(places, reader.logprob_BK.tolist(), reader.greedy_BK.tolist(), strict=True)
             for row, (place, logprobs, greedy) in enumerate(rows):

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 
 class LogitRules:
-    """The rules of a batch, and the token history of each row; rows leave and join as in its cache.
+    """Logit rules of a batch, with the token history of each row; rows leave and join as in the batch's cache.
 
     A history holds what transformers' ``generate`` without padding passes to its processors: prompt and answer for a
     decoder-only model, start token and answer for an encoder-decoder.
 
     Args:
-        settings: Settings with at least one rule.
-        checkpoint: Model and special tokens.
+        settings: Generation settings with at least one logit rule.
+        checkpoint: The model and its special tokens.
         prompts: Token ids of each row's prompt.
 
     Raises:
@@ -52,25 +52,29 @@ class LogitRules:
                 self._note_ngram(row, end)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep only these rows."""
+        """Keep only the histories of these rows."""
         self._histories = [self._histories[row] for row in rows]
         self._ngrams = [self._ngrams[row] for row in rows]
         self._seen_BV = self._seen_BV[list(rows)]
 
     def join(self, other: LogitRules) -> None:
-        """Append the rows of another batch."""
+        """Append the rows of another batch, with their histories."""
         self._histories += other._histories
         self._ngrams += other._ngrams
         self._seen_BV = torch.cat((self._seen_BV, other._seen_BV))
 
     def applied(self, view: BlockView) -> BlockView:
-        """Return a view of the same rows with changed logits, to choose tokens from."""
+        """Return a `BlockView` of the same rows whose logits the rules have changed, to choose tokens from.
+
+        Raises:
+            UserError: The head reads only a part of the vocabulary.
+        """
         if view.ids_AK is not None:
             raise UserError(f"{', '.join(self._settings.logit_rules)}: the head must read the whole vocabulary.")
         return _with_logits(view, self(view.logits_AK, view.active.rows))
 
     def __call__(self, logits_AV: Tensor, rows: Sequence[int]) -> Tensor:
-        """Return changed logits [A, V], float32, of rows of the batch."""
+        """Return the logits [A, V] changed by the rules, in float32; ``rows`` are the rows' indices in the batch."""
         settings, logits_AV = self._settings, logits_AV.float()
         if settings.repetition_penalty is not None:
             penalty, is_seen_AV = settings.repetition_penalty, self._seen_BV[list(rows)]
@@ -102,7 +106,7 @@ class LogitRules:
             self._ngrams[row].setdefault(tuple(before), set()).add(last)
 
     def _banned(self, row: int) -> list[int]:
-        """Return the tokens that a row must not get next."""
+        """Return the token ids that the rules on n-grams and minimum length exclude as a row's next token."""
         size, history, banned = self._settings.no_repeat_ngram_size, self._histories[row], set[int]()
         if size is not None and len(history) + 1 >= size:
             banned |= self._ngrams[row].get(tuple(history[len(history) + 1 - size :]), set())
@@ -113,7 +117,7 @@ class LogitRules:
 
 @dataclass(frozen=True)
 class _Changed(Head):
-    """Head that returns logits changed by the rules."""
+    """Head that returns given logits, which the rules have changed."""
 
     logits_AV: Tensor
 
@@ -125,7 +129,7 @@ class _Changed(Head):
 
 
 def _with_logits(view: BlockView, logits_AV: Tensor) -> BlockView:
-    """Return a view with other logits and everything else that a token is chosen from (`Gate.chooses_from_logits`)."""
+    """Return a copy of a `BlockView` with other logits, and only with what is needed to choose tokens from them."""
     return BlockView(
         block=view.block,
         active=view.active,
@@ -138,7 +142,7 @@ def _with_logits(view: BlockView, logits_AV: Tensor) -> BlockView:
 
 
 def why_not(parts: Parts) -> str | None:
-    """Return why a method's tokens cannot be chosen from changed logits; None if they can."""
+    """Return why a method cannot be combined with logit rules such as a repetition penalty; None if it can."""
     if parts.gate.looks_ahead:
         return "compares the head's own choices, block by block"
     if parts.kv_policy.verifies:

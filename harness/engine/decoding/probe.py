@@ -39,22 +39,25 @@ LOGITS_BUDGET_BYTES = 256 * 2**20
 
 @torch.inference_mode()
 def probe(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> dict[str, Any]:
-    """Record the signals of every generated token.
+    """Return the confidence signals of every block for every generated token, in a teacher-forced full-depth pass.
 
     Args:
         checkpoint: The model.
         prompts: Token ids of each row's prompt.
-        outputs: The model's own outputs at full depth.
+        outputs: Token ids that the model generated at full depth for each prompt.
 
     Returns:
-        Arrays over the N tokens in row order: ``full_token_id``, ``first_match``, ``stable_from`` and the columns of
-        `results.statistics.stability` [N]; per block [N, L] the columns of the spool's probe table.
+        Arrays over the N tokens in the order of the outputs: ``full_token_id``, ``first_match``, ``stable_from`` and
+        the columns of `results.statistics.stability` [N]; and the spool's columns by block [N, L].
     """
     return signals_of(checkpoint.model, states_of(checkpoint, prompts, outputs))
 
 
 def signals_of(model: Engine, states_LND: Tensor, target_N: Tensor | None = None) -> dict[str, Any]:
-    """Return a probe's signals from states after embedding and every block; with ``logprob`` if tokens are given."""
+    """Return a probe's signals as arrays by column name, computed from states after embedding and every block.
+
+    ``target_N`` are given tokens, whose log-probabilities are added as ``logprob``.
+    """
     chunk = max(1, LOGITS_BUDGET_BYTES // (len(states_LND) * model.vocab_size * 4))
     pieces = torch.split(states_LND, chunk, dim=1)
     pieces_N = [None] * len(pieces) if target_N is None else torch.split(target_N, chunk)
@@ -71,15 +74,15 @@ def probe_table(
     gold_ids: Sequence[Sequence[int]] | None = None,
     kinds: Sequence[Sequence[str]] | None = None,
 ) -> pa.Table:
-    """Probe every generated token; return the spool's table, one row per token in the order of the documents.
+    """Probe every generated token; return the spool's table `probe`, one table row per token in document order.
 
     Args:
         checkpoint: The model.
         keys: Keys of the documents.
         prompts: Token ids of each document's prompt.
-        outputs: The model's own outputs at full depth.
-        gold_ids: Each document's reference; NULL where an output is longer.
-        kinds: Kind of each reference token (`token_kind`); NULL where an output is longer.
+        outputs: Token ids that the model generated at full depth for each document.
+        gold_ids: Token ids of each document's reference; an output's tokens beyond its end get NULL.
+        kinds: Kind of each reference token (`token_kind`); an output's tokens beyond its end get NULL.
     """
     no_entries = [()] * len(keys)
     columns: dict[str, Any] = {
@@ -93,7 +96,7 @@ def probe_table(
 
 
 def as_table(columns: Mapping[str, Any]) -> pa.Table:
-    """Return the spool's table from columns by name, [N] or [N, L]."""
+    """Return the spool's table `probe` of N tokens from its columns by name, [N] or (by block) [N, L]."""
     schema = TABLES["probe"]
     return pa.table({name: _array(values, schema.field(name).type) for name, values in columns.items()})
 
@@ -104,7 +107,7 @@ def _array(values: Any, kind: pa.DataType) -> pa.Array:
 
 
 def _at_positions(outputs: Sequence[Sequence[int]], entries: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return the entry at each position of the outputs; None beyond the end of a document's entries."""
+    """Return the document's entry at the position of each output token; None beyond the end of its entries."""
     return [
         doc_entries[place] if place < len(doc_entries) else None
         for output, doc_entries in zip(outputs, entries, strict=True)
@@ -113,7 +116,7 @@ def _at_positions(outputs: Sequence[Sequence[int]], entries: Sequence[Sequence[A
 
 
 def states_of(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> Tensor:
-    """Return states after the embedding and every block, at the positions that predict outputs: [L+1, N, D]."""
+    """Return states after the embedding and every block, at the N positions that predict output tokens: [L+1, N, D]."""
     fed = teacher_forced(checkpoint, prompts, outputs)
     return torch.stack([hidden[fed.predicts_BT] for hidden in _forward(checkpoint.model, fed)])
 
@@ -123,8 +126,8 @@ class Fed:
     """Teacher-forced decoder input: the whole output at once.
 
     Attributes:
-        tokens_BT: Tokens fed.
-        cache: Cache of the batch with the encoder's states; no position is filled.
+        tokens_BT: Token ids to feed, padded.
+        cache: Cache of the batch without filled positions; it holds the encoder's states if there is an encoder.
         predicts_BT: True at the N positions that predict an output token.
     """
 
@@ -134,7 +137,7 @@ class Fed:
 
 
 def teacher_forced(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> Fed:
-    """Prepare one pass over prompts and the outputs that follow them."""
+    """Return the decoder input for one pass over outputs; in a decoder-only model, prompts precede them."""
     model = checkpoint.model
     if checkpoint.start_id is not None:
         fed = [[checkpoint.start_id, *output[:-1]] for output in outputs]
@@ -167,14 +170,14 @@ def choice_probe_table(
     contexts: Sequence[Context],
     rows: int = 1,
 ) -> pa.Table:
-    """Probe every token of every continuation; return the spool's table, by context and continuation.
+    """Probe every token of every continuation; return the spool's table `probe`, one table row per token.
 
     Args:
         checkpoint: The model.
         keys: Key of each context's document; one document may have several contexts.
         choices: Numbers of each context's continuations among the choices of the document.
         contexts: Contexts and their continuations.
-        rows: Continuations run together.
+        rows: Maximum number of rows run together; continuations that differ only in their last token share a row.
     """
     model = checkpoint.model
     target_N = _continuation_tokens(contexts).to(model.device)
@@ -193,7 +196,7 @@ def choice_probe_table(
 def choice_scores(
     checkpoint: Checkpoint, parts: Parts, contexts: Sequence[Context], rows: int = 1
 ) -> dict[str, np.ndarray]:
-    """Score every token of every continuation with a method's own gate and head, at every block as if it got there.
+    """Return a method's gate score and log-probability of every continuation token, at every block without exits.
 
     Returns:
         ``score``, ``logprob`` of the given token (both NaN at blocks without gate) and ``is_greedy``, [N, L] each, in
@@ -224,7 +227,7 @@ def choice_scores(
 
 
 def states_after(checkpoint: Checkpoint, contexts: Sequence[Context], rows: int = 1) -> Tensor:
-    """Return states after the embedding and every block, at the positions that predict continuations: [L+1, N, D].
+    """Return states after the embedding and every block, at the N positions that predict continuations: [L+1, N, D].
 
     Tokens are in the order of contexts, continuations and positions.
     """
@@ -245,7 +248,7 @@ def states_after(checkpoint: Checkpoint, contexts: Sequence[Context], rows: int 
 
 
 def _states(model: Engine, cache: DecodingCache, branches: Sequence[Branch], leads: Sequence[int]) -> list[Tensor]:
-    """Return the states of each branch, [L+1, T, D], from the end of its context on."""
+    """Return the states of each branch, [L+1, T, D], from the last token of its context (``leads``) on."""
     rows = torch.tensor([branch.context for branch in branches], device=model.device)
     fed = [[leads[branch.context], *branch.fed] for branch in branches]
     tokens_BT, _ = padded(fed, model.device, side="right")

@@ -1,4 +1,6 @@
-"""Analytic work of scoring the continuations of one context, pass by pass as `likelihood` runs them.
+"""Analytic cost (FLOPs, numbers read) of scoring the continuations of one context, summed over forward passes.
+
+The passes are those that `likelihood` runs.
 
 A pass reads weights once for all of its positions; keys and values are assumed to be read once too. So a continuation
 decoded token by token reads the weights once per token, while one with a fixed depth reads them once for all its
@@ -28,7 +30,7 @@ def scoring_cost(
     scope: Scope = "token",
     gates_first_token: bool = True,
 ) -> Cost | None:
-    """Return the work of a context and all of its continuations; shared work is counted once.
+    """Return the cost of scoring a context's continuations, context included; work that they share is counted once.
 
     Args:
         model: The model.
@@ -39,7 +41,7 @@ def scoring_cost(
         gates_first_token: As in `likelihood.score`.
 
     Returns:
-        The work; None for an encoder-decoder, whose encoder's work is not counted.
+        The cost; None for an encoder-decoder, since the work of encoders is not counted.
     """
     if model.encoder_blocks:
         return None
@@ -60,7 +62,7 @@ def scoring_cost(
 def _later_tokens_cost(
     model: Engine, parts: Parts, n_context: int, branches: Sequence[Branch], scored: Sequence[Scored]
 ) -> Cost:
-    """Return the work of every token but the first. With a fixed depth, no gate that costs anything is evaluated."""
+    """Return the cost of all continuation tokens after the first; if the depth is fixed, gates cost nothing."""
     depth, total = fixed_depth(parts, model.n_blocks), Cost()
     if depth is None:
         for branch in branches:
@@ -84,13 +86,14 @@ def _block(model: Engine, n_keys: int) -> Cost:
 
 
 def _pass(model: Engine, n_blocks: int, places: Sequence[tuple[int, int]], n_keys: int) -> Cost:
-    """Return the work of blocks over stretches of positions.
+    """Return the cost of running blocks over ranges of positions in one pass.
 
     Args:
         model: The model.
         n_blocks: Number of blocks that are run.
-        places: Numbers of keys that the first and the last position of each stretch see; each position sees one more.
-        n_keys: Number of keys that all positions together see.
+        places: For each range, the numbers of keys that its first and its last position attend to. Each position
+            attends to one key more than the position before.
+        n_keys: Number of different keys that all positions together attend to.
     """
     total = Cost()
     for first, last in places:  # a position's work is linear in the keys it sees
@@ -101,6 +104,9 @@ def _pass(model: Engine, n_blocks: int, places: Sequence[tuple[int, int]], n_key
 
 
 def _read_together(model: Engine, parts: Parts, head_rows: Sequence[int]) -> Cost:
-    """Return the work of the LM head over all positions of a pass; its weights are read once."""
+    """Return the cost of one read-out of all positions of a pass, for which the LM head's weights are read once.
+
+    ``head_rows`` are the rows of the LM head multiplied at each position.
+    """
     total, once = parts.head.cost(model, sum(head_rows)), parts.head.cost(model, max(head_rows))
     return Cost(total.matmul_flops, total.elementwise_flops, once.read_numel)

@@ -23,12 +23,12 @@ STRETCH = 128
 
 
 def signals(model: Engine, states_LND: Tensor, target_N: Tensor | None = None) -> dict[str, Tensor]:
-    """Record tokens from their states after the embedding and after every block, [L+1, N, D].
+    """Return the confidence signals of tokens at every block, computed from their states.
 
     Args:
         model: The model.
-        states_LND: The states.
-        target_N: Tokens whose log-probabilities are recorded too.
+        states_LND: States after the embedding and after every block, [L+1, N, D].
+        target_N: Given tokens whose log-probabilities are returned too.
 
     Returns:
         ``full_token_id``, ``first_match`` and ``stable_from`` [N]; the other columns of the spool's probe table [N, L],
@@ -94,7 +94,7 @@ def _of_logits(logits_LNV: Tensor) -> dict[str, Tensor]:
 def _three_largest(logits_LNV: Tensor) -> tuple[Tensor, Tensor]:
     """Return the three largest logits, [L, N, 3], and their ids; among equals the lowest id is first, as in decoding.
 
-    They lie in at most three stretches of the vocabulary, so only the three best stretches are searched.
+    They lie in at most three stretches (ranges of ids) of the vocabulary, so only the three best ones are searched.
     """
     n_stretches = logits_LNV.shape[-1] // STRETCH
     if n_stretches < 3:

@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 def verify_drafts(
     runner: BlockRunner, generations: Sequence[Generation], ends: Sequence[bool], observer: Observer
 ) -> list[int]:
-    """Verify the drafts of rows whose newest token has run all blocks, and of rows that would end (`verifies_tail`).
+    """Verify the drafts of rows whose newest draft has run all blocks, and of answers that would end (`verifies_tail`).
 
     Args:
         runner: Runner of the step just completed, with a policy that verifies; cache positions after a rejected draft
             are dropped.
         generations: Generation of every row of the cache; cut in place.
-        ends: Whether each row would end with its newest token.
+        ends: Whether each row's answer would end with its newest token.
         observer: Receives the drafts that stay and those that are replaced.
 
     Returns:
-        The rows that were cut; they end in another token now.
+        The rows with a rejected draft; their answers now end with the full model's token in its place.
     """
     model, cache, policy = runner.model, runner.cache, runner.parts.kv_policy
     waiting = cache.waiting
@@ -73,7 +73,7 @@ def verify_drafts(
 
 
 def _read_out(model: Engine, drafts: Sequence[DeferredToken]) -> Tensor:
-    """Return the full model's logits of drafts that have run all blocks; the step may have read some already."""
+    """Return the full model's logits [N, V] of drafts that have run all blocks; logits read in the step are reused."""
     unread = [draft for draft in drafts if draft.logits_V is None]
     if unread:
         logits_NV = model.logits(torch.stack([draft.state_D for draft in unread]))
@@ -87,10 +87,17 @@ def _read_out(model: Engine, drafts: Sequence[DeferredToken]) -> Tensor:
 def _settle(
     generation: Generation, first: int, rejects: list[bool], logits_NV: Tensor, observer: Observer
 ) -> int | None:
-    """Keep the drafts from index ``first`` up to the first rejected one.
+    """Keep an answer's drafts up to the first rejected one, which the full model's token replaces; drop all after it.
+
+    Args:
+        generation: The answer; changed in place.
+        first: Index of the first draft in the answer.
+        rejects: Whether each draft is rejected.
+        logits_NV: The full model's logits for each draft.
+        observer: Receives the drafts that stay and those that are replaced.
 
     Returns:
-        Number of positions run in vain; None if no draft was rejected.
+        Number of newest cache positions to drop, which were fed discarded tokens; None if no draft was rejected.
     """
     n_kept = rejects.index(True) if True in rejects else len(rejects)
     observer.accepted(generation, first, n_kept)

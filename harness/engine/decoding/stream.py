@@ -27,7 +27,7 @@ _REFILLED = 0.25
 
 @dataclass(frozen=True)
 class _Waiting:
-    """A prompt, and the indices of thresholds for which it has no answer yet."""
+    """Entry of the queue: index of a prompt, and indices of thresholds for which it has no answer yet."""
 
     prompt: int
     thresholds: tuple[int, ...]
@@ -35,19 +35,19 @@ class _Waiting:
 
 @dataclass
 class Stream:
-    """Prompts, each to be answered with every threshold.
+    """Continuous batching of prompts, each of which is answered once with every threshold.
 
     Attributes:
         checkpoint: The model and its special tokens.
         requests: Prompts to answer.
         parts: The method; its own threshold is not used.
-        thresholds: Thresholds; a single one for a method alone.
-        max_new_tokens: Longest answer.
-        rows: Most rows decoded together, one row per prompt and threshold. Halved when memory runs out.
+        thresholds: Threshold rules; a single one if only one setting is decoded.
+        max_new_tokens: Maximum number of tokens of an answer.
+        rows: Maximum number of rows decoded together, one per prompt and threshold. Halved when memory runs out.
         is_stopped: As in `Decoding`.
         settings: As in `Decoding`.
         on_done: Called with a prompt's index among the requests once it has all answers.
-        answers: Answers by prompt and threshold; None if not answered yet.
+        answers: Answers by index of prompt and of threshold; None if there is no answer yet.
     """
 
     checkpoint: Checkpoint
@@ -65,7 +65,7 @@ class Stream:
         self.answers = [[None] * len(self.thresholds) for _ in self.requests]
 
     def run(self) -> None:
-        """Answer all prompts; when memory runs out, unanswered ones are decoded again with half as many rows.
+        """Answer all prompts; when memory runs out, decode the unanswered prompts again with half as many rows.
 
         Raises:
             ArithmeticError: A logit or a score is not finite.
@@ -78,11 +78,11 @@ class Stream:
                     torch.cuda.empty_cache()
 
     def answers_to(self, prompt: int) -> list[Generation]:
-        """Return the answers to a prompt, one per threshold."""
+        """Return the answers to the prompt with this index, one per threshold."""
         return [answer for answer in self.answers[prompt] if answer is not None]
 
     def _fits(self) -> bool:
-        """Decode the queued prompts; return False, with their tensors freed, if memory ran out for several rows."""
+        """Answer all unanswered prompts; return False, with their tensors freed, if memory ran out for several rows."""
         try:
             self._answer()
         except Exception as error:
@@ -92,7 +92,7 @@ class Stream:
         return True
 
     def _waiting(self) -> deque[_Waiting]:
-        """Return unanswered prompts, the longest first, split so that each entry fits the rows."""
+        """Return the queue of unanswered prompts, longest first; no entry has more than ``rows`` thresholds."""
         queue: deque[_Waiting] = deque()
         for prompt in sorted(range(len(self.requests)), key=lambda place: -len(self.requests[place].prompt_ids)):
             missing = [number for number, answer in enumerate(self.answers[prompt]) if answer is None]
@@ -134,7 +134,7 @@ class Stream:
         return entries
 
     def _go_together(self, first: _Waiting, second: _Waiting) -> bool:
-        """Return whether prompts can be prefilled in one batch: some models cannot be padded."""
+        """Return whether two prompts can be prefilled in one batch: models that cannot be padded need equal lengths."""
         model = self.checkpoint.model
         lengths = {len(self.requests[waiting.prompt].prompt_ids) for waiting in (first, second)}
         return model.pads_left or model.encoder_blocks > 0 or len(lengths) == 1

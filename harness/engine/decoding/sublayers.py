@@ -30,13 +30,14 @@ KEPT = 10
 
 @dataclass(frozen=True)
 class SublayerReadOut:
-    """Read-out of one part of one block by final norm and LM head, for each token.
+    """Read-out of one part (sub-layer) of one block by final norm and LM head, for each token.
 
     Attributes:
+        block: The block, 1..L.
         part: The part, as in the column `read_out` of the spool.
         top_ids_NK: Most probable tokens, best first; among equals the lower id first.
-        top_p_NK: Their probabilities.
-        entropy_N: Entropy of the whole distribution, nats.
+        top_p_NK: Probabilities of these tokens.
+        entropy_N: Entropy of the distribution over the whole vocabulary, in nats.
     """
 
     block: int
@@ -50,12 +51,12 @@ class SublayerReadOut:
 def sublayer_read_outs(
     checkpoint: Checkpoint, prompt: Sequence[int], output: Sequence[int]
 ) -> Iterator[SublayerReadOut]:
-    """Yield the read-out of every part of every block, blocks and parts in the order in which they run.
+    """Yield the read-out of every part (sub-layer) of every block, in the order in which they run.
 
     Args:
         checkpoint: The model.
         prompt: Token ids of the prompt.
-        output: What the model generated, at full depth; N tokens.
+        output: Token ids that the model generated at full depth; N tokens.
     """
     model = checkpoint.model
     assert isinstance(model, Transformer), "only the lean engine knows the parts of its blocks"
@@ -70,7 +71,7 @@ def sublayer_read_outs(
 
 
 def sublayer_states(model: Transformer, block: int, hidden_BTD: Tensor, context: StepContext) -> dict[str, Tensor]:
-    """Run a block and return each part's contribution to the residual stream, and the stream after it.
+    """Run a block; return what each part (sub-layer) adds to the residual stream, and the stream after each of them.
 
     Args:
         model: The model.
@@ -108,12 +109,12 @@ def _read_out(model: Engine, block: int, part: str, states_ND: Tensor) -> Sublay
 
 @torch.inference_mode()
 def layer_pairs(checkpoint: Checkpoint, prompt: Sequence[int], output: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Compare every block with every other on one output.
+    """Return the similarity of every pair of blocks, as means over the tokens of one output.
 
     Args:
         checkpoint: The model.
         prompt: Token ids of the prompt.
-        output: What the model generated, at full depth; N tokens.
+        output: Token ids that the model generated at full depth; N tokens.
 
     Returns:
         Cosine of final-normed states, and Jensen-Shannon divergence of read-outs in nats, [L, L]; means over the

@@ -1,6 +1,6 @@
 """Exit traces: one `TokenRecord` per token, and the check that all numbers are finite.
 
-The decode loop calls an `Observer` when rows are scored, leave and are read out. The observer of a traced decode is a
+The decode loop calls an `Observer` when rows are scored, exit and are read out. The observer of a traced decode is a
 `Trace`. A timed decode has none, and nothing here is needed to choose a token (`harness.running.timing`).
 
 Shape suffixes: A rows running at a block, N drafts of all rows, V vocabulary.
@@ -26,31 +26,44 @@ class Observer:
     """Callbacks of the decode loop; this base class ignores all of them."""
 
     def step_began(self, n_rows: int) -> None:
-        """Called when a step begins, with its number of rows."""
+        """Called when a decode step begins, with the number of rows of the batch."""
 
     def scored(self, view: BlockView, score_A: Tensor) -> None:
-        """Called when the gate has scored the rows running at a block."""
+        """Called when the gate has scored the rows that ran a block; ``score_A`` are the scores."""
 
     def exited(self, view: BlockView, *, runs_all_blocks: bool) -> None:
-        """Called when rows leave at the block scored last."""
+        """Called when the rows of ``view`` exit at the block scored last.
+
+        ``runs_all_blocks`` is True if their skipped blocks are run nevertheless.
+        """
 
     def read(self, view: BlockView) -> None:
-        """Called when tokens have been chosen from a view."""
+        """Called when the tokens of the rows of ``view`` have been chosen."""
 
     def read_together(self, views: Sequence[BlockView]) -> None:
-        """Called when one product of the LM head has read rows that exited at different blocks; one view per block."""
+        """Called when one LM-head product has read out rows that exited at different blocks.
+
+        ``views`` has the rows of each exit block.
+        """
 
     def emitted(self, generations: Sequence[Generation]) -> None:
-        """Called when each row's token has been added to its answer."""
+        """Called when the step's token of each row has been appended to its generation."""
 
     def verified(self, logits_NV: Tensor) -> None:
-        """Called when the full model has been read out at the positions of drafts."""
+        """Called with the full model's logits at the positions of N drafts that are being verified."""
 
     def accepted(self, generation: Generation, first: int, drafts: int) -> None:
-        """Called when this number of drafts from index ``first`` on stay."""
+        """Called when verification keeps tokens of a generation: ``drafts`` tokens from index ``first`` on."""
 
     def replaced(self, generation: Generation, discarded: Sequence[TokenRecord], rejected: int, wasted: int) -> None:
-        """Called when the full model's choice has replaced rejected drafts; see `TokenRecord` for the counts."""
+        """Called when the full model's token has replaced rejected drafts at the end of a generation.
+
+        Args:
+            generation: The answer, which ends with the new token.
+            discarded: Records of all tokens that were removed.
+            rejected: Number of drafts among them.
+            wasted: Number of positions that were run in vain.
+        """
 
 
 _NOT_CHOSEN: Final = -1
@@ -61,8 +74,8 @@ class Trace(Observer, TokenColumns):
     """Observer that records exit layers, blocks run, head rows and scores, and refuses numbers that are not finite.
 
     Attributes:
-        records: One per row of the step.
-        gate_scores: Block, scores of the rows that ran there, and their places in the batch.
+        records: Record of each row's token in the current step.
+        gate_scores: For each gate block of the step: its number, the scores, and the indices of the scored rows.
     """
 
     def __init__(self, model: ModelInterface) -> None:
@@ -70,20 +83,20 @@ class Trace(Observer, TokenColumns):
         self.step_began(0)
 
     def step_began(self, n_rows: int) -> None:
-        """Reset everything recorded for the previous step."""
+        """Start new records for ``n_rows`` rows, without those of the previous step."""
         self.records = [TokenRecord(_NOT_CHOSEN, self._n_blocks, self._n_blocks)] * n_rows
         self.gate_scores: list[tuple[int, Tensor, Sequence[int]]] = []
         self._half_width_A: Tensor | None = None
         self._read: list[tuple[int, Tensor]] = []  # (block, largest logit of rows read there)
 
     def scored(self, view: BlockView, score_A: Tensor) -> None:
-        """Keep the gate's scores of the rows that run at a block, and count the head rows read for them."""
+        """Keep the gate's scores of the rows that ran a block, and count the LM-head rows multiplied for them."""
         self.gate_scores.append((view.block, score_A, view.active.rows))
         self._half_width_A = view.score_half_width_A
         self.read(view)
 
     def exited(self, view: BlockView, *, runs_all_blocks: bool) -> None:
-        """Record the block and the score of the rows that leave."""
+        """Record exit layer, blocks run and score of the rows that exit."""
         block, score_A, running = self.gate_scores[-1]
         scores = dict(zip(running, score_A.tolist(), strict=True))
         half_widths: dict[int, float] = {}
@@ -98,7 +111,7 @@ class Trace(Observer, TokenColumns):
             )
 
     def read(self, view: BlockView) -> None:
-        """Add the head rows that the view has multiplied since the last call, and record its largest logits."""
+        """Count the LM-head rows multiplied for the rows of ``view`` since the last call; keep their largest logits."""
         rows, work = view.active.rows, view.take_work()
         if work is None:
             return
@@ -112,22 +125,22 @@ class Trace(Observer, TokenColumns):
         self._read.append((view.block, view.largest_logits()))
 
     def read_together(self, views: Sequence[BlockView]) -> None:
-        """Assign the largest logits to the blocks after which the rows left."""
+        """Split the largest logits of a joint read-out by exit block, so that an error can name the block."""
         _, largest_A = self._read.pop()
         pieces = torch.split(largest_A, [len(view.active.rows) for view in views])
         self._read += zip((view.block for view in views), pieces, strict=True)
 
     def emitted(self, generations: Sequence[Generation]) -> None:
-        """Append the step's record of each row to its answer, if all numbers are finite."""
+        """Append each row's record of the step to its generation, after a check that all numbers are finite."""
         self.check_finite()
         for generation, record in zip(generations, self.records, strict=True):
             generation.records.append(record._replace(token_id=generation.token_ids[-1]))
 
     def check_finite(self) -> None:
-        """Check the step's logits and scores.
+        """Check that the logits and gate scores of the step are finite.
 
         Raises:
-            ArithmeticError: One is infinite or not a number; names the block.
+            ArithmeticError: A value is infinite or not a number; the message names the block.
         """
         values = [("logits", *pair) for pair in self._read]
         values += [("confidence scores", block, score_A) for block, score_A, _ in self.gate_scores]
@@ -138,13 +151,13 @@ class Trace(Observer, TokenColumns):
                 raise ArithmeticError(f"the {what} at block {block} are not finite: {value_A.tolist()}")
 
     def verified(self, logits_NV: Tensor) -> None:
-        """Raise ArithmeticError if a logit is not a number or infinite."""
+        """Raise ArithmeticError if the largest logit at a draft's position is infinite or not a number."""
         best_N = logits_NV.amax(-1).float()
         if not math.isfinite(float(best_N.sum())):
             raise ArithmeticError(f"the logits at block {self._n_blocks} are not finite: {best_N.tolist()}")
 
     def accepted(self, generation: Generation, first: int, drafts: int) -> None:
-        """Record that accepted drafts have run all blocks, and were read out once more."""
+        """Record that accepted drafts ran all blocks, and were read out by the whole LM head once more."""
         for index in range(first, first + drafts):
             record = generation.records[index]
             generation.records[index] = record._replace(

@@ -1,1 +1,1 @@
-"""Encoder-only classifiers and regressors of transformers, run block by block on the active rows."""
+"""Encoder-only classifiers and regressors of transformers, run block by block on the texts that have not exited."""

@@ -1,9 +1,9 @@
-"""The loop that classifies texts: block after block on the active rows, with a separate exit per row.
+"""Classify texts with early exit: block after block on the texts of a batch, each of which exits separately.
 
-It uses a method's gate and threshold as the decode loop does (`engine.decoding.decode`). A row that leaves is finished,
+It uses a method's gate and threshold as the decode loop does (`engine.decoding.decode`). A text that exits is finished,
 so nothing is cached for it.
 
-Shape suffixes: A rows still running at a block, T tokens, D model width, C labels, L blocks.
+Shape suffixes: A texts that have not exited before a block, T tokens, D model width, C labels, L blocks.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from exitbench.methods.heads import TrainedHead
 
 @dataclass(frozen=True)
 class BlockReading:
-    """Prediction of a text after one block.
+    """Prediction for one text after one block.
 
     Attributes:
         block: The block, 1..L.
         label: Index of the most probable label; 0 for a regression.
         value: Prediction of a regression; otherwise the probability of ``label``.
         score: The gate's score; None at the last block, which has no gate.
-        exited: Whether the text left here.
-        is_needed: Whether gate or answer needed the reading, so that it counts as work; the trace reads every block.
+        exited: Whether the text exited here.
+        is_needed: Whether gate or answer needed this read-out, so that it counts as work; others are for the trace.
     """
 
     block: int
@@ -44,12 +44,12 @@ class BlockReading:
 
 @dataclass(frozen=True)
 class Classified:
-    """The answer to a text.
+    """Predicted label or value of a text, and where it exited.
 
     Attributes:
-        record: The text's label as its only token; an untraced one has no score and no head rows.
+        record: Exit record with the label as the text's only token; without tracing it has no score and no head rows.
         value: Prediction of a regression; otherwise the probability of the label.
-        readings: One per block with a gate, and of the last block if it was reached; none if not traced.
+        readings: Predictions after each gate block, and after the last block, up to the exit; empty if not traced.
     """
 
     record: TokenRecord
@@ -58,7 +58,7 @@ class Classified:
 
     @property
     def label(self) -> int:
-        """Index of the label; 0 for a regression."""
+        """Index of the predicted label; 0 for a regression."""
         return self.record.token_id
 
     @property
@@ -68,7 +68,7 @@ class Classified:
 
 
 def on_texts(parts: Parts) -> Parts:
-    """Return a method that reads each block with its off-ramp instead of the model's own head."""
+    """Return the method with off-ramps as its head; blocks without one are read out by the model's own classifier."""
     return replace(parts, head=TrainedHead())
 
 
@@ -76,16 +76,17 @@ def on_texts(parts: Parts) -> Parts:
 def classify(
     model: EncoderClassifier, texts: Sequence[EncodedText], parts: Parts, *, traced: bool = True
 ) -> list[Classified]:
-    """Classify a batch.
+    """Classify a batch of texts, each of which exits where the method decides.
 
     Args:
         model: The model.
-        texts: Texts classified together.
+        texts: Texts of the batch.
         parts: The method.
-        traced: Keep the readings of blocks, and check that numbers are finite. The answers are the same without.
+        traced: Keep the prediction after each gate block, and check that numbers are finite. The answers are the same
+            without.
 
     Returns:
-        One answer per text, in their order.
+        One answer per text, in the order of the texts.
 
     Raises:
         ArithmeticError: The run is traced, and a logit is not finite.
@@ -100,7 +101,7 @@ def classify(
 
 @torch.inference_mode()
 def pooled_states(model: EncoderClassifier, texts: Sequence[EncodedText]) -> Tensor:
-    """Return the pooled states that classifiers read, after embedding and every block at full depth: [L+1, B, D]."""
+    """Return the pooled states that classifiers read, after the embedding and every block, of B texts: [L+1, B, D]."""
     hidden_BTD, context = model.embed(texts)
     states = [model.stack.pooled(hidden_BTD, context)]
     for block in range(1, model.n_blocks + 1):
@@ -112,7 +113,7 @@ def pooled_states(model: EncoderClassifier, texts: Sequence[EncodedText]) -> Ten
 def text_cost(
     model: EncoderClassifier, parts: Parts, n_tokens: int, exit_layer: int, blocks_read: Sequence[int]
 ) -> Cost:
-    """Return the work of one text: blocks, gate and read-outs."""
+    """Return the cost of classifying one text: blocks up to its exit layer, gate, and read-outs at ``blocks_read``."""
     gate_blocks = [block for block in parts.gate_blocks(model.n_blocks) if block <= exit_layer]
     numel = sum(model.exit_head_numel(block) for block in blocks_read)
     reading = Cost(matmul_flops=2 * numel, read_numel=numel)
@@ -120,11 +121,11 @@ def text_cost(
 
 
 class _Batch:
-    """Texts being classified.
+    """Batch of texts during classification.
 
     Attributes:
-        rows: Rows of the batch that have not left.
-        answers: Answers of the rows that have left, by row.
+        rows: Indices in the batch of the texts that have not exited.
+        answers: Answers for the texts that have exited, by index in the batch.
     """
 
     def __init__(self, model: EncoderClassifier, texts: Sequence[EncodedText], parts: Parts, traced: bool) -> None:
@@ -142,7 +143,7 @@ class _Batch:
         self._ahead_LAD = self._run_ahead() if parts.gate.looks_ahead else None
 
     def run(self, block: int) -> None:
-        """Run a block, and let rows leave whose scores are above the threshold."""
+        """Run a block on the texts that have not exited; those whose gate score is above the threshold exit."""
         parts, is_last = self._parts, block == self._model.n_blocks
         if self._ahead_LAD is None:
             self._hidden_ATD = self._model.stack.block(block, self._hidden_ATD, self._context)
@@ -177,14 +178,14 @@ class _Batch:
         )
 
     def _state(self, block: int) -> Tensor:
-        """Return the pooled state that classifiers read after the block run last, [A, D]."""
+        """Return the pooled states that classifiers read after ``block``, the block run last, [A, D]."""
         return self._pooled() if self._ahead_LAD is None else self._ahead_LAD[block - 1]
 
     def _pooled(self) -> Tensor:
         return self._model.stack.pooled(self._hidden_ATD, self._context)
 
     def _run_ahead(self) -> Tensor:
-        """Return the pooled states that classifiers read after every block, [L, A, D]."""
+        """Run all blocks, for a gate that looks ahead; return the pooled states after each of them, [L, A, D]."""
         states = []
         for block in range(1, self._model.n_blocks + 1):
             self._hidden_ATD = self._model.stack.block(block, self._hidden_ATD, self._context)
@@ -192,7 +193,7 @@ class _Batch:
         return torch.stack(states)
 
     def _note(self, view: BlockView, score_A: Tensor | None, leaves: Sequence[bool]) -> None:
-        """Record the block's reading of every row; if not traced, nothing is read out for that."""
+        """Record the prediction after a block for each remaining text; if not traced, do nothing."""
         if not self._traced:
             return
         was_read = view.is_read
@@ -203,7 +204,7 @@ class _Batch:
             self._readings[row].append(reading)
 
     def _predictions(self, view: BlockView) -> tuple[list[int], list[float]]:
-        """Return each row's most probable label and its probability; for a regression 0 and the predicted number.
+        """Return each text's most probable label and its probability; for a regression 0 and the predicted number.
 
         Raises:
             ArithmeticError: A logit is not finite.
@@ -217,7 +218,7 @@ class _Batch:
         return label_A.tolist(), p_A.tolist()
 
     def _let_go(self, view: BlockView, index: Sequence[int]) -> None:
-        """Answer the texts of rows that leave."""
+        """Store the answers for texts that exit; ``index`` are their indices among the texts of ``view``."""
         if not index:
             return
         if len(index) < len(self.rows):
@@ -239,7 +240,7 @@ class _Batch:
             self.answers[self.rows[at]] = Classified(record, value, readings)
 
     def _keep(self, index: Sequence[int]) -> None:
-        """Compact the batch to the rows that stay."""
+        """Drop the texts that exit; ``index`` are the indices of the others among the texts that ran the block."""
         if len(index) == len(self.rows):
             return
         self.rows = [self.rows[at] for at in index]

@@ -1,6 +1,6 @@
-"""Families of encoders: location of the blocks, and how their classifiers read a text's state.
+"""Encoder families: where the blocks are in the model, and how its classifier computes logits from a text's state.
 
-No other module knows a family. Shape suffixes: A rows, D model width, C labels.
+No other module knows a family. Shape suffixes: A texts, D model width, C labels.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class EncoderFamily:
-    """Traits of a family's classifiers.
+    """Module names and options of the classifiers of one encoder family.
 
     Attributes:
         blocks: Name of the list of blocks in the base model.
-        classify: The model's own classifier: maps the whole model and states [A, D] to logits [A, C].
+        classify: Applies the model's own classifier: maps the whole model and pooled states [A, D] to logits [A, C].
         classifier: Names of the modules that the classifier consists of.
         final_norm: Name of the norm after the last block; None if each block ends with one.
         returns_tuple: Whether blocks return a tuple that starts with their state.
-        plain: Settings that must have these values, or be missing: others add computation between the blocks.
-        positions_follow_padding: Whether positions count from the padding id on.
-        harmless: Patterns of tensors in files that no classifier of the family computes with.
+        plain: Required values of config keys that are present; other values add computation between the blocks.
+        positions_follow_padding: Whether a text's first position is the padding id plus 1, as in RoBERTa.
+        harmless: Patterns of the names of stored tensors that are not used in computation.
     """
 
     blocks: str
@@ -37,7 +37,7 @@ class EncoderFamily:
     harmless: tuple[str, ...] = ()
 
     def first_position(self, config: Any) -> int:
-        """Return the row of the position embedding of a text's first token."""
+        """Return the position id of a text's first token, which is its index in the position embedding."""
         return int(config.pad_token_id) + 1 if self.positions_follow_padding else 0
 
 

@@ -1,8 +1,8 @@
-"""An encoder with a classifier on top, as methods see it: one text is one token whose vocabulary is the labels.
+"""Encoder with a classifier, as the model that methods run on: a text counts as one token, labels as the vocabulary.
 
 Blocks before the last are read out by their own off-ramps, or by the model's classifier.
 
-Shape suffixes: A rows still running at a block, T tokens, D model width, C labels (1 for a regression).
+Shape suffixes: A texts that have not exited before a block, T tokens, D model width, C labels (1 for a regression).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ RAMP_KINDS: tuple[RampKind, ...] = get_args(RampKind)
 
 @dataclass(frozen=True)
 class OffRamps:
-    """Off-ramps of some blocks, all of one kind.
+    """Off-ramps (classifiers) of some of an encoder's blocks, all of one kind.
 
     Attributes:
-        kind: ``linear``: out(x); ``pooler-linear``: out(tanh(pool(x))), where x is the input of the model's own
-            classifier.
+        kind: ``linear``: out(x); ``pooler-linear``: out(tanh(pool(x))), where x is the pooled state after the
+            block.
         blocks: Blocks with an off-ramp, ascending.
         tensors: Tensors by name: ``{block}.out.weight`` [C, D] and ``{block}.out.bias`` [C]; with a pooler also
             ``{block}.pool.weight`` [D, D] and ``{block}.pool.bias`` [D].
@@ -45,13 +45,13 @@ class OffRamps:
     tensors: Mapping[str, Tensor]
 
     def logits(self, block: int, state_AD: Tensor) -> Tensor:
-        """Return the logits of a block's off-ramp, [A, C], for states."""
+        """Return the logits [A, C] of a block's off-ramp for pooled states [A, D]."""
         if self.kind == "pooler-linear":
             state_AD = torch.tanh(self._linear(block, "pool", state_AD))
         return self._linear(block, "out", state_AD)
 
     def numel(self, block: int) -> int:
-        """Return the number of weights that one read-out multiplies."""
+        """Return the number of weights that a block's off-ramp multiplies in one read-out."""
         parts = ("pool", "out") if self.kind == "pooler-linear" else ("out",)
         return sum(self.tensors[f"{block}.{part}.weight"].numel() for part in parts)
 
@@ -65,7 +65,7 @@ _COUNTED: Final = (4, 8, 12)
 
 @dataclass(frozen=True)
 class TextWork:
-    """FLOPs of the products of one block for a text of T tokens: ``fixed + per_token T + per_pair T^2``.
+    """FLOPs of one block's matrix products for a text of T tokens: ``fixed + per_token T + per_pair T^2``.
 
     Attributes:
         weights: Number of weights that the block reads.
@@ -77,17 +77,18 @@ class TextWork:
     weights: int
 
     def cost(self, n_tokens: int) -> Cost:
-        """Return the work of one block."""
+        """Return the cost of one block for a text of ``n_tokens`` tokens."""
         flops = self.fixed + self.per_token * n_tokens + self.per_pair * n_tokens**2
         return Cost(matmul_flops=flops, read_numel=self.weights)
 
 
 class EncoderClassifier:
-    """A classifier or regressor (`methods.base.Model`), run block by block.
+    """An encoder-only classifier or regressor that is run block by block (`methods.base.ModelInterface`).
 
     Args:
         stack: The parts of the model.
-        off_ramps: Read-outs of blocks before the last. The model's own classifier reads blocks without one; None: all.
+        off_ramps: Off-ramps of blocks before the last. Blocks without one are read out by the model's own classifier;
+            None: all blocks are.
     """
 
     engine: EngineName = "hosted"
@@ -104,7 +105,7 @@ class EncoderClassifier:
 
     @property
     def n_blocks(self) -> int:
-        """Blocks of the encoder, L."""
+        """Number of blocks of the encoder, L."""
         return self.stack.n_blocks
 
     @property
@@ -114,7 +115,7 @@ class EncoderClassifier:
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the classifier: labels, C."""
+        """Number of labels, C, which takes the place of a vocabulary size; 1 for a regression."""
         return self.stack.n_labels
 
     @property
@@ -124,42 +125,42 @@ class EncoderClassifier:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of the labels in the checkpoint."""
+        """Names of the labels in the checkpoint, by index."""
         named = self.stack.lm.config.id2label
         return tuple(str(named[index]) for index in range(self.stack.n_labels))
 
     @property
     def n_tokens(self) -> int:
-        """Rows of the embedding."""
+        """Number of token ids, which is the number of rows of the token embedding."""
         return int(self.stack.lm.config.vocab_size)
 
     @property
     def max_positions(self) -> int:
-        """Tokens that a text may have."""
+        """Maximum number of tokens of a text."""
         return self.stack.max_positions
 
     @property
     def exit_blocks(self) -> tuple[int, ...]:
-        """Blocks with their own off-ramp."""
+        """Blocks that have an off-ramp, ascending; () if there are no off-ramps."""
         return () if self.off_ramps is None else self.off_ramps.blocks
 
     def exit_logits(self, block: int, hidden_AD: Tensor) -> Tensor:
-        """Return the logits of a block's off-ramp, [A, C]."""
+        """Return the logits [A, C] of a block's off-ramp for pooled states [A, D]."""
         assert self.off_ramps is not None, "called only for blocks that have an off-ramp"
         return self.off_ramps.logits(block, hidden_AD)
 
     def exit_head_numel(self, block: int) -> int:
-        """Return the number of weights in one read-out after a block, by its off-ramp or the model's own classifier."""
+        """Return the number of weights of a block's off-ramp, or of the model's own classifier if there is none."""
         if self.off_ramps is not None and block in self.off_ramps.blocks:
             return self.off_ramps.numel(block)
         return self.stack.classifier_numel
 
     def final_normed(self, hidden: Tensor) -> Tensor:
-        """Return the states unchanged: classifiers read states that are normed already."""
+        """Return the states unchanged: pooled states are normed already."""
         return hidden
 
     def logits(self, hidden_AD: Tensor) -> Tensor:
-        """Return the logits of the model's own classifier for states [..., D]."""
+        """Return the logits [..., C] of the model's own classifier for pooled states [..., D]."""
         flat = hidden_AD.reshape(-1, hidden_AD.shape[-1])
         return self.stack.classify(flat).view(*hidden_AD.shape[:-1], -1)
 
@@ -168,15 +169,15 @@ class EncoderClassifier:
         raise NotImplementedError("a classifier is read out as a whole")
 
     def head_weights(self, ids_AK: Tensor) -> Tensor:
-        """Raise NotImplementedError: no part of a classifier is read."""
+        """Raise NotImplementedError: a classifier is read out as a whole, not for some labels."""
         raise NotImplementedError("a classifier is read out as a whole")
 
     def logits_of(self, hidden_AD: Tensor, weights_AKD: Tensor) -> Tensor:
-        """Raise NotImplementedError: no part of a classifier is read."""
+        """Raise NotImplementedError: a classifier is read out as a whole, not for some labels."""
         raise NotImplementedError("a classifier is read out as a whole")
 
     def embed(self, texts: Sequence[EncodedText]) -> tuple[Tensor, BlockCalls]:
-        """Embed texts, padded on the right to the longest, and prepare the context shared by the blocks."""
+        """Embed a batch of texts, padded on the right; return states [B, T, D] and the recorded calls of all blocks."""
         longest, pad = max(len(text.ids) for text in texts), self.stack.pad_id
         rows = [(*text.ids, *(pad,) * (longest - len(text.ids))) for text in texts]
         masks = [(1,) * len(text.ids) + (0,) * (longest - len(text.ids)) for text in texts]
@@ -188,7 +189,7 @@ class EncoderClassifier:
         return self.stack.embed(ids_BT, mask_BT, types_BT)
 
     def block_cost(self, n_tokens: int) -> Cost:
-        """Return the work of one block for a text of ``n_tokens`` tokens."""
+        """Return the cost of one block for a text of ``n_tokens`` tokens, averaged over the blocks."""
         return self.work.cost(n_tokens)
 
     def why_not(self, parts: Parts, n_rows: int) -> str | None:
@@ -201,7 +202,7 @@ def why_not(parts: Parts, *, is_regression: bool, is_fitted: bool = False) -> st
 
     Args:
         parts: The method.
-        is_regression: Whether the model predicts a number.
+        is_regression: Whether the model predicts a number, not a label.
         is_fitted: Whether the method is trained on the train split first.
     """
     if type(parts.kv_policy) is not StateCopy:
@@ -216,7 +217,7 @@ def why_not(parts: Parts, *, is_regression: bool, is_fitted: bool = False) -> st
 
 
 def _counted(stack: EncoderStack) -> TextWork:
-    """Return the FLOPs of a block, averaged over the blocks, for a batch of one text."""
+    """Return the work of a block by text length, averaged over blocks, from FLOPs that are counted in trial runs."""
     flops = torch.tensor([_flops(stack, length) for length in _COUNTED], dtype=torch.float64) / stack.n_blocks
     powers = torch.tensor([[1.0, length, length**2] for length in _COUNTED], dtype=torch.float64)
     fixed, per_token, per_pair = torch.linalg.solve(powers, flops).tolist()

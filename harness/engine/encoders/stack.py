@@ -4,7 +4,7 @@ The base model's forward pass runs once per batch with blocks that return their 
 masks, rotary angles, relative positions. Blocks are then called with those, on all rows or on some. A shared block (one
 module called L times) counts as L blocks. Everything is differentiable, so training can run it too.
 
-Shape suffixes: B rows of the batch, A rows still running, T tokens, D model width, C labels.
+Shape suffixes: B texts of the batch, A texts that have not exited, T tokens, D model width, C labels.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Forward = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Call:
-    """One call of a block: its module's forward pass, and its arguments except the state."""
+    """One recorded call of a block: the forward pass of its module, and its arguments except the state."""
 
     forward: Forward
     args: tuple[Any, ...]
@@ -36,18 +36,18 @@ class Call:
 
 @dataclass(frozen=True)
 class BlockCalls:
-    """Context shared by the blocks of a batch.
+    """Recorded calls of all blocks for a batch of texts.
 
     Attributes:
         calls: One call per block, in order.
-        mask_AT: 1 for the tokens of each row, 0 for padding.
+        mask_AT: 1 at the tokens of each text, 0 at padding.
     """
 
     calls: tuple[Call, ...]
     mask_AT: Tensor
 
     def take(self, rows_A: Tensor) -> BlockCalls:
-        """Select rows."""
+        """Return the calls for some of the texts, by their indices ``rows_A``."""
         selected: dict[int, Tensor] = {}  # mostly one mask for all blocks
 
         def chosen(value: Any) -> Any:
@@ -70,8 +70,8 @@ class EncoderStack:
 
     Attributes:
         lm: The whole model, with its classifier.
-        family: Traits of its family.
-        modules: Modules of its blocks; a single one if they share it.
+        family: Module names and options of its family.
+        modules: Modules of its blocks; a single one if all blocks share it.
     """
 
     lm: Any
@@ -100,7 +100,7 @@ class EncoderStack:
 
     @property
     def pad_id(self) -> int:
-        """Token id that rows are padded with."""
+        """Token id that shorter texts of a batch are padded with."""
         return int(getattr(self.lm.config, "pad_token_id", None) or 0)
 
     @property
@@ -110,7 +110,7 @@ class EncoderStack:
 
     @property
     def classifier_numel(self) -> int:
-        """Number of weights that the model's own classifier multiplies."""
+        """Number of weights of the model's own classifier that are multiplied in one read-out."""
         return sum(
             parameter.numel()
             for name, parameter in self.lm.named_parameters()
@@ -118,7 +118,10 @@ class EncoderStack:
         )
 
     def embed(self, ids_BT: Tensor, mask_BT: Tensor, types_BT: Tensor | None = None) -> tuple[Tensor, BlockCalls]:
-        """Embed a batch [B, T] to [B, T, D], padding on the right, and prepare the context shared by its blocks."""
+        """Embed token ids [B, T], padded on the right; return states [B, T, D] and the recorded calls of all blocks.
+
+        ``mask_BT`` is 1 at tokens and 0 at padding. ``types_BT`` are token types, which tell the texts of a pair apart.
+        """
         calls: list[Call] = []
         states: list[Tensor] = []
 
@@ -135,14 +138,14 @@ class EncoderStack:
         return states[0], BlockCalls(tuple(calls), mask_BT)
 
     def block(self, block: int, hidden_ATD: Tensor, context: BlockCalls) -> Tensor:
-        """Run block 1..L on the rows of a context."""
+        """Run one block (1..L) with its recorded arguments; return the states after it, [A, T, D]."""
         call = context.calls[block - 1]
         output = call.forward(hidden_ATD, *call.args, **call.kwargs)
         state_ATD: Tensor = output[0] if self.family.returns_tuple else output
         return state_ATD
 
     def pooled(self, hidden_ATD: Tensor, context: BlockCalls) -> Tensor:
-        """Return the state that classifiers read, [A, D]: of the first token, or the mean over all."""
+        """Return the states that classifiers read, [A, D]: each text's first token, or the mean over its tokens."""
         if self.family.final_norm is not None:
             hidden_ATD = getattr(self.lm.base_model, self.family.final_norm)(hidden_ATD)
         if getattr(self.lm.config, "classifier_pooling", "cls") == "mean":
@@ -151,7 +154,7 @@ class EncoderStack:
         return hidden_ATD[:, 0]
 
     def classify(self, state_AD: Tensor) -> Tensor:
-        """Return the logits of the model's own classifier for states, [A, C]."""
+        """Return the logits [A, C] of the model's own classifier for pooled states [A, D]."""
         return self.family.classify(self.lm, state_AD)
 
 
@@ -159,7 +162,7 @@ def find_encoder_stack(lm: Any) -> EncoderStack:
     """Return the parts of a transformers classifier.
 
     Raises:
-        UserError: Its blocks cannot be run one by one, because of its family or an option.
+        UserError: A config option adds computation between the blocks, so that they cannot be run one by one.
     """
     config = lm.config
     family = FAMILIES[config.model_type]
@@ -173,7 +176,7 @@ def find_encoder_stack(lm: Any) -> EncoderStack:
 def _taken_over(
     modules: Sequence[nn.Module], handler: Callable[[Forward, tuple[Any, ...], dict[str, Any]], Any]
 ) -> Iterator[None]:
-    """Redirect calls of modules to a handler during a forward pass."""
+    """Redirect calls of modules to a handler while entered; it receives the module's forward pass and the arguments."""
 
     def handled(forward: Forward) -> Forward:
         return lambda *args, **kwargs: handler(forward, args, kwargs)

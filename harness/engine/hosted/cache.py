@@ -1,7 +1,7 @@
-"""Key-value cache of the hosted engine: rows at different depths, in transformers' own cache protocol.
+"""Key-value cache of the hosted engine: rows of a batch at different depths, in transformers' own cache protocol.
 
-Shape suffixes: B rows of the batch, A rows running at a block, G key/value heads, S positions there is room for, T new
-positions, N pairs of row and position, K head size, D width of the encoder's states.
+Shape suffixes: B rows of the batch, A rows that run a block, G key/value heads, S allocated positions, T new positions,
+N pairs of row and position, K head size, D encoder width.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class StopAfterStore(Exception):  # no error: it ends a block early
 
 @dataclass(frozen=True)
 class WritePositions:
-    """New positions of a block to write, if not all of a window.
+    """Cache positions where a block writes keys and values, if it does not write all positions that it runs.
 
     Attributes:
-        rows_N: Rows of the batch.
-        running_N: The same rows, as indices among the running rows.
+        rows_N: Row of the batch for each position.
+        running_N: Index of that row among the rows that run the block.
         places_N: Positions in the cache.
     """
 
@@ -37,11 +37,11 @@ class WritePositions:
 
 @dataclass
 class Now:
-    """Rows and positions that run now; shared by all layers of a cache.
+    """Rows and positions of the block call in progress; one object shared by all layers of a cache.
 
     Attributes:
-        rows_A: Rows of the batch; None means all.
-        places: Positions to write; None means every new position of the rows.
+        rows_A: Rows of the batch that run the block; None means all.
+        places: Positions to write; None means every new position of these rows.
         only_stores: End each block once its keys and values are stored.
     """
 
@@ -50,12 +50,12 @@ class Now:
     only_stores: bool = False
 
     def rows_on(self, device: torch.device) -> Tensor | None:
-        """Return ``rows_A`` on the device of a block's keys and values."""
+        """Return ``rows_A`` on a device, such as that of a block's keys and values; None means all rows."""
         return self.rows_A if self.rows_A is None else self.rows_A.to(device)
 
 
 class SelfLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of one block, preallocated for all rows and positions when it first runs."""
+    """Self-attention keys and values of one block, allocated for all rows and positions when the block first runs."""
 
     is_sliding = False  # all positions are kept; the model's own masks cut the window
     is_croppable = True
@@ -67,16 +67,16 @@ class SelfLayer(CacheLayerMixin):  # type: ignore[misc]
         self.kv: list[Tensor] = []  # keys and values, [B, G, S, K] each; their K may differ
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        """Allocate the buffers, with the shapes of the block's first keys and values."""
+        """Allocate the buffers for all rows and positions, with the head sizes of the block's first keys and values."""
         shapes = ((self.n_rows, x.shape[1], self.room, x.shape[3]) for x in (key_states, value_states))
         self.kv = [key_states.new_zeros(shape) for shape in shapes]
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Write the running rows' new keys and values, and return those that the rows attend to.
+        """Write new keys and values of the running rows; return all keys and values that these rows attend to.
 
         Raises:
-            Stored: The block's output is not needed.
+            StopAfterStore: The block's output is not needed.
         """
         if not self.kv:
             self.lazy_initialization(key_states, value_states)
@@ -103,11 +103,11 @@ class SelfLayer(CacheLayerMixin):  # type: ignore[misc]
             buffer[rows_A, :, start : self.length] = new
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of positions that a block sees, and the first of them."""
+        """Return the number of positions that the next ``query_length`` positions attend to, and the first of them."""
         return self.length + query_length, 0
 
     def get_seq_length(self) -> int:
-        """Return the number of positions that the block has seen."""
+        """Return the number of positions cached for the block."""
         return self.length
 
     def get_max_length(self) -> int:
@@ -116,7 +116,7 @@ class SelfLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class SourceLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Keys and values of one block's cross-attention, computed once per prompt; a block reads the running rows."""
+    """Cross-attention keys and values of one block, computed once per prompt; running rows read their own."""
 
     is_sliding = False
     is_croppable = True
@@ -130,7 +130,7 @@ class SourceLayer(CacheLayerMixin):  # type: ignore[misc]
         """Do nothing: no buffers are preallocated."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Keep keys and values of all rows."""
+        """Store and return the keys and values of all rows."""
         self.kv, self.is_initialized = [key_states, value_states], True
         return key_states, value_states
 
@@ -142,20 +142,20 @@ class SourceLayer(CacheLayerMixin):  # type: ignore[misc]
 
     @property
     def keys(self) -> Tensor | None:
-        """Keys of the running rows."""
+        """Cross-attention keys of the running rows; None before they are stored."""
         return self._of_running(0)
 
     @property
     def values(self) -> Tensor | None:
-        """Values of the running rows."""
+        """Cross-attention values of the running rows; None before they are stored."""
         return self._of_running(1)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of source positions, and the first of them."""
+        """Return the number of source positions that a block attends to, and the first of them."""
         return self.get_seq_length(), 0
 
     def get_seq_length(self) -> int:
-        """Return the number of source positions."""
+        """Return the number of source positions; 0 before keys and values are stored."""
         return self.kv[0].shape[2] if self.kv else 0
 
     def get_max_length(self) -> int:
@@ -164,13 +164,13 @@ class SourceLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class HostedCache(DecodingCache):
-    """Cache of a batch being decoded.
+    """Key-value cache of a batch that the hosted engine decodes.
 
     Attributes:
-        past: The cache object passed to the model.
-        layers: Keys and values, one entry per block.
-        now: Rows and positions that run now.
-        fed_BS: Tokens fed so far, by position.
+        past: transformers' cache object, which is passed to the model.
+        layers: Self-attention keys and values, one entry per block.
+        now: Rows and positions of the block call in progress.
+        fed_BS: Token ids fed so far, by position in the cache.
         source_BSD: The encoder's states; None in a decoder-only model.
         source_mask_BS: 1 where a source token is real.
     """
@@ -204,21 +204,21 @@ class HostedCache(DecodingCache):
 
     @property
     def n_rows(self) -> int:
-        """Rows of the batch."""
+        """Number of rows of the batch, B."""
         return self.fed_BS.shape[0]
 
     @property
     def room(self) -> int:
-        """Decoder positions there is space for."""
+        """Number of decoder positions that the cache has space for, S."""
         return self.fed_BS.shape[1]
 
     @property
     def device(self) -> torch.device:
-        """Device of its tensors."""
+        """Device of the token ids; keys and values of a block are on the device of this block."""
         return self.fed_BS.device
 
     def stand_at(self, position: int) -> None:
-        """Set the number of positions that every block has seen."""
+        """Set the number of cached positions of every block to ``position``, where the next keys will be written."""
         for layer in self.layers:
             layer.length = position
 
@@ -230,7 +230,7 @@ class HostedCache(DecodingCache):
         return mask_BS
 
     def positions(self, start: int, end: int) -> Tensor:
-        """Return positions in each row's text, counted without padding, of the cache's positions, [B, end - start]."""
+        """Return cache positions start to end - 1 as positions in each row's unpadded text, [B, end - start]."""
         places_BT = torch.arange(start, end, device=self.device).expand(self.n_rows, -1)
         return places_BT if self.padding_B is None else (places_BT - self.padding_B[:, None]).clamp(min=0)
 

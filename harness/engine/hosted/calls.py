@@ -30,7 +30,7 @@ UNKNOWN = (0, 1)
 
 
 class WrappedBlock:
-    """A block whose calls can be redirected.
+    """A decoder block whose calls can be redirected to a handler.
 
     Attributes:
         number: Number of the block, 1..L.
@@ -42,13 +42,13 @@ class WrappedBlock:
         module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the block, or the current handler in its place."""
+        """Run the block, or `Calls.handler` in its place if there is one."""
         handler = self._calls.handler
         return self.run(*args, **kwargs) if handler is None else handler(self, args, kwargs)
 
 
 class SparedLinear:
-    """A projection that keys and values do not depend on, such as queries; skipped while a block only stores those."""
+    """A projection that is skipped while a block only stores keys and values, since these do not depend on it."""
 
     def __init__(self, module: Any, calls: Calls) -> None:
         self._module, self._calls, self.run = module, calls, module.forward
@@ -56,7 +56,7 @@ class SparedLinear:
         module.forward = self
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the projection; zeros while only keys and values are stored."""
+        """Return the projection of ``x``, or zeros while blocks only store keys and values."""
         if not self._calls.only_stores:
             projected: Tensor = self.run(x)
             return projected
@@ -71,13 +71,13 @@ class SparedLinear:
 
 
 class Calls:
-    """The calls of a model's blocks.
+    """Switch for the calls of a model's decoder blocks: the blocks run, or a handler receives the calls.
 
     Attributes:
         blocks: Blocks 1..L.
-        handler: Receives the calls; None: the blocks run.
+        handler: Function that receives the calls; None: the blocks run.
         only_stores: Whether blocks are called for their keys and values only.
-        batch_axes: Batch dimensions of their arguments; see `learn_axes`.
+        batch_axes: Batch dimensions of the blocks' arguments; see `learn_axes`.
     """
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
@@ -88,7 +88,7 @@ class Calls:
 
     @contextmanager
     def taken_over(self, handler: Handler) -> Iterator[None]:
-        """Redirect the calls to a handler during a forward pass."""
+        """Redirect the calls of all blocks to a handler while entered, which spans one forward pass."""
         self.handler = handler
         try:
             yield
@@ -98,13 +98,13 @@ class Calls:
 
 @dataclass(eq=False)
 class RecordedCalls:
-    """Recorded arguments of the blocks of a step.
+    """Arguments of all blocks, recorded during one forward pass.
 
     Attributes:
-        n_rows: Rows of the batch, B.
+        n_rows: Number of rows of the batch, B.
         embedding_BTD: Input of block 1.
         first_BTD: Output of block 1.
-        arguments: Arguments of each block, except the state.
+        arguments: Positional and keyword arguments of each block by its number, without the hidden state.
     """
 
     n_rows: int
@@ -115,7 +115,7 @@ class RecordedCalls:
     _selected: tuple[Tensor | None, dict[tuple[int, tuple[int, int]], Tensor]] = (None, {})
 
     def handle(self, block: WrappedBlock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record a block's call; run block 1."""
+        """Record a block's arguments; run block 1, and let any other block return its input state."""
         state = state_in(args, kwargs)
         self.arguments[block.number] = without_state(args, kwargs)
         if self.embedding_BTD is None:
@@ -125,7 +125,10 @@ class RecordedCalls:
         return with_state(self._output, state)
 
     def arguments_of(self, block: int, rows_A: Tensor | None, axes: Axes) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a block for some of the rows."""
+        """Return a block's recorded arguments for some rows of the batch (None: all), by their batch dimensions.
+
+        ``axes`` are the batch dimensions of all arguments; see `learn_axes`.
+        """
         args, kwargs = self.arguments[block]
         if rows_A is None:
             return args, kwargs
@@ -161,17 +164,17 @@ def _rows_of(value: Tensor, rows_A: Tensor, dim: int, per_row: int) -> Tensor:
 
 
 def state_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the state among a block's arguments."""
+    """Return the hidden state among a block's arguments: the first one, or ``hidden_states``."""
     return args[0] if args else kwargs["hidden_states"]
 
 
 def without_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return a block's arguments except the state."""
+    """Return a block's positional and keyword arguments without the hidden state."""
     return args[1:], kwargs if args else {name: value for name, value in kwargs.items() if name != "hidden_states"}
 
 
 def state_of(output: Any) -> Tensor:
-    """Return the state in a block's output."""
+    """Return the hidden state in a block's output: the output itself, or the first item of a tuple."""
     state: Tensor = output[0] if isinstance(output, (tuple, list)) else output
     return state
 
@@ -182,7 +185,7 @@ def with_state(output: Any, state: Tensor) -> Any:
 
 
 def shapes(recorded: RecordedCalls) -> dict[tuple[int, Path], tuple[int, ...]]:
-    """Return the shapes of all tensors among the arguments, by block and location."""
+    """Return the shapes of all tensors among the recorded arguments, by block number and location in its arguments."""
     tensor_shapes: dict[tuple[int, Path], tuple[int, ...]] = {}
 
     def look(block: int, path: Path, value: Any) -> None:
@@ -204,7 +207,7 @@ def shapes(recorded: RecordedCalls) -> dict[tuple[int, Path], tuple[int, ...]]:
 
 
 def learn_axes(first: RecordedCalls, second: RecordedCalls) -> Axes:
-    """Return the batch dimension of each argument, by comparing the same step with different numbers of rows."""
+    """Return the batch dimension of each block argument, by comparing one step recorded with two numbers of rows."""
     axes: Axes = {}
     other_shapes = shapes(second)
     for key, shape in shapes(first).items():

@@ -1,7 +1,7 @@
-"""Hosted transformer: a model of transformers that is embedded, run block by block, filled and read out.
+"""Model of the hosted engine: a transformers decoder that is run block by block, so that tokens can exit early.
 
-Shape suffixes: B rows of the batch, A rows running at a block, T new positions, N positions of several rows, S source
-positions, D model width, V vocabulary, K token ids of a row.
+Shape suffixes: B batch rows, A rows that run a block, T new positions, N positions of several rows, S source positions,
+D model width, V vocabulary, K token ids of a row.
 """
 
 from __future__ import annotations
@@ -31,7 +31,14 @@ _COUNTS_PADDING = "rows of a batch are padded on the left, and this model counts
 
 @dataclass(eq=False)
 class HostedStep:
-    """A step that has begun: the blocks' arguments, its first position, and whether its positions were fed with it."""
+    """Recorded forward pass over consecutive positions, whose blocks can be run one by one.
+
+    Attributes:
+        cache: Cache of the batch.
+        start: First position of the step in the cache.
+        recorded: Arguments of the blocks.
+        is_first: True if the step feeds new tokens; False if its positions were fed before.
+    """
 
     cache: HostedCache
     start: int
@@ -53,12 +60,12 @@ class HostedStep:
 
 @dataclass(frozen=True, eq=False)
 class HostedPlaces:
-    """Positions that rows run at, within a window of neighbouring ones.
+    """Cache positions at which rows run blocks, within a window of consecutive positions.
 
     Attributes:
-        step: Step of the window.
-        slots_AT: Index of each position in the window.
-        writing: Positions to write in the cache.
+        step: Recorded step of the whole window.
+        slots_AT: Index of each position within the window.
+        writing: Positions where keys and values are written.
     """
 
     step: HostedStep
@@ -82,15 +89,15 @@ class BlockWork:
 
 
 class HostedTransformer(Headed):
-    """A model of transformers: the hosted engine. Satisfies the `Engine` protocol.
+    """A model of transformers that the hosted engine runs; satisfies the `Engine` protocol.
 
     Attributes:
-        stack: The model's parts.
-        read_out: Read-out of states.
+        stack: The parts of the model: decoder blocks, LM head, encoder.
+        read_out: Function from states to logits.
         pads_left: Whether rows may be padded on the left, that is, whether positions then count from each row's own
             start.
         kv_width: Width of one block's keys, averaged over blocks; 0 before `hosted.proof.prove`.
-        work: Work of a block; counted by `hosted.proof.prove`.
+        work: Work of one block for one token; counted by `hosted.proof.prove`.
     """
 
     engine: EngineName = "hosted"
@@ -108,12 +115,12 @@ class HostedTransformer(Headed):
 
     @property
     def n_blocks(self) -> int:
-        """Decoder blocks, L."""
+        """Number of decoder blocks, L."""
         return len(self.stack.blocks)
 
     @property
     def encoder_blocks(self) -> int:
-        """Blocks of the encoder; 0 means decoder-only."""
+        """Number of encoder blocks; 0 for a decoder-only model."""
         return self.stack.encoder_blocks
 
     @property
@@ -135,7 +142,7 @@ class HostedTransformer(Headed):
 
     @property
     def max_positions(self) -> int | None:
-        """Largest number of tokens of prompt and answer together; None if unlimited, or limited separately."""
+        """Maximum number of tokens of prompt and answer together; None if unlimited, or for an encoder-decoder."""
         return self.stack.max_positions
 
     # -------------------------------------------------------------- read-outs
@@ -145,22 +152,25 @@ class HostedTransformer(Headed):
         return self.read_out.ended(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Read out as the model itself does, [..., D] to [..., V]."""
+        """Return the logits [..., V] of states [..., D] as the model itself computes them."""
         return self.read_out(hidden)
 
     def logits_of_normed(self, normed: Tensor) -> Tensor:
-        """Read out states after the final norm, [..., D] to [..., V]."""
+        """Return the logits [..., V] of states [..., D] that have passed the final norm already."""
         return self.read_out.of_ended(normed)
 
     def logits_of(self, hidden_AD: Tensor, weights_AKD: Tensor) -> Tensor:
-        """Read out some rows of the LM head, [A, D] to [A, K]."""
+        """Return the logits [A, K] of states [A, D] for K rows of the LM head per state, given as ``weights_AKD``.
+
+        If these rows have one more column than D, it is their bias.
+        """
         ended = self.final_normed(hidden_AD)
         if weights_AKD.shape[-1] > ended.shape[-1]:
             ended = torch.cat((ended, torch.ones_like(ended[:, :1])), dim=-1)
         return torch.bmm(weights_AKD, ended[:, :, None])[:, :, 0]
 
     def why_not(self, parts: Parts, n_rows: int) -> str | None:
-        """Return why a method cannot be run in batches of this number of rows; None if it can."""
+        """Return why a method cannot be run on this model in batches of ``n_rows`` rows; None if it can."""
         if parts.head.reads_part and self.read_out.way != "direct":
             return (
                 "the method reads single rows of the LM head, and this model's logits are not those of its head alone "
@@ -175,7 +185,7 @@ class HostedTransformer(Headed):
     # ------------------------------------------------------------------ prompts
 
     def new_cache(self, n_rows: int, room: int, padding_B: Tensor | None = None) -> HostedCache:
-        """Return an empty cache for ``n_rows`` rows and ``room`` positions; ``padding_B`` is on the left."""
+        """Return an empty cache for ``n_rows`` rows and ``room`` positions; ``padding_B``: left padding of each row."""
         has_source = self.stack.encoder is not None
         cache = HostedCache(self.n_blocks, n_rows, room, self.device, has_source=has_source)
         cache.padding_B = padding_B
@@ -184,7 +194,7 @@ class HostedTransformer(Headed):
     def start(
         self, prompts: Sequence[Sequence[int]], room: int, *, holds_last: bool = False, depth: int | None = None
     ) -> tuple[HostedCache, Tensor | None]:
-        """Prefill; see `Engine.start`."""
+        """Run the encoder, or a decoder-only model over the prompts; arguments and results as in `Engine.start`."""
         if self.stack.encoder is None:
             return self._start_decoder_only(prompts, room, holds_last, depth or self.n_blocks)
         if holds_last:
@@ -236,7 +246,11 @@ class HostedTransformer(Headed):
     # -------------------------------------------------------------------- steps
 
     def embed(self, tokens_BT: Tensor, cache: HostedCache) -> tuple[Tensor, HostedStep]:
-        """Begin a step of T new positions by the model's own forward pass, in which only block 1 runs."""
+        """Begin a step of T new positions, by the model's own forward pass in which only block 1 runs.
+
+        Returns:
+            The embeddings [B, T, D], and the step with the recorded arguments of all blocks.
+        """
         start, end = cache.length, cache.length + tokens_BT.shape[1]
         cache.windows.clear()
         cache.fed_BS[:, start:end] = tokens_BT
@@ -259,7 +273,7 @@ class HostedTransformer(Headed):
         return HostedStep(cache, start, recorded)
 
     def places(self, cache: HostedCache, rows_A: Tensor | None, places_AT: Tensor) -> HostedPlaces:
-        """Prepare to run blocks at positions; records a window from the first to the last of them."""
+        """Prepare to run blocks at cache positions ``places_AT`` of rows: record a window that contains them."""
         window = self._window(cache, int(places_AT.min()), int(places_AT.max()) + 1)
         rows_N = torch.arange(cache.n_rows, device=self.device) if rows_A is None else rows_A
         rows_AT = rows_N[:, None].expand_as(places_AT)
@@ -268,11 +282,11 @@ class HostedTransformer(Headed):
         return HostedPlaces(window, places_AT - window.start, writing)
 
     def window(self, cache: HostedCache, n_positions: int) -> HostedStep:
-        """Return to the newest positions; see `Engine.window`."""
+        """Return a step that runs blocks at the newest ``n_positions`` positions of every row; see `Engine.window`."""
         return self._window(cache, cache.length + 1 - n_positions, cache.length + 1)
 
     def _window(self, cache: HostedCache, start: int, end: int) -> HostedStep:
-        """Return a recorded call for positions start to end - 1, which were fed earlier in this decoding step."""
+        """Return a step for positions start to end - 1, whose tokens were fed before; recorded once per step."""
         if (start, end) not in cache.windows:
             none = torch.empty(0, dtype=torch.long, device=self.device)
             cache.now.rows_A, cache.now.places = (
@@ -324,7 +338,7 @@ class HostedTransformer(Headed):
             now.rows_A = now.places = None
 
     def _at_home(self, states: Tensor) -> Tensor:
-        """Return states on the device where they are scored and read out."""
+        """Return states on the model's first device, where gates and LM head run."""
         return states.to(self.device) if self._is_spread else states
 
     def _at_places(self, block: int, hidden_ATD: Tensor, rows_A: Tensor | None, places: HostedPlaces) -> Tensor:
@@ -334,13 +348,16 @@ class HostedTransformer(Headed):
         return ran_ATD.gather(1, index_ATD)
 
     def _windowed(self, hidden_ATD: Tensor, index_ATD: Tensor, step: HostedStep) -> Tensor:
-        """Return states at their slots of the window; other slots repeat the row's newest state, without effect."""
+        """Return states placed at their slots of a window; other slots repeat the row's newest state, unused."""
         return hidden_ATD[:, -1:].repeat(1, step.width, 1).scatter(1, index_ATD, hidden_ATD)
 
     # ----------------------------------------------------------- skipped blocks
 
     def fill(self, skipped: Sequence[Skipped], context: HostedStep) -> None:
-        """Write keys and values of skipped blocks at the step's position; ``skipped`` ascends by exit layer."""
+        """Write keys and values of skipped blocks at the step's position, projected from exit states.
+
+        ``skipped`` are the rows that have exited, ascending by exit layer.
+        """
         if len(skipped) == 1 and skipped[0][2] is None:  # all rows at once: no gathering, no scattering
             exit_layer, hidden_BD, _ = skipped[0]
             for block in range(exit_layer + 1, self.n_blocks + 1):
@@ -357,7 +374,7 @@ class HostedTransformer(Headed):
             self._store(block, states_N1D[:n], context, running_N)
 
     def project(self, block: int, states_ND: Tensor, rows_N: Tensor, places_N: Tensor, cache: HostedCache) -> None:
-        """Write keys and values of one block at earlier positions of rows, projected from states."""
+        """Project states to keys and values of one block, and write them at positions `places_N` of rows `rows_N`."""
         rows_A, running_N = torch.unique(rows_N, return_inverse=True)
         window = self._window(cache, int(places_N.min()), int(places_N.max()) + 1)
         window_ATD = states_ND.new_zeros(len(rows_A), window.width, self.d_model)
@@ -372,7 +389,7 @@ class HostedTransformer(Headed):
         rows_A: Tensor | None,
         writing: WritePositions | None = None,
     ) -> None:
-        """Call a block on states only for the keys and values that it computes from them."""
+        """Run a block on states only until it has stored the keys and values that it computes from them."""
         step.cache.now.only_stores = self.calls.only_stores = True
         try:
             self._run(block, states_ATD, step, rows_A, writing)
@@ -385,7 +402,7 @@ class HostedTransformer(Headed):
     # --------------------------------------------------------------------- cost
 
     def block_cost(self, place: TokenPlace) -> Cost:
-        """Return the work of a mean decoder block for one token of one row, counted on loading."""
+        """Return the cost of one decoder block for one token, averaged over blocks, as counted on loading."""
         work = self.work
         of_keys = work.flops_per_key * place.context + work.flops_per_source * place.source
         read = work.weights + 2 * self.kv_width * (place.context + (place.source if work.flops_per_source else 0))
@@ -393,7 +410,7 @@ class HostedTransformer(Headed):
 
 
 def _width(stack: Stack) -> int:
-    """Return the width of the residual stream, after any projection of embeddings."""
+    """Return the width of the decoder's residual stream, D; embeddings may be narrower."""
     config = stack.decoder_config if stack.encoder is not None else stack.config
     for name in ("hidden_size", "d_model", "n_embd"):
         if isinstance(width := getattr(config, name, None), int):

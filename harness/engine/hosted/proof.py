@@ -1,4 +1,4 @@
-"""Check on loading: the hosted engine computes the same as the model's plain forward pass.
+"""Check, when a model is loaded, that the hosted engine computes the same as the model's plain forward pass.
 
 A prompt is read once by transformers alone, and once token by token by the hosted engine. States after every block,
 keys and values, and logits must agree; otherwise the model is refused with the name of what differs. The check also
@@ -30,15 +30,15 @@ PROMPT, NEW = 5, 3
 
 
 class Differs(Exception):
-    """The hosted engine computes something different from the model."""
+    """Raised if the hosted engine computes something different from the model's plain forward pass."""
 
 
 @contextmanager
 def tried(family: str) -> Iterator[None]:
-    """Convert errors to a refusal while a model is taken apart and checked.
+    """Convert any exception to a `UserError` while entered, when a model is split into blocks and checked.
 
     Raises:
-        UserError: The model cannot be run block by block, or differs; names block and tensor.
+        UserError: The model cannot be run block by block, or its results differ; the message gives the reason.
     """
     refused = f"model_type {family!r} cannot be run block by block"
     try:
@@ -54,10 +54,12 @@ def tried(family: str) -> Iterator[None]:
 
 @torch.inference_mode()
 def prove(model: HostedTransformer) -> None:
-    """Check a model against its own forward pass, and set the attributes that the engine learns from it.
+    """Check a model against its plain forward pass, and set the attributes that the engine learns from the check.
+
+    These are batch dimensions, read-out, left padding, and the work of a block.
 
     Raises:
-        Differs: A result differs; names block and tensor.
+        Differs: A result differs; the message names block and tensor.
     """
     rows = _prompts(model)
     _learn(model, rows)
@@ -70,7 +72,7 @@ def prove(model: HostedTransformer) -> None:
 
 
 def _prompts(model: HostedTransformer) -> list[list[int]]:
-    """Return three rows of tokens; the later ones are read in batches."""
+    """Return three sequences of random token ids, on which the model is checked."""
     draw = torch.Generator().manual_seed(0)
     least, most = min(3, model.vocab_size - 1), model.vocab_size
     return [torch.randint(least, most, (PROMPT + NEW,), generator=draw).tolist() for _ in range(3)]
@@ -85,16 +87,17 @@ def _is_proved(check: Callable[[], None]) -> bool:
 
 
 def same(what: str, hosted: Tensor, reference: Tensor, dtype: torch.dtype | None = None) -> None:
-    """Compare two tensors, relative to the largest number.
+    """Check that two tensors are equal up to rounding, relative to the largest absolute value.
 
     Args:
         what: Name of the tensor, for messages.
         hosted: Result of the hosted engine.
         reference: Result of the plain forward pass.
-        dtype: Number format of the weights, if states may be in a finer one; None: that of ``hosted``.
+        dtype: Number format that sets the tolerance: that of the weights, if states may have a finer one. None: that of
+            ``hosted``.
 
     Raises:
-        Differs: More than half of the number format's digits differ.
+        Differs: The shapes differ, or more than half of the number format's digits differ.
     """
     if hosted.shape != reference.shape:
         raise Differs(f"{what} has shape {list(hosted.shape)}, not {list(reference.shape)}")
@@ -149,7 +152,7 @@ def _start(model: HostedTransformer, rows: Sequence[Sequence[int]], fed: int) ->
 
 
 def _run(model: HostedTransformer, cache: HostedCache, rows: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Feed tokens to all rows at full depth; return the states after each block."""
+    """Feed the tokens of all rows at full depth; return the states after each block, [B, T, D] each."""
     tokens = torch.tensor([list(row) for row in rows], device=model.device)
     hidden, step = model.embed(tokens, cache)
     states = []
@@ -161,7 +164,10 @@ def _run(model: HostedTransformer, cache: HostedCache, rows: Sequence[Sequence[i
 
 
 def _learn(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
-    """Learn the batch dimension of arguments from padded steps with two and three rows, long and of one token."""
+    """Set the batch dimension of each block argument, by comparing padded steps of two rows with those of three rows.
+
+    Steps of several tokens and steps of one token are compared.
+    """
     recorded: dict[int, list[RecordedCalls]] = {}
     for n_rows in (2, 3):
         cache = _start(model, rows[:n_rows], 0)
@@ -181,7 +187,7 @@ def _learn(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
 
 
 def _check_states(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
-    """Compare states after each block, for a prompt read at once and for tokens fed one by one."""
+    """Check the states after each block, for a prompt fed at once and the tokens fed one by one after it."""
     states, _ = _plain(model, rows[0])
     cache = _start(model, rows, 0)
     pieces = [_run(model, cache, [row[:PROMPT] for row in rows])]
@@ -193,7 +199,7 @@ def _check_states(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> No
 
 
 def _check_read_outs(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
-    """Compare logits, and choose the fastest read-out that agrees with the reference for any state."""
+    """Check the logits, and set the fastest read-out that agrees with the reference on the states after all blocks."""
     states, logits = _plain(model, rows[0])
     read_out = model.read_out
     same("the reference read-out", read_out(states[-1], "reference"), logits)
@@ -213,7 +219,7 @@ def _check_read_outs(model: HostedTransformer, rows: Sequence[Sequence[int]]) ->
 
 
 def _spare(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
-    """Find projections that skipped blocks need not run: keys and values are the same without them."""
+    """Turn off, in skipped blocks, the projections that do not affect a block's keys and values."""
     linears = [{name: m for name, m in block.named_modules() if type(m) is nn.Linear} for block in model.stack.blocks]
     used: set[str] = set()
 
@@ -237,7 +243,7 @@ def _spare(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
 
 
 def _filled(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Return keys and values of blocks that a token skipped."""
+    """Return keys and values of blocks 2 to L, filled from the state with which tokens exit at block 1."""
     cache = _start(model, rows, PROMPT)
     hidden, step = model.embed(torch.tensor([row[PROMPT : PROMPT + 1] for row in rows], device=model.device), cache)
     model.fill([(1, model.block(1, hidden[:, 0], step), None)], step)
@@ -249,7 +255,7 @@ def _all_equal(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
 
 
 def _check_skipped(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
-    """Compare keys and values filled from a state with those of a block run, and some rows with all rows."""
+    """Check that filled keys and values equal those of blocks that run, and that some rows alone give the same."""
     tokens = [row[PROMPT : PROMPT + 1] for row in rows]
     ran, filled = _start(model, rows, PROMPT), _start(model, rows, PROMPT)
     hidden, step = model.embed(torch.tensor(tokens, device=model.device), ran)
@@ -272,7 +278,7 @@ def _check_skipped(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> N
 
 
 def _check_padding(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
-    """Compare a row alone with the same row next to a longer one, padded on the left."""
+    """Check that a row gives the same states alone and when padded on the left, next to a longer row."""
     alone = _start(model, rows[:1], 0)
     short = [rows[0][2:PROMPT]]
     expected = [_run(model, alone, short)[-1][:, -1:], _run(model, alone, [rows[0][PROMPT : PROMPT + 1]])[-1]]
@@ -288,7 +294,10 @@ def _check_padding(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> N
 
 
 def _work(model: HostedTransformer, row: Sequence[int]) -> tuple[BlockWork, int]:
-    """Count a block's products for one token at several numbers of keys; return its work and the width of its keys."""
+    """Return the work of a block for one token, and the width of its keys, both averaged over blocks.
+
+    FLOPs are counted at several numbers of keys and of source positions.
+    """
 
     def flops(n_source: int, fed: int) -> float:
         if model.stack.encoder is None:

@@ -2,9 +2,9 @@
 
 Of three ways, the first is correct by construction and validates the others once a model is loaded (`hosted.proof`):
 
-  reference  the model's whole forward pass, in which block 1 returns the states and the others pass them on
-  within     the model's forward pass, its decoder replaced by the modules after the last block
-  direct     the LM head after those modules
+  reference  the model's whole forward pass, in which block 1 returns the states and the others pass them on.
+  within     the model's forward pass, its decoder replaced by the modules after the last block.
+  direct     the LM head after those modules.
 
 Shape suffixes: N states, T positions, D model width, V vocabulary.
 """
@@ -29,11 +29,12 @@ WAYS: tuple[Way, ...] = ("direct", "within", "reference")
 
 
 class ReadOut:
-    """The read-out of a model.
+    """Function from states to logits, as the model itself computes them.
 
     Attributes:
-        way: The way in use.
-        ending: Modules that the decoder runs after its last block, in order.
+        way: The computation in use: ``reference`` (whole forward pass), ``within`` (forward pass, with ``ending``
+            instead of the decoder) or ``direct`` (LM head after ``ending``).
+        ending: Modules that the decoder runs after its last block, in order, such as the final norm.
     """
 
     def __init__(self, stack: Stack, calls: Calls) -> None:
@@ -42,16 +43,16 @@ class ReadOut:
         self._stack, self._calls = stack, calls
 
     def __call__(self, states: Tensor, way: Way | None = None) -> Tensor:
-        """Return logits [..., V] of states [..., D]."""
+        """Return logits [..., V] of states [..., D] after a block; ``way`` overrides the computation in use."""
         states_N1D = states.reshape(-1, 1, states.shape[-1])
         read = {"direct": self._direct, "within": self._inside_model, "reference": self._reference}[way or self.way]
         return read(states_N1D)[:, 0].reshape(*states.shape[:-1], -1)
 
     def of_ended(self, ended: Tensor) -> Tensor:
-        """Return logits [..., V] of states after the modules of the ending, [..., D].
+        """Return logits [..., V] of states [..., D] that have passed the modules of `ending` already.
 
         Raises:
-            UserError: The model's read-out cannot be divided after its ending.
+            UserError: The model's read-out cannot be divided between these modules and the LM head.
         """
         if self.way == "reference":
             raise UserError(
@@ -115,10 +116,10 @@ class ReadOut:
     # --------------------------------------------------------------- the ending
 
     def find_ending(self, run: Callable[[], Any]) -> None:
-        """Find the modules that the decoder runs after its last block, during a forward pass.
+        """Set `ending` to the modules that the decoder runs after its last block in a forward pass.
 
         Args:
-            run: Runs a forward pass.
+            run: Function that runs a forward pass.
         """
         with noted_ending(self._stack.decoder, self._stack.blocks) as ending:
             run()
@@ -131,7 +132,7 @@ def noted_ending(decoder: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[li
 
     Args:
         decoder: Module that embeds tokens and calls the blocks.
-        blocks: Its blocks.
+        blocks: The decoder's blocks.
 
     Yields:
         A list that is complete after a forward pass.

@@ -27,14 +27,14 @@ POSITIONS = ("max_position_embeddings", "n_positions", "max_target_positions", "
 
 @dataclass(frozen=True)
 class Stack:
-    """Parts of a language model.
+    """Parts of a transformers language model, as the hosted engine uses them.
 
     Attributes:
         lm: The whole model, with its LM head.
         decoder: Module that embeds tokens and calls the blocks.
-        encoder: None in a decoder-only model.
+        encoder: The encoder; None in a decoder-only model.
         blocks: Decoder blocks, in order.
-        name: Name of their list, such as `model.layers`.
+        name: Name of the list of blocks within the decoder, such as `layers`.
         head: The LM head.
     """
 
@@ -52,12 +52,12 @@ class Stack:
 
     @property
     def max_positions(self) -> int | None:
-        """Largest number of tokens of prompt and answer together; None if unlimited, or limited separately."""
+        """Maximum number of tokens of prompt and answer together; None if unlimited, or for an encoder-decoder."""
         return None if self.encoder is not None else longest_text(self.config)
 
     @property
     def encoder_blocks(self) -> int:
-        """Blocks of the encoder; 0 means decoder-only."""
+        """Number of encoder blocks; 0 for a decoder-only model, 1 if the configuration does not say."""
         if self.encoder is None:
             return 0
         names = ("encoder_layers", "num_layers", "num_hidden_layers")
@@ -65,20 +65,20 @@ class Stack:
 
     @property
     def encoder_config(self) -> Any:
-        """Configuration of the encoder: its own, or that of the whole model."""
+        """Configuration of the encoder module, or of the whole model if the encoder has none."""
         return getattr(self.encoder, "config", self.lm.config)
 
     @property
     def decoder_config(self) -> Any:
-        """Configuration of an encoder-decoder's decoder: its own, or that of the whole model."""
+        """Configuration of an encoder-decoder's decoder module, or of the whole model if the decoder has none."""
         return getattr(self.decoder, "config", self.lm.config)
 
 
 def find_stack(lm: Any) -> Stack:
-    """Return the parts of a language model.
+    """Return the parts of a transformers language model: decoder, blocks, LM head and encoder.
 
     Raises:
-        UserError: The blocks are not one list, or there is no LM head.
+        UserError: The decoder blocks are not one list of different modules, or there is no LM head.
     """
     decoder, is_seq2seq = lm.get_decoder(), bool(lm.config.is_encoder_decoder)
     lists = {
@@ -115,17 +115,17 @@ def _depth(config: Any) -> int | None:
 
 
 def longest_text(config: Any) -> int | None:
-    """Return the number of positions in a model's configuration; None if unlimited."""
+    """Return the maximum number of positions that a model's configuration states; None if it states none."""
     lengths = (getattr(config, key, None) for key in POSITIONS)
     return next((value for value in lengths if isinstance(value, int) and value > 0), None)
 
 
 def head_shape(config: Any, width: int) -> tuple[int, int, int]:
-    """Return the number of query heads, of key/value heads, and the head size of a decoder; zeros if it has no heads.
+    """Return a decoder's number of query heads, number of key/value heads, and head size; zeros if it has no heads.
 
     Args:
         config: Configuration of the decoder.
-        width: Width of the stream they are projected from, divided among heads if no size is stated.
+        width: Width of the residual stream; it is divided among the query heads if no head size is stated.
     """
     names = ("decoder_attention_heads", "num_attention_heads", "num_heads", "n_head")
     heads = next((n for name in names if isinstance(n := getattr(config, name, None), int)), 0)
@@ -164,7 +164,7 @@ def modules_on(lm: nn.Module, blocks: Sequence[nn.Module], devices: DeviceMap) -
 
 
 def hand_over_whole_blocks(blocks: Sequence[Any]) -> None:
-    """Remove accelerate's hooks inside blocks, but not on them: all of a block is on one device."""
+    """Remove accelerate's hooks from the modules inside each block, which is on one device; the block keeps its own."""
     from accelerate.hooks import remove_hook_from_module
 
     for block in blocks:
@@ -173,12 +173,12 @@ def hand_over_whole_blocks(blocks: Sequence[Any]) -> None:
 
 
 def shared_out(n_blocks: int, rest_bytes: int, room: Mapping[str, int]) -> DeviceMap:
-    """Divide blocks among devices by their memory; the first gets fewer, since it also holds everything else.
+    """Return the number of blocks on each device, by memory; the first device also holds everything but the blocks.
 
     Args:
-        n_blocks: Blocks, L.
-        rest_bytes: Bytes of everything but the blocks, on the first device.
-        room: Bytes of each device.
+        n_blocks: Number of blocks, L.
+        rest_bytes: Size in bytes of everything but the blocks.
+        room: Bytes available on each device.
     """
     first, *_ = room
     free = {device: max(0, size - (rest_bytes if device == first else 0)) for device, size in room.items()}

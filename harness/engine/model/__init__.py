@@ -1,1 +1,1 @@
-"""The transformer: weights, positions, key-value cache, blocks and heads that can be run one by one, their cost."""
+"""The lean engine: a transformer whose blocks and heads run one at a time, with its weights, KV cache and cost."""

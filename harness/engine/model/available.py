@@ -18,13 +18,19 @@ _CGROUP_FILES: Final = (
 
 
 def available_bytes(*devices: str) -> int | None:
-    """Return the free memory of devices; on a CPU, within this process's control group. None if unknown."""
+    """Return the total free memory of the devices in bytes; None if that of any device is unknown.
+
+    On a CPU, the limits of this process's control groups (cgroups) count too.
+    """
     each = [_available_bytes(device) for device in devices]
     return None if None in each else sum(n_bytes for n_bytes in each if n_bytes is not None)
 
 
 def machine_bytes() -> int | None:
-    """Return the most memory that this process may ever use, by machine and control group; None if unknown."""
+    """Return the largest number of bytes that this process could ever use on the CPU; None if unknown.
+
+    It is the smallest of the machine's memory and the limits of this process's control groups (cgroups).
+    """
     return min(_most_on_cpu(), default=None)
 
 
@@ -53,7 +59,7 @@ def _most_on_cpu() -> Iterator[int]:
 
 
 def _own_cgroups() -> Iterator[Path]:
-    """Yield the folders of this process's control groups and their parents, each of which may have a limit."""
+    """Yield the folders of this process's control groups and of all their parents, each of which may limit memory."""
     for line in _lines(_OWN_CGROUP):
         _, controllers, path = line.split(":", 2)
         root = _CGROUPS / "memory" if "memory" in controllers.split(",") else _CGROUPS
@@ -70,12 +76,12 @@ def _lines(path: Path) -> list[str]:
 
 
 def _number(path: Path) -> int | None:
-    """Return the number in a file; None if it holds none, such as ``max``."""
+    """Return the integer in a file; None if the file cannot be read or has other content, such as ``max``."""
     word = "".join(_lines(path)).strip()
     return int(word) if word.isdecimal() else None
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """Return the second word of every line, by the first."""
+    """Parse a file of lines such as ``MemTotal: 123 kB``; return the integer of each line, by the line's first word."""
     words = (line.split() for line in _lines(path))
     return {pair[0]: int(pair[1]) for pair in words if len(pair) > 1 and pair[1].isdecimal()}

@@ -1,4 +1,4 @@
-"""Process documents in batches: as many rows as requested, fewer once memory runs out."""
+"""Process documents in batches, and halve the batch size when memory runs out."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Item = TypeVar("Item")
 def in_batches(
     items: Sequence[Item], rows: int, run: Callable[[Sequence[Item]], None], on_done: Callable[[int], None]
 ) -> None:
-    """Process items in order; a batch that runs out of memory is run again with half as many rows.
+    """Process items in order; a batch that runs out of memory is run again with half as many items.
 
     Args:
-        items: Items to process.
-        rows: Most items per batch; after a batch was halved, no later batch is larger.
-        run: Processes one batch; must leave no results of a batch that fails.
-        on_done: Called with the number of items done.
+        items: Items to process, one batch row each.
+        rows: Maximum number of items per batch. After a batch was halved, no later batch is larger.
+        run: Function that processes one batch; if it fails, it must not keep any results of the batch.
+        on_done: Called after every batch with the number of items processed so far.
 
     Raises:
-        RuntimeError: There is no memory for a single row (see `is_out_of_memory`), or `run` failed for another reason.
+        RuntimeError: A batch of one item ran out of memory (see `is_out_of_memory`), or `run` failed otherwise.
     """
     n_done = 0
     while n_done < len(items):
@@ -39,7 +39,7 @@ def in_batches(
 
 
 def _fits(run: Callable[[Sequence[Item]], None], batch: Sequence[Item]) -> bool:
-    """Run a batch; return False if memory ran out with several rows, whose tensors are then freed."""
+    """Run a batch; return False if memory ran out and the batch has several items, so that it can be split."""
     try:
         run(batch)
     except Exception as error:

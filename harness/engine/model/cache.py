@@ -1,7 +1,7 @@
 """Key-value cache of a batch being decoded, and the tokens whose skipped blocks are deferred.
 
 Shape suffixes: B rows of the batch, A rows running at a block, N tokens of several rows, T new positions, S source
-positions, D model width, G key/value heads, K head size, L decoder blocks.
+positions. Sizes of the model: D model width, G key/value heads, K head size, L decoder blocks.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ KV = tuple[Tensor, Tensor]
 
 
 def halves(kv: Tensor) -> KV:
-    """Split [B, 2G, S, K] into keys and values."""
+    """Split a tensor [B, 2G, S, K] into keys and values, [B, G, S, K] each."""
     k, v = kv.chunk(2, dim=1)
     return k, v
 
 
 @dataclass(eq=False)
 class DeferredToken:
-    """A token with keys and values of blocks 1..n_blocks_run only.
+    """Token with deferred blocks: only blocks 1..n_blocks_run have its keys and values so far.
 
     Attributes:
-        place: Its position in the cache.
-        n_blocks_run: Blocks whose keys and values are written.
-        states: States of tokens that ran block ``n_blocks_run`` together.
-        at: Index of its own state in ``states``.
-        embedding_D: Its embedding, if the policy reruns it; else None.
-        logits_V: Read-out of its state after the last block; None if not read yet.
+        place: Position of the token in the cache.
+        n_blocks_run: Number of blocks that have run, and have written keys and values.
+        states: States of all tokens that ran block ``n_blocks_run`` together.
+        at: Index of this token's state in ``states``.
+        embedding_D: Embedding of the token, if the KV policy reruns it from block 1; else None.
+        logits_V: Logits of the token after the last block; None if not computed yet.
     """
 
     place: int
@@ -59,21 +59,23 @@ class DeferredToken:
 
     @property
     def state_D(self) -> Tensor:
-        """Input state of the next block."""
+        """State of the token after the last block that it ran, [D]: the input of the next block."""
         return self.states[self.at]
 
     def ran(self, n_blocks_run: int, states: Tensor, at: tuple[int, ...]) -> None:
-        """Record the number of blocks it has run, and its state after them."""
+        """Record the number of blocks that the token has run, and where its state after them is."""
         self.n_blocks_run, self.states, self.at = n_blocks_run, states, at
 
 
 class SharedSources:
-    """Rows that share a source's keys and values: attention treats them as more queries of one row.
+    """Assignment of batch rows to encoder inputs (sources), for rows that share a source's keys and values.
+
+    In cross-attention, rows with the same source are treated as further query positions of one row.
 
     Attributes:
-        sources_B: Source of each row, ascending from 0 without gaps.
-        most: Largest number of rows per source.
-        slots_B: Index of each row among the queries, ``most`` per source.
+        sources_B: Index of each row's source, ascending from 0 without gaps.
+        most: Largest number of rows of one source.
+        slots_B: Index of each row in the queries, which have ``most`` slots per source.
         n_sources: Number of sources.
     """
 
@@ -86,15 +88,15 @@ class SharedSources:
 
 
 class DecodingCache(ABC):
-    """A batch being decoded: its rows end at the same position, and deferred tokens wait.
+    """KV cache of a batch being decoded, with its deferred tokens; all rows end at the same position.
 
     Prompts of decoder-only models are padded on the left; so are rows after drafts are dropped.
 
     Attributes:
         length: Number of filled positions.
-        padding_B: Left padding of each row; None without.
+        padding_B: Number of left-padding positions of each row; None without padding.
         waiting: Deferred tokens of each row.
-        captures: Whether blocks may become CUDA graphs: then no output of a block may be read after its step.
+        captures: Whether blocks may be captured as CUDA graphs; then no output of a block may be read after its step.
     """
 
     joins: ClassVar[bool] = False
@@ -108,32 +110,32 @@ class DecodingCache(ABC):
     @property
     @abstractmethod
     def n_rows(self) -> int:
-        """Rows of the batch."""
+        """Number of rows of the batch."""
 
     @property
     @abstractmethod
     def room(self) -> int:
-        """Number of decoder positions there is space for."""
+        """Number of decoder positions that are allocated."""
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Device of its tensors."""
+        """Device of the cached keys and values."""
 
     @abstractmethod
     def _twin(self) -> Self:
-        """Return a cache that shares all tensors, and is unaffected by `_select` on this one (and vice versa)."""
+        """Return a shallow copy that shares all tensors; `_select` on one of the two does not affect the other."""
 
     @abstractmethod
     def _select(self, rows: Tensor) -> None:
-        """Keep only these rows of all per-row tensors, except padding and deferred tokens."""
+        """Keep only these rows of all per-row tensors except padding and deferred tokens, which `keep` selects."""
 
     @abstractmethod
     def _move(self, rows: int | slice, source: slice, target: slice) -> None:
-        """Move what is cached at positions of rows."""
+        """Copy keys and values of these rows from the positions ``source`` to the positions ``target``."""
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only these rows (finished ones leave the batch)."""
+        """Keep only these rows of the batch, for example because the others have finished."""
         self._select(rows)
         if self.padding_B is not None:
             self.padding_B = self.padding_B.index_select(0, rows)
@@ -143,7 +145,7 @@ class DecodingCache(ABC):
             self.waiting = [[] for _ in range(len(rows))]
 
     def repeat_rows(self, rows: Sequence[int]) -> None:
-        """Turn into a batch of copies of these rows; a row may be repeated. No token may be waiting."""
+        """Replace the batch by copies of these rows; a row may be repeated. No token may be deferred."""
         assert not any(self.waiting), "what waits belongs to one row"
         self.keep(torch.tensor(rows, device=self.device))
 
@@ -151,8 +153,8 @@ class DecodingCache(ABC):
         """Append the rows of another cache; afterwards all rows end at the same position.
 
         Args:
-            other: Cache of the same model; unusable afterwards.
-            new_tokens: Positions to leave space for.
+            other: Cache of the same model; must not be used afterwards.
+            new_tokens: Number of positions to allocate for new tokens.
         """
         raise NotImplementedError("this cache cannot take in rows")
 
@@ -165,9 +167,9 @@ class DecodingCache(ABC):
         return twin
 
     def drop_newest(self, dropped_B: Sequence[int]) -> None:
-        """Drop the newest ``dropped_B`` positions of each row; rows that lose more shift right, to end with the others.
+        """Drop the newest ``dropped_B`` positions of each row; then shift rows right, so that all rows end together.
 
-        No token may be waiting in a row that loses any.
+        No token of a row that loses positions may be deferred.
         """
         least = min(dropped_B)
         self.length -= least
@@ -179,11 +181,14 @@ class DecodingCache(ABC):
             self.padding_B = shifts_B if self.padding_B is None else self.padding_B + shifts_B
 
     def evict(self, block: int, rows_A: Tensor | None) -> None:
-        """Mask the newest position of rows (None: all) in blocks block+1..L, whose keys and values are not written."""
+        """Mask the newest position of these rows (None: all) in blocks block+1..L, which the token skipped."""
         raise NotImplementedError("this cache cannot mask a position in some blocks")
 
     def make_room(self) -> None:
-        """Drop padding that all rows share if no position is left: rows were cut, and longer ones have ended."""
+        """If no position is free, drop the left padding that all rows share.
+
+        All rows have padding if drafts were dropped and the longest rows have finished.
+        """
         if self.length < self.room:
             return
         assert self.padding_B is not None, "a row without padding ends before the room does"
@@ -199,11 +204,11 @@ class Cache(DecodingCache):
     """Keys and values of one batch being decoded, preallocated for ``room`` decoder positions.
 
     Attributes:
-        shared: Rows that share a source; None if each row has its own.
-        by_distance: Bias of keys at distances room-1..0, and of future keys, which it masks: [1, 1 or H, 1, 2 room -
-            1].
+        shared: Assignment of rows to shared sources; None if each row has its own.
+        by_distance: Attention bias of keys at distances room-1..0 from the query, and of future keys, which it masks:
+            [1, 1 or H, 1, 2 room - 1].
         graphs: CUDA graphs of blocks that run with this cache; None before the first.
-        depth_BS: Last block at which each position is attended to; None if all are at every block.
+        depth_BS: Last block in which each position is attended to; None if all are attended to in every block.
     """
 
     joins: ClassVar[bool] = True
@@ -234,14 +239,14 @@ class Cache(DecodingCache):
         return torch.cat((past, torch.full_like(past[..., 1:], torch.finfo(past.dtype).min)), dim=-1)
 
     def seen_from(self, start: int, end: int) -> Tensor:
-        """Return causal mask and position bias of keys 0..end-1 for positions start..end-1: [1, 1 or H, T, end]."""
+        """Return causal mask and position bias of keys 0..end-1 for queries at start..end-1: [1, 1 or H, T, end]."""
         if end - start == 1:
             return self.by_distance[..., self.room - end : self.room]
         windows = self.by_distance[..., 0, :].unfold(-1, end, 1)  # a later position sees all keys one further away
         return windows[:, :, self.room - end : self.room - start].flip(-2)
 
     def seen_from_all(self, place: int) -> Tensor:
-        """Return mask and position bias of all keys, written or not, for one position: [1 or B, 1 or H, 1, room]."""
+        """Return mask and position bias of all keys, written or not, for one query: [1 or B, 1 or H, 1, room]."""
         bias = self.by_distance[..., self.room - 1 - place : 2 * self.room - 1 - place]
         if self.padding_B is None:
             return bias.clone()
@@ -249,7 +254,7 @@ class Cache(DecodingCache):
         return bias + additive(keys[None, :] >= self.padding_B[:, None], bias.dtype)[:, None, None, :]
 
     def evict(self, block: int, rows_A: Tensor | None) -> None:
-        """Mask the newest position of rows (None: all) in blocks block+1..L."""
+        """Mask the newest position of these rows (None: all) in blocks block+1..L, which the token skipped."""
         rows = slice(None) if rows_A is None else rows_A
         if self.depth_BS is None:
             self.depth_BS = self._full_depths(self.n_rows, self.room)
@@ -260,7 +265,7 @@ class Cache(DecodingCache):
         return torch.full((n_rows, room), self.self_kv.shape[0], device=self.device)
 
     def masked(self, bias: Tensor | None, block: int, end: int, rows_A: Tensor | None) -> Tensor | None:
-        """Add the mask of positions evicted from a block to a bias of keys 0..end-1 (None: no bias)."""
+        """Add a mask of the positions evicted from ``block`` to an attention bias (None: 0) of keys 0..end-1."""
         if self.depth_BS is None:
             return bias
         is_there_AS = rows_of(self.depth_BS, rows_A)[:, :end] >= block
@@ -269,32 +274,32 @@ class Cache(DecodingCache):
 
     @property
     def n_rows(self) -> int:
-        """Rows of the batch."""
+        """Number of rows of the batch."""
         return self.self_kv.shape[1]
 
     @property
     def room(self) -> int:
-        """Decoder positions there is space for."""
+        """Number of decoder positions that are allocated."""
         return self.self_kv.shape[3]
 
     @property
     def device(self) -> torch.device:
-        """Device of its tensors."""
+        """Device of the cached keys and values."""
         return self.self_kv.device
 
     def make_cross_kv(self, n_source: int) -> Tensor:
-        """Allocate keys and values of the source: [L, B, 2G, S, K]."""
+        """Allocate cross-attention keys and values of ``n_source`` encoder positions; return them, [L, B, 2G, S, K]."""
         n_blocks, n_rows, heads, _, size = self.self_kv.shape
         self.cross_kv = self.self_kv.new_empty((n_blocks, n_rows, heads, n_source, size))
         return self.cross_kv
 
     def keys_and_values(self, block: int, end: int) -> KV:
-        """Return keys and values of a block at positions 0..end-1."""
+        """Return the self-attention keys and values of a block at positions 0..end-1."""
         k, v = self._views("self", self.self_kv)[block - 1]
         return k.narrow(2, 0, end), v.narrow(2, 0, end)
 
     def source_keys_and_values(self, block: int) -> KV:
-        """Return keys and values of a block's cross-attention."""
+        """Return the cross-attention keys and values of a block."""
         assert self.cross_kv is not None, "there is an encoder"
         return self._views("cross", self.cross_kv)[block - 1]
 
@@ -311,7 +316,7 @@ class Cache(DecodingCache):
         return twin
 
     def widened(self, model: Transformer, rows: Tensor, room: int) -> Cache:
-        """Return a cache with copies of these rows, like `copied`, but with ``room`` positions."""
+        """Return a cache with copies of these rows and space for ``room`` positions; deferred tokens are not copied."""
         wide = Cache(model, len(rows), room)
         wide.self_kv[..., : self.length, :] = self.self_kv[..., : self.length, :].index_select(1, rows)
         wide.length = self.length
@@ -340,7 +345,7 @@ class Cache(DecodingCache):
             self.source_mask = self.source_mask.index_select(0, rows)
 
     def _keep_sources(self, sources_B: Sequence[int]) -> None:
-        """Set the source of each row, and drop sources that no row uses."""
+        """Set the index of each row's source, and drop sources that no row uses."""
         assert self.cross_kv is not None, "there is an encoder"
         used = sorted(set(sources_B))
         if len(used) < self.cross_kv.shape[1]:
@@ -352,7 +357,7 @@ class Cache(DecodingCache):
         self.shared = SharedSources([places[source] for source in sources_B], self.device)
 
     def repeat_rows(self, rows: Sequence[int]) -> None:
-        """Turn into a batch of copies of these rows, ascending; rows of one prompt share its source."""
+        """Replace the batch by copies of these rows, ascending; copies of a row share its source."""
         if self.cross_kv is None:
             return super().repeat_rows(rows)
         self._forget_views()
@@ -362,7 +367,7 @@ class Cache(DecodingCache):
         self._keep_sources(rows)
 
     def join(self, other: Cache, new_tokens: int) -> None:
-        """Append the rows of another cache; padding that all rows share is dropped."""
+        """Append the rows of another cache; left padding that all rows of one cache share is dropped first."""
         caches, n_rows = (self, other), [self.n_rows, other.n_rows]
         lengths = [cache.length - cache._spare() for cache in caches]
         length = max(lengths)
@@ -390,12 +395,12 @@ class Cache(DecodingCache):
         self._forget_views()
 
     def _forget_views(self) -> None:
-        """Drop what refers to tensors that are about to be replaced."""
+        """Drop cached views and CUDA graphs, because the tensors that they refer to are about to be replaced."""
         self._by_block.clear()
         self.graphs = None
 
     def _spare(self) -> int:
-        """Return the padding that all rows share."""
+        """Return the number of left-padding positions that all rows share."""
         return 0 if self.padding_B is None else int(self.padding_B.min())
 
     def _join_sources(self, other: Cache, n_rows: Sequence[int]) -> None:
@@ -413,7 +418,7 @@ class Cache(DecodingCache):
             self.shared = SharedSources([*own_sources, *(n_sources + source for source in other_sources)], self.device)
 
     def _mask_of(self, longest: int) -> Tensor:
-        """Return the mask of the sources, padded to another length."""
+        """Return the additive mask of the sources, padded to ``longest`` encoder positions."""
         assert self.cross_kv is not None, "there is an encoder"
         n_sources, n_source = self.cross_kv.shape[1], self.cross_kv.shape[3]
         mask = self.source_mask

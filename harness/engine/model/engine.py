@@ -1,4 +1,4 @@
-"""Engine protocol: the interface that decode loop, probes and costs use, independent of the engine.
+"""Engine protocol: the interface of the lean and the hosted engine, used by the decode loop, probes and costs.
 
 It embeds, runs block l on some rows, fills keys and values of skipped blocks, and reads out (`methods.base.Model`). The
 lean engine (`engine.model`) has its own forward pass for a few families; the hosted one (`engine.hosted`) uses
@@ -27,19 +27,22 @@ Skipped = tuple[int, Tensor, Tensor | None]
 
 
 class EngineStep(Protocol):
-    """A step begun by `Engine.embed`: context shared by its blocks, private except for the embedding."""
+    """Data of one step that all blocks share, as returned by `Engine.embed`; only the embedding is public."""
 
     @property
     def embedding_BD(self) -> Tensor | None:
-        """Embedding of the newest position of every row."""
+        """Embedding of each batch row's newest token; may be None in a context from `Engine.window`."""
 
 
 class Engine(ModelInterface, Protocol):
-    """A model whose blocks can be run one by one. `Any` stands for the engine's own caches, contexts and places."""
+    """Model whose blocks can be run one by one.
+
+    `Any` stands for types that differ by engine: the cache, the step context and the prepared cache positions.
+    """
 
     @property
     def engine(self) -> EngineName:
-        """Name of this engine."""
+        """Name of the engine that runs the model: ``lean`` or ``hosted``."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -47,55 +50,64 @@ class Engine(ModelInterface, Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Device of the weights."""
+        """Device of the weights; if blocks are on several devices, the device of the LM head."""
 
     @property
     def max_positions(self) -> int | None:
-        """Largest number of tokens of prompt and answer together; None if unlimited."""
+        """Maximum number of tokens of prompt and answer together; None if unlimited."""
 
     @property
     def encoder_blocks(self) -> int:
-        """Blocks of the encoder; 0 means decoder-only."""
+        """Number of encoder blocks; 0 for a decoder-only model."""
 
     @property
     def pads_left(self) -> bool:
-        """True if rows of a decoder-only model may be padded on the left, so that different lengths share a batch."""
+        """Whether prompts of a decoder-only model may be padded on the left, to batch prompts of different length."""
 
     @property
     def fills_in_passing(self) -> bool:
-        """True if `block` accepts ``exited_BD``."""
+        """Whether `block` accepts ``exited_BD``, and so also writes keys and values of rows that have exited."""
 
     def new_cache(self, n_rows: int, room: int, padding_B: Tensor | None = None) -> Any:
-        """Return an empty cache of a decoder-only model; ``padding_B`` is on the left."""
+        """Return an empty KV cache of a decoder-only model for ``n_rows`` batch rows and ``room`` positions.
+
+        ``padding_B`` is the number of left-padding positions of each row; None means no padding.
+        """
 
     def start(
         self, prompts: Sequence[Sequence[int]], room: int, *, holds_last: bool = False, depth: int | None = None
     ) -> tuple[Any, Tensor | None]:
-        """Prefill: everything done once per prompt, at full depth by default.
+        """Prefill a batch of prompts: run the encoder, or by default all blocks of a decoder-only model.
 
         Args:
-            prompts: Token ids of each row.
-            room: Number of new decoder positions to allocate.
-            holds_last: Decoder-only models: hold back each prompt's last token, which will be fed next.
-            depth: Decoder-only models: run only this many blocks, if no later token runs more; None: all.
+            prompts: Token ids of each prompt.
+            room: Number of decoder positions to allocate for new tokens.
+            holds_last: Decoder-only models: leave out each prompt's last token, which the caller feeds next.
+            depth: Decoder-only models: number of blocks to run, if no later token runs more; None means all.
 
         Returns:
-            The cache, and for decoder-only models the state after the last prompt token [B, D] (None for others, and if
-            that token is held back).
+            The cache, and the state of each prompt's last token, [B, D]. The state is None for an encoder-decoder,
+            and if the last token is left out.
 
         Raises:
-            UserError: Prompt and answer are longer than the model's positions, or ``holds_last`` for an
+            UserError: Prompt and answer exceed the model's maximum number of positions, or ``holds_last`` is set for an
                 encoder-decoder.
         """
 
     def embed(self, tokens_BT: Tensor, cache: Any) -> tuple[Tensor, Any]:
-        """Begin a step of T new positions: embed [B, T] to [B, T, D] and prepare the `EngineStep` of all blocks."""
+        """Begin a step of T new tokens per row; return embeddings [B, T, D], and the `EngineStep` that blocks share."""
 
     def window(self, cache: Any, n_positions: int) -> EngineStep:
-        """Return a context to run blocks at the newest ``n_positions`` of every row; the last is the current step's."""
+        """Return an `EngineStep` to run blocks at the newest ``n_positions`` cache positions of every row.
+
+        The last of these positions is that of the current step.
+        """
 
     def places(self, cache: Any, rows_A: Tensor | None, places_AT: Tensor) -> Any:
-        """Prepare to run blocks at per-row cache positions, in any order; None in ``rows_A`` means all rows."""
+        """Return prepared cache positions, one of the arguments of `block`, with the attention masks that they need.
+
+        ``places_AT`` has T positions per row, in any order. ``rows_A`` are indices of batch rows; None means all.
+        """
 
     def block(
         self,
@@ -106,35 +118,35 @@ class Engine(ModelInterface, Protocol):
         places: Any | None = None,
         exited_BD: Tensor | None = None,
     ) -> Tensor:
-        """Run decoder block ``block`` (1..L) for the step's positions, and write its keys and values.
+        """Run decoder block ``block`` (1..L) at the step's positions, and write its keys and values to the cache.
 
         Args:
             block: Number of the block.
-            hidden: Output of the block before, [A, T, D]; [A, D] if one position is new.
-            context: Context of the step, as `embed` returned it.
-            rows_A: Rows of the batch that run, ascending; None means all.
-            places: Positions of each row up to the current one; None means the step's own.
-            exited_BD: Exit states, at their rows, of all rows that do not run; their keys and values are written
-                as by `fill`. Entries of running rows are overwritten. None: no others are written; required unless
-                the engine `fills_in_passing`.
+            hidden: Output of the block before, [A, T, D]; [A, D] if each row has one new position.
+            context: The step, as `embed` or `window` returned it.
+            rows_A: Indices of the batch rows that run the block, ascending; None means all.
+            places: Other cache positions to run at, prepared by `places`; None means the positions of the step.
+            exited_BD: Exit states of the rows that do not run, each at its row's index; their keys and values are
+                written as by `fill`. Entries of running rows are overwritten. None means that nothing is written for
+                rows that do not run; must be None unless the engine `fills_in_passing`.
 
         Returns:
             The residual stream after the block, shaped like ``hidden``.
         """
 
     def fill(self, skipped: Sequence[Skipped], context: Any) -> None:
-        """Write keys and values of the skipped blocks at the step's position, projected from exit states.
+        """Write keys and values of skipped blocks at the step's position, projected from the rows' exit states.
 
         Args:
-            skipped: Rows that have left, ascending by exit layer.
-            context: Context of the step.
+            skipped: Groups of rows that have exited, ascending by exit layer.
+            context: The step, as `embed` returned it.
         """
 
     def project(self, block: int, states_ND: Tensor, rows_N: Tensor, places_N: Tensor, cache: Any) -> None:
-        """Project states to keys and values of one block, and write them at positions `places_N` of rows `rows_N`."""
+        """Project states to keys and values of one block; write them at positions `places_N` of batch rows `rows_N`."""
 
     def block_cost(self, place: TokenPlace) -> Cost:
-        """Return the work of one decoder block for one token of one row."""
+        """Return the cost of one decoder block for one token; ``place`` has the lengths that its attention reads."""
 
     def why_not(self, parts: Parts, n_rows: int) -> str | None:
-        """Return why a method cannot be run on this model in batches of this number of rows; None if it can."""
+        """Return the reason why a method cannot run on this model in batches of ``n_rows`` rows; None if it can."""

@@ -1,4 +1,4 @@
-"""Read-outs of a model: its LM head, and trained exit heads of five kinds with the tensors of their file.
+"""Read-outs of a model: its own LM head, or trained exit heads of five kinds, stored in one safetensors file.
 
 `exit_heads.safetensors` is next to the model's weights. Its metadata hold the kind and the blocks, and each exit block
 b has its own tensors (D model width, V vocabulary, H hidden width of the head):
@@ -38,26 +38,26 @@ WITH_LM_HEAD: Final = frozenset[HeadKind]({"lens", "norm", "residual-mlp"})
 
 
 class OwnReadOut(Protocol):
-    """The model's own read-out, in two steps and as a whole."""
+    """The model's own read-out (final norm, then LM head), in two steps and as a whole."""
 
     def final_normed(self, hidden: Tensor) -> Tensor:
-        """Return states [..., D] after the model's final norm."""
+        """Apply the model's final norm to states [..., D]."""
 
     def logits_of_normed(self, normed: Tensor) -> Tensor:
-        """Return logits [..., V] of states after the final norm, [..., D]."""
+        """Return the logits [..., V] of states to which the final norm has been applied, [..., D]."""
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits [..., V] of states after a block, [..., D]."""
+        """Return the logits [..., V] of states after a block, [..., D]: final norm, then LM head."""
 
 
 def exit_logits(tensors: Mapping[str, Tensor], kind: HeadKind, block: int, hidden: Tensor, model: OwnReadOut) -> Tensor:
-    """Read out with the head of one exit block, differentiably.
+    """Compute logits with the exit head of one block; differentiable, so that training uses this function too.
 
     Args:
-        tensors: Tensors of all heads, by their names in the file.
-        kind: Kind of the heads.
-        block: The exit block.
-        hidden: States after it, not normalised, [..., D].
+        tensors: Tensors of all exit heads, by their names in the file.
+        kind: Kind of all exit heads.
+        block: The exit head's block.
+        hidden: States after this block, before any norm, [..., D].
         model: The model's own read-out, in which the kinds of `WITH_LM_HEAD` end.
 
     Returns:
@@ -76,7 +76,10 @@ def exit_logits(tensors: Mapping[str, Tensor], kind: HeadKind, block: int, hidde
 def lm_head_input(
     tensors: Mapping[str, Tensor], kind: HeadKind, block: int, hidden: Tensor, model: OwnReadOut
 ) -> Tensor:
-    """Return what a head of `WITH_LM_HEAD` gives to the model's LM head, [..., D]; see `exit_logits`."""
+    """Return the final-normed state [..., D] that an exit head of a kind in `WITH_LM_HEAD` passes to the LM head.
+
+    Arguments as in `exit_logits`.
+    """
     if kind == "lens":
         return model.final_normed(_through_lens(tensors, block, hidden))
     if kind == "residual-mlp":
@@ -109,8 +112,8 @@ class ExitHeads:
 
     Attributes:
         kind: Kind, the same for all heads.
-        blocks: Blocks with a head, ascending, of 1..L-1.
-        tensors: Tensors by their names in the file.
+        blocks: Blocks with an exit head, ascending, each in 1..L-1.
+        tensors: Tensors of all heads, by their names in the file.
     """
 
     kind: HeadKind
@@ -118,23 +121,23 @@ class ExitHeads:
     tensors: Mapping[str, Tensor]
 
     def logits(self, block: int, hidden: Tensor, model: OwnReadOut) -> Tensor:
-        """Return logits [..., V] of states [..., D] after an exit block; see `exit_logits`."""
+        """Return the logits [..., V] of one block's exit head for states after this block, [..., D]."""
         is_same = hidden.dtype == next(iter(self.tensors.values())).dtype
         return exit_logits(self.tensors if is_same else self._in_fp32, self.kind, block, hidden, model)
 
     @cached_property
     def _in_fp32(self) -> Mapping[str, Tensor]:
-        """The heads' tensors in fp32, for models whose states are in fp32 while weights are in float16."""
+        """The exit heads' tensors in fp32, for models with fp32 states and float16 weights."""
         return {name: tensor.float() for name, tensor in self.tensors.items()}
 
     def numel(self, block: int) -> int:
-        """Return the number of weights in the block's own matrix products; no cost counts norms and biases."""
+        """Return the number of matrix weights of one block's exit head, without norms, biases and the LM head."""
         tensors = (tensor for name, tensor in self.tensors.items() if name.startswith(f"{block}."))
         return sum(tensor.numel() for tensor in tensors if tensor.dim() == 2)
 
 
 class Headed(ABC):
-    """A model with an LM head and, possibly, trained exit heads.
+    """Base class of a model with an LM head and, possibly, trained exit heads.
 
     Attributes:
         exit_heads: The trained exit heads; None if there are none.
@@ -145,27 +148,27 @@ class Headed(ABC):
     @property
     @abstractmethod
     def lm_head(self) -> Any:
-        """The LM head: ``weight`` [V, D], and possibly ``bias`` [V]."""
+        """The LM head, an object with attributes ``weight`` [V, D] and possibly ``bias`` [V]."""
 
     @abstractmethod
     def final_normed(self, hidden: Tensor) -> Tensor:
-        """Return states [..., D] after the model's final norm."""
+        """Apply the model's final norm to states [..., D]."""
 
     @abstractmethod
     def logits_of_normed(self, normed: Tensor) -> Tensor:
-        """Read out states after the final norm, [..., D] to [..., V]."""
+        """Return the logits [..., V] of states to which the final norm has been applied, [..., D]."""
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """Read out as the model does after its last block, [..., D] to [..., V]."""
+        """Return the logits [..., V] of states [..., D], as the model computes them after its last block."""
 
     def logit_bounds(self, hidden_AD: Tensor) -> LogitBounds:
-        """Bound the result of `logits`; only for models whose operations after the LM head, if any, are known."""
+        """Return intervals that contain `logits`; only if all operations of the model after the LM head are known."""
         raise NotImplementedError(f"{type(self).__name__} does not bound its logits")
 
     @property
     def vocab_size(self) -> int:
-        """Rows of the LM head, V."""
+        """Number of rows of the LM head's weight, V (the vocabulary size)."""
         return int(self.lm_head.weight.shape[0])
 
     @property
@@ -174,23 +177,23 @@ class Headed(ABC):
         return () if self.exit_heads is None else self.exit_heads.blocks
 
     def exit_logits(self, block: int, hidden_AD: Tensor) -> Tensor:
-        """Read out with the trained exit head of a block, [A, D] to [A, V]."""
+        """Return the logits [A, V] of a block's trained exit head for states after this block, [A, D]."""
         assert self.exit_heads is not None, "called at exit blocks only"
         return self.exit_heads.logits(block, hidden_AD, self)
 
     def exit_head_numel(self, block: int) -> int:
-        """Return the number of weights that a read-out of an exit head multiplies, those of the LM head included."""
+        """Return the number of weights that a read-out with a block's exit head multiplies, including any LM head."""
         assert self.exit_heads is not None, "called at exit blocks only"
         numel = self.exit_heads.numel(block)
         return numel + int(self.lm_head.weight.numel()) if self.exit_heads.kind in WITH_LM_HEAD else numel
 
     def head_rows(self, ids: Tensor) -> Tensor:
-        """Return rows of the LM head's weight, [ids, D]."""
+        """Return the rows of the LM head's weight for the given token ids, [len(ids), D]."""
         rows: Tensor = self.lm_head.weight.index_select(0, ids)
         return rows
 
     def head_weights(self, ids_AK: Tensor) -> Tensor:
-        """Return rows of the LM head, [A, K, D]; a bias is one more column."""
+        """Return the LM head's rows for token ids [A, K]: [A, K, D], or [A, K, D + 1] with a bias as last column."""
         rows = self.head_rows(ids_AK.flatten()).view(*ids_AK.shape, -1)
         bias = getattr(self.lm_head, "bias", None)
         return rows if bias is None else torch.cat((rows, bias[ids_AK][..., None]), dim=-1)

@@ -1,9 +1,9 @@
-"""CUDA graphs of the blocks of a batch: a block is launched as a whole instead of kernel by kernel.
+"""CUDA graphs of decoder blocks: all kernels of a block are launched at once instead of one by one.
 
 On a GPU, launching the kernels of a block for one token per row takes longer than running them. A graph replays them on
 the memory that they were captured on. So what differs between steps is copied into buffers first: position, mask and
-rotary angles. The keys of all positions are read, and those not written yet are masked. Graphs belong to one batch and
-serve steps in which all rows run the block; other calls launch the kernels one by one.
+rotary angles. The keys of all positions are read, and those not written yet are masked. Graphs belong to one batch.
+They are used in steps in which all rows run the block; in other steps, the kernels are launched one by one.
 
 Shape suffixes: B rows of the batch, D model width.
 """
@@ -27,9 +27,9 @@ DEVICES = frozenset({"cuda"})
 
 
 class Normed(NamedTuple):
-    """Output of a block, and the same output normed. Gate, LM head, skipped blocks and the next block read these.
+    """Output of a block, as computed (``hidden``) and normalised (``normed``): input of gate, LM head and next block.
 
-    A block's output is never modified in place.
+    A block's output is never modified in place. Fields are None if nothing is cached.
     """
 
     hidden: Tensor | None = None
@@ -37,10 +37,14 @@ class Normed(NamedTuple):
 
 
 def capture(run: Callable[[], Tensor], pool: Any) -> tuple[Tensor, Callable[[], None]]:
-    """Capture a function's kernels without running them.
+    """Capture the CUDA kernels that a function launches, without running them.
+
+    Args:
+        run: Function that launches the kernels and returns their result.
+        pool: Memory pool, as returned by `new_pool`.
 
     Returns:
-        The tensor of the function's result, and a function that replays the kernels, which fill it.
+        The function's result tensor, not computed yet; and a function that replays the kernels, which fill this tensor.
     """
     graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream())
@@ -55,13 +59,20 @@ def capture(run: Callable[[], Tensor], pool: Any) -> tuple[Tensor, Callable[[], 
 
 
 def new_pool() -> Any:
-    """Return a memory pool for graphs that are replayed one after another."""
+    """Return a memory pool that several CUDA graphs can share, if they are replayed one after another."""
     return torch.cuda.graph_pool_handle()
 
 
 @dataclass(frozen=True)
 class _CapturedBlock:
-    """A captured block: buffers of its input and of the input's norm (None: computed inside), and its result."""
+    """CUDA graph of one block, with the fixed buffers that it reads and writes.
+
+    Attributes:
+        replay: Function that launches the kernels.
+        hidden_BD: Buffer of the block's input.
+        normed_BD: Buffer of the normalised input; None if the graph normalises the input itself.
+        result: Buffers of the block's output, as computed and normalised.
+    """
 
     replay: Callable[[], None]
     hidden_BD: Tensor
@@ -70,7 +81,7 @@ class _CapturedBlock:
 
 
 class BlockGraphs:
-    """Graphs of a batch's blocks, each captured when the block runs for the second time."""
+    """CUDA graphs of the blocks for one batch; a block is captured when it runs for the second time."""
 
     def __init__(self, step: StepContext) -> None:
         self._place = torch.tensor([step.start], device=step.cache.device)
@@ -82,7 +93,7 @@ class BlockGraphs:
         step.cache.self_kv[:, :, :, step.start :] = 0
 
     def begin(self, step: StepContext) -> None:
-        """Copy a step's position, mask and angles into the buffers."""
+        """Begin a step: copy its position, attention mask and rotary angles into the buffers that the graphs read."""
         self._place.fill_(step.start)
         self._mask.copy_(step.cache.seen_from_all(step.start))
         if self._rotary is not None and step.rotary is not None:
@@ -90,7 +101,7 @@ class BlockGraphs:
                 buffer.copy_(angles)
 
     def run(self, model: Transformer, block: int, hidden_BD: Tensor, step: StepContext) -> Tensor:
-        """Run a block for all rows of the batch; return its output, which the block's next run overwrites."""
+        """Run a block for all rows of the batch; return its output [B, D], which the block's next run overwrites."""
         if block not in self._blocks:  # the first run is not captured: libraries allocate what they need
             self._blocks[block] = None
             return model.run_block(block, hidden_BD, step)

@@ -1,13 +1,13 @@
-"""An int8 copy of an LM head, read in its place: logits as intervals that contain the head's own logits.
+"""An int8 copy of an LM head, which gives intervals that contain the logits of the exact head.
 
-Row i of the head is w = q + r, where q is an int8 vector times a scale of the row, and r the remainder. The library's
-product (`Int8Product`) rounds a state x with error e. By Cauchy-Schwarz, its product with q differs from the head's own
-product by no more than
+Row i of the exact head is w = q + r, where q is an int8 vector times a scale of the row, and r the remainder. torch's
+product (`Int8Product`) rounds a state x with error e. By Cauchy-Schwarz, its product with q differs from the exact
+head's product by no more than
 
   |r| |x|  +  |q| |e|  +  rounding of both products;
 
-`docs/methods/index.md` has the proof. The choice of library and its order of summation change how wide an interval is,
-but not that it holds.
+`docs/methods/index.md` has the proof. The choice of torch's routine and its order of summation change how wide an
+interval is, but not that it holds.
 
 Shape suffixes: A rows, D model width, V vocabulary, N pairs of a row and an id.
 """
@@ -37,15 +37,18 @@ _PART: Final = 63
 
 
 def sum_rounding(width: int) -> float:
-    """Return the relative error of a sum of ``width`` products in float32, in any order."""
+    """Return a bound on the rounding error of a float32 dot product of two vectors with ``width`` entries.
+
+    The error is relative to the product of the vectors' norms, and holds for any order of summation.
+    """
     return 2 * (width + 8) * UNIT
 
 
 class Int8Product(ABC):
-    """A torch product of states with int8 rows; used only if it is as exact as declared.
+    """Routine of torch that multiplies states with int8 weight rows; used only if it is as exact as declared.
 
-    It multiplies the rows with a nearby state x - e instead of x, and returns the length of e. Apart from e, its result
-    differs from a sum of float32 products by at most `rounding`.
+    It multiplies the rows with a rounded state x - e instead of the state x, and also returns the norm of e. Apart from
+    e, its result differs from a float32 sum of products by a relative error of at most `rounding`.
 
     Args:
         weight_VD: The int8 rows.
@@ -64,14 +67,17 @@ class Int8Product(ABC):
 
     @abstractmethod
     def __call__(self, states_AD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return products [A, V] in float32 with nearby states, and the distances to those [A] in float64."""
+        """Multiply the weight rows with rounded states; return float32 products [A, V].
+
+        Also returns the norm of each state's rounding error, [A] in float64.
+        """
 
 
 class ByIntegers(Int8Product):
-    """Product of integers, summed without rounding; a state is split into two parts of 7 bits.
+    """Product of int8 rows with states as integers, summed without rounding; a state is split into two 7-bit parts.
 
-    The library derives the scale of its input's integers from their range over all rows. An extra row that contains
-    both ends of the range makes that scale 1.
+    torch derives the scale that converts its input to integers from the range of all input rows. An extra input row
+    that contains both ends of the range makes that scale 1.
     """
 
     def __init__(self, weight_VD: Tensor, scale_V: Tensor) -> None:
@@ -87,7 +93,10 @@ class ByIntegers(Int8Product):
         self._ends_1D[0, :2] = torch.tensor([-_PART, _PART + 1])
 
     def __call__(self, states_AD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return products [A, V] in float32 with nearby states, and the distances to those [A] in float64."""
+        """Multiply the weight rows with states rounded to two 7-bit parts; return float32 products [A, V].
+
+        Also returns the norm of each state's rounding error, [A] in float64.
+        """
         high_AD, high_A1, remainder_AD = _leading_part(states_AD.double())
         low_AD, low_A1, remainder_AD = _leading_part(remainder_AD)
         products_NV = torch.ops.quantized.linear_dynamic(
@@ -98,7 +107,7 @@ class ByIntegers(Int8Product):
 
 
 def _leading_part(states_AD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Split float64 states into integers [A, D] times a size per row [A, 1], and the remainder [A, D]."""
+    """Split float64 states into 7-bit integers [A, D] times a scale per row [A, 1], and the remainder [A, D]."""
     size_A1 = (states_AD.abs().amax(-1, keepdim=True) / _PART).float()
     size_A1 = torch.where(size_A1 > 0, size_A1, torch.ones_like(size_A1))
     # NaN has no integer; it stays in the remainder, so that the distance is NaN too.
@@ -107,7 +116,7 @@ def _leading_part(states_AD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class ByBfloat16(Int8Product):
-    """Product of states rounded to bfloat16, with results rounded to it too."""
+    """Product of int8 rows with states rounded to bfloat16; results are rounded to bfloat16 too."""
 
     rounding = _UNIT_BF16 * 1.01
 
@@ -121,20 +130,26 @@ class ByBfloat16(Int8Product):
         self._weight_VD, self._scale_V = weight_VD, scale_V
 
     def __call__(self, states_AD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return products [A, V] in float32 with nearby states, and the distances to those [A] in float64."""
+        """Multiply the weight rows with states rounded to bfloat16; return the products [A, V] as float32.
+
+        Also returns the norm of each state's rounding error, [A] in float64.
+        """
         narrow_AD = states_AD.bfloat16()
         lost_A = torch.linalg.vector_norm(states_AD.double() - narrow_AD.double(), dim=-1)
         return torch._weight_int8pack_mm(narrow_AD, self._weight_VD, self._scale_V).float(), lost_A
 
 
 class ByFloat32(Int8Product):
-    """Fallback on any device: dequantize a chunk of the weight's rows to float32, multiply, and go on. Slow."""
+    """Slow fallback on any device: dequantize the weight rows to float32 chunk by chunk, and multiply."""
 
     def __init__(self, weight_VD: Tensor, scale_V: Tensor) -> None:
         self._weight_VD, self._scale_V = weight_VD, scale_V
 
     def __call__(self, states_AD: Tensor) -> tuple[Tensor, Tensor]:
-        """Return products [A, V] in float32 with exactly these states; distances are 0."""
+        """Multiply the weight rows with unrounded states; return float32 products [A, V].
+
+        Also returns 0 as the norm of each state's rounding error, [A] in float64.
+        """
         wide_AD, pieces = states_AD.float(), []
         for rows in chunks(len(self._scale_V)):
             copy_VD = self._weight_VD[rows].float() * self._scale_V[rows].float()[:, None]
@@ -147,7 +162,7 @@ WAYS: Final[tuple[type[Int8Product], ...]] = (ByIntegers, ByBfloat16)
 
 
 def product_of(weight_VD: Tensor, scale_V: Tensor) -> Int8Product:
-    """Return the first product for rows [V, D] that is available and as exact as declared; else float32's."""
+    """Return the first product of `WAYS` that is available for these rows and as exact as declared, or `ByFloat32`."""
     for way in WAYS:
         try:
             product = way(weight_VD, scale_V)
@@ -159,7 +174,7 @@ def product_of(weight_VD: Tensor, scale_V: Tensor) -> Int8Product:
 
 
 def _holds(product: Int8Product, weight_VD: Tensor, scale_V: Tensor) -> bool:
-    """Return whether a product keeps within its assumed error, on a few states."""
+    """Return whether a product's errors on a few test states are within the declared bounds."""
     width = weight_VD.shape[1]
     some_AD = torch.randn(3, width, generator=torch.Generator().manual_seed(0))
     # Rows of largest magnitude, which overflow wherever sums of two products can overflow.
@@ -176,7 +191,7 @@ def _holds(product: Int8Product, weight_VD: Tensor, scale_V: Tensor) -> bool:
 
 
 def chunks(n_rows: int) -> Iterator[slice]:
-    """Return slices of at most `CHUNK_ROWS` rows."""
+    """Return slices that cover ``n_rows`` rows, each of at most `CHUNK_ROWS` rows."""
     return (slice(start, start + CHUNK_ROWS) for start in range(0, n_rows, CHUNK_ROWS))
 
 
@@ -192,12 +207,12 @@ _OWN = 2.0**-20
 
 
 class Int8Head:
-    """An LM head with one byte per weight.
+    """int8 copy of an LM head, with bounds on the difference between its logits and those of the exact head.
 
     Attributes:
-        head: The head itself.
+        head: The exact LM head.
         numel: Number of weights of the copy.
-        product: Product with the copy.
+        product: Product of states with the copy.
     """
 
     def __init__(self, head: Linear, way: Callable[[Tensor, Tensor], Int8Product] = product_of) -> None:
@@ -225,7 +240,7 @@ class Int8Head:
         self._bias_V = None if bias_V is None else bias_V.float()
 
     def read(self, states_AD: Tensor) -> LogitIntervals:
-        """Return bounds of the head's logits for its inputs, [A, D]."""
+        """Return intervals that contain the exact head's logits, for inputs of the head [A, D]."""
         logits_AV, lost_A = self.product(states_AD)
         length_A = torch.linalg.vector_norm(states_AD, dim=-1, dtype=torch.float64)
         by_A3 = torch.stack((length_A, lost_A, torch.ones_like(length_A)), dim=-1) * (1 + _OWN)
@@ -238,7 +253,11 @@ class Int8Head:
         return LogitIntervals(self, states_AD, lower_AV, upper_AV, none_A)
 
     def rescored(self, states_AD: Tensor, row_N: Tensor, id_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Return bounds of single logits by the head's own rows, [N] each, as wide as its product's rounding."""
+        """Return bounds of single logits, computed from rows of the exact head: lower and upper ends, [N] each.
+
+        ``row_N`` is the row of ``states_AD`` and ``id_N`` the token id of each logit. The bounds differ only by the
+        rounding of the exact head's own product.
+        """
         weight_ND = self.head.weight.index_select(0, id_N).double()
         states_AD = states_AD.double()
         product_N = (weight_ND * states_AD[row_N]).sum(-1)
@@ -252,14 +271,14 @@ class Int8Head:
 
 @dataclass
 class LogitIntervals:
-    """Intervals [A, V] that contain the head's own logits; satisfies `methods.base.LogitBounds`.
+    """Intervals [A, V] that contain the exact LM head's logits; satisfies `methods.base.LogitBounds`.
 
     Attributes:
-        head: The head that computed them.
+        head: The int8 head that computed them.
         states_AD: Inputs of the head.
         lower_AV: Lower ends.
         upper_AV: Upper ends.
-        rescored_A: Number of rows of the head itself read so far, [A].
+        rescored_A: Number of rows of the exact head that were read so far, for each row of the batch.
     """
 
     head: Int8Head
@@ -269,20 +288,27 @@ class LogitIntervals:
     rescored_A: Tensor
 
     def take(self, index_A: Tensor) -> LogitIntervals:
-        """Select rows by index; counts of rows read stay with this object."""
+        """Return the intervals of the selected batch rows, with counts of rescored head rows that restart at 0."""
         lower_AV, upper_AV = self.lower_AV.index_select(0, index_A), self.upper_AV.index_select(0, index_A)
         none_A = torch.zeros_like(index_A)
         return LogitIntervals(self.head, self.states_AD.index_select(0, index_A), lower_AV, upper_AV, none_A)
 
     def sharpen(self) -> None:
-        """Read the head itself for the ids of each row that may be the largest."""
+        """Narrow the intervals of each row's most likely ids by reading their rows of the exact head.
+
+        These are the `RESCORED` ids with the highest upper ends.
+        """
         upper_AV = self.upper_AV
         ids = upper_AV.topk(min(RESCORED, upper_AV.shape[1])).indices
         rows = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
         self._rescore(rows.flatten(), ids.flatten())
 
     def largest(self) -> Tensor | None:
-        """Return ids [A] of the largest logits; None if rounding error makes it uncertain for any row."""
+        """Return the token id of each row's largest logit, [A]; None if any row remains undecided.
+
+        Rows of the exact head are read for all ids that may be the largest. If they are more than `MOST_RESCORED` per
+        row on average, none are read, and None is returned.
+        """
         rival_AV = self.upper_AV >= self.lower_AV.amax(-1, keepdim=True)
         row_N, id_N = rival_AV.nonzero(as_tuple=True)
         if len(id_N) > MOST_RESCORED * len(rival_AV):
@@ -301,7 +327,7 @@ class LogitIntervals:
 
 
 def _quantised(weight_RD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return rows of a head as int8, their scales, and the norms of each row, its copy and its remainder."""
+    """Return weight rows as int8, their scales, and norms [3, R]: of the exact rows, int8 copies and differences."""
     weight_RD = weight_RD.double()
     scale_R = (weight_RD.abs().amax(-1) / LARGEST).bfloat16()
     scale_R = torch.where(scale_R > 0, scale_R, torch.ones_like(scale_R))
@@ -313,14 +339,14 @@ def _quantised(weight_RD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _rounding(head: Linear) -> float:
-    """Return the relative error of a logit rounded to the head's number format: once, or twice with a bias."""
+    """Return the relative error of a logit due to rounding to the head's number format: once, or twice with a bias."""
     if head.weight.dtype in (torch.float32, torch.float64):
         return 0.0  # included in that of the sum
     return torch.finfo(head.weight.dtype).eps / 2 * (1.01 if head.bias is None else 2.5)
 
 
 def _beyond_format(head: Linear, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """Make ends infinite where the head's own logit would overflow: in float16, from 65,504 on."""
+    """Return the interval ends, made infinite if the exact head's logit would overflow: in float16, from 65,504 on."""
     if head.weight.dtype != torch.float16:
         return lower, upper
     largest = torch.finfo(torch.float16).max * (1 - torch.finfo(torch.float16).eps)

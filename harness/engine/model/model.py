@@ -1,11 +1,11 @@
-"""Depth-addressed transformer: one implementation for all families, block by block.
+"""The lean engine's transformer: one implementation for all model families, run block by block.
 
 It embeds, runs block l on some rows, fills keys and values of blocks l+1..L from a state, and reads out. Families
 differ only in `Architecture` and in the names of their weights (`engine.checkpoints`).
 
 Shape suffixes: B rows of the batch, A rows running at a block, T new positions, N positions of all rows (A T, row by
-row), S source positions, D model width, F width inside feed-forward networks, H query heads, G key/value heads, K head
-size, V vocabulary, L decoder blocks.
+row), S source positions. Sizes of the model: D model width, F width inside feed-forward networks, H query heads, G
+key/value heads, K head size, V vocabulary, L decoder blocks.
 
 Two transformations keep a step lean. Every norm's weight and bias are folded into the projection behind it, so that
 all blocks read the same normalised state. The key/value projections of all blocks are one stacked matrix, so that
@@ -59,14 +59,14 @@ GATHERED_NUMEL = 2**14
 
 
 def clamped(x_ND: Tensor) -> Tensor:
-    """Clamp float16 states as transformers does, but per row, so that a batch gives the same as a single row."""
+    """Clamp float16 states [N, D] as transformers does, but row by row, so that results do not depend on the batch."""
     most = torch.finfo(x_ND.dtype).max
     limit_N1 = torch.where(x_ND.isinf().any(-1, keepdim=True), most - 1000, most)
     return x_ND.clamp(-limit_N1, limit_N1)
 
 
 class Transformer(Headed):
-    """A checkpoint in memory: the lean engine. Satisfies the `Engine` protocol."""
+    """Model of the lean engine, loaded from a checkpoint; satisfies the `Engine` protocol."""
 
     engine: EngineName = "lean"
     pads_left = True
@@ -90,7 +90,7 @@ class Transformer(Headed):
 
     @property
     def n_blocks(self) -> int:
-        """Decoder blocks, L."""
+        """Number of decoder blocks, L."""
         return self.arch.n_blocks
 
     @property
@@ -100,22 +100,22 @@ class Transformer(Headed):
 
     @property
     def kv_width(self) -> int:
-        """Width of one block's keys."""
+        """Width of the keys (and of the values) of one block: KV heads times head size."""
         return self.arch.kv_width
 
     @property
     def lm_head(self) -> Linear:
-        """The LM head, without the scale before it."""
+        """The LM head, without the logit scale that some models apply to its input."""
         return self.weights.lm_head
 
     @property
     def encoder_blocks(self) -> int:
-        """Blocks of the encoder; 0 means decoder-only."""
+        """Number of encoder blocks; 0 for a decoder-only model."""
         return self.arch.encoder_blocks
 
     @property
     def max_positions(self) -> int | None:
-        """Largest number of tokens of prompt and answer together; None if unlimited."""
+        """Maximum number of tokens of prompt and answer together; None if unlimited."""
         return self.arch.max_positions
 
     @property
@@ -131,7 +131,7 @@ class Transformer(Headed):
     # ---------------------------------------------------------------- pieces
 
     def normalise(self, x: Tensor) -> Tensor:
-        """Return the norm without weight and bias, over the last dimension."""
+        """Apply the model's kind of norm (RMS or layer) to the last dimension, without weight and bias."""
         if self.arch.norm == "layer":
             return F.layer_norm(x, (x.shape[-1],), None, None, self.arch.norm_eps)
         if self.device.type != "cpu":  # one kernel
@@ -142,39 +142,39 @@ class Transformer(Headed):
         return normed if self.dtype == self._norm_dtype else normed.to(self.dtype)
 
     def _normalised(self, hidden: Tensor) -> Tensor:
-        """Return the norm of the stream, cached for the newest block output."""
+        """Return the normalised residual stream, from the cache if ``hidden`` is the newest block output."""
         newest = self.newest
         if newest.normed is not None and newest.hidden is hidden:
             return newest.normed
         return self.normalise(hidden)
 
     def block_input(self, hidden: Tensor) -> Tensor:
-        """Return the input of a block's projections, from the stream [..., D]."""
+        """Return the input of a block's projections: the residual stream [..., D], normalised if norms precede them."""
         return self._normalised(hidden) if self.arch.norms_inputs else hidden
 
     def final_normed(self, hidden: Tensor) -> Tensor:
-        """Return the model's final norm with its weight and bias, of [..., D]."""
+        """Apply the model's final norm, with weight and bias, to states [..., D]."""
         norm = self.weights.final_norm
         normed = self._normalised(hidden) * norm.weight
         return normed if norm.bias is None else normed + norm.bias
 
     def head_input(self, hidden: Tensor) -> Tensor:
-        """Return the input of the LM head: final norm and scale, of [..., D]."""
+        """Return the LM head's input for states [..., D]: final norm, then logit scale."""
         return self._scaled(self.final_normed(hidden))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Read out: final norm, scale and LM head, [..., D] to [..., V]."""
+        """Return the logits [..., V] of states [..., D]: final norm, logit scale and LM head."""
         return self.logits_of_normed(self.final_normed(hidden))
 
     def logits_of_normed(self, normed: Tensor) -> Tensor:
-        """Read out states after the final norm: scale and LM head, [..., D] to [..., V]."""
+        """Return the logits [..., V] of final-normed states [..., D]: logit scale and LM head."""
         return (self.weights.read_out or self.weights.lm_head)(self._scaled(normed))
 
     def _scaled(self, normed: Tensor) -> Tensor:
         return normed if self.arch.logit_scale == 1.0 else normed * self.arch.logit_scale
 
     def head_rows(self, ids: Tensor) -> Tensor:
-        """Return rows of the LM head's weight, [ids, D]."""
+        """Return the rows of the LM head's weight for the given token ids, [len(ids), D]."""
         return self.weights.lm_head.rows(ids)
 
     @cached_property
@@ -183,11 +183,11 @@ class Transformer(Headed):
         return Int8Head(self.lm_head)
 
     def logit_bounds(self, hidden_AD: Tensor) -> LogitIntervals:
-        """Return bounds of `logits`, from the int8 copy."""
+        """Return intervals that contain `logits`, computed from the int8 copy of the LM head."""
         return self.int8_head.read(self.head_input(hidden_AD))
 
     def logits_of(self, hidden_AD: Tensor, weights_AKD: Tensor) -> Tensor:
-        """Read out some rows of the LM head, [A, D] to [A, K]."""
+        """Return logits [A, K] of states [A, D] for K token ids per row, whose LM-head rows are ``weights_AKD``."""
         normed = self.head_input(hidden_AD)
         if self.weights.lm_head.bias is not None:
             normed = torch.cat((normed, torch.ones_like(normed[:, :1])), dim=-1)
@@ -196,7 +196,7 @@ class Transformer(Headed):
         return torch.bmm(weights_AKD, normed[:, :, None])[:, :, 0]
 
     def block_kv(self, block: int) -> Linear:
-        """Return the key/value projection of a single block."""
+        """Return the projection to keys and values of a single block (1..L)."""
         if not self._block_kv:
             width, projections = self.arch.n_heads * self.arch.head_dim, (block.qkv for block in self.weights.blocks)
             form = self.weights.skipped_form
@@ -204,7 +204,7 @@ class Transformer(Headed):
         return self._block_kv[block - 1]
 
     def skip_kv(self, block: int) -> Linear:
-        """Return the stacked key/value projections of blocks block+1..L, 2*G*K rows each; built on first use."""
+        """Return the stacked key/value projections of blocks block+1..L, 2*G*K outputs each; built on first use."""
         if not self._skip_kv:
             parts = [self.block_kv(number) for number in range(1, self.n_blocks + 1)]
             stack = self.weights.skipped_form(parts[0].stacked(parts[1:]))
@@ -212,7 +212,7 @@ class Transformer(Headed):
         return self._skip_kv[block]
 
     def skip_key_norm(self, block: int) -> HeadNorm | None:
-        """Return norms of the keys of blocks block+1..L, their weights stacked [L - block, G, K]; None without."""
+        """Return the key norms of blocks block+1..L, with stacked weights [L - block, G, K]; None without key norms."""
         if not self._skip_key_norms:
             norms = [weights.key_norm for weights in self.weights.blocks if weights.key_norm is not None]
             stack = torch.stack([norm.weight for norm in norms]) if norms else None
@@ -222,17 +222,17 @@ class Transformer(Headed):
         return self._skip_key_norms[block]
 
     def _embedded(self, tokens: Tensor) -> Tensor:
-        """Embed tokens in the number format of the stream."""
+        """Return the token embeddings in the number format of the residual stream."""
         embedded = self.weights.token_embedding_VD[tokens]
         return embedded.float() if self.arch.wide_stream else embedded
 
     def _added(
         self, projection: Linear | NormedLinear, stream_ND: Tensor, x: Tensor, *, rounds: bool = False
     ) -> Tensor:
-        """Return the stream plus a projection of x.
+        """Return the residual stream plus a projection of x.
 
-        In float16 transformers keeps ``wo`` of some families in fp32, so that every sum from the first ``wo`` on is in
-        fp32. The sums before it, ``rounds``, are in float16 and clamped.
+        For some families in float16, transformers keeps the feed-forward weight ``wo`` in fp32. Then every sum from the
+        first ``wo`` on is in fp32. The sums before it (``rounds``) are in float16 and clamped.
         """
         if not self.arch.wide_stream:
             return projection.onto(stream_ND, x)
@@ -240,7 +240,7 @@ class Transformer(Headed):
         return clamped(sum_ND.to(self.dtype)).float() if rounds else sum_ND
 
     def _attend(self, q: Tensor, kv: KV, bias: Tensor | None, *, is_causal: bool = False) -> Tensor:
-        """Return attention of q [A, T, H, K] over keys and values [A, G, S, K] with an additive bias: [N, H*K]."""
+        """Return attention of queries [A, T, H, K] over keys and values [A, G, S, K], with additive bias: [N, H*K]."""
         (k, v), scale = kv, self.arch.attention_scale
         n_rows, n_new, n_heads, size = q.shape
         if (groups := k.shape[1]) < n_heads and not is_causal:
@@ -255,7 +255,7 @@ class Transformer(Headed):
         return mixed.transpose(1, 2).reshape(n_rows * n_new, n_heads * size)
 
     def _attend_rows(self, q: Tensor, kv: Tensor, bias: Tensor | None, running: RowSubset) -> Tensor:
-        """Return attention of running rows q [A, T, H, K], with their bias, over all rows' keys and values."""
+        """Return attention of the running rows' queries [A, T, H, K]; ``kv`` has keys and values of the whole batch."""
         if kv.device.type != "cpu" or kv[0].numel() <= GATHERED_NUMEL:
             return self._attend(q, halves(kv.index_select(0, running.rows_A)), bias)
         pieces = []
@@ -267,9 +267,10 @@ class Transformer(Headed):
     def _attend_shared(
         self, q: Tensor, block: int, cache: Cache, shared: SharedSources, rows_A: Tensor | None
     ) -> Tensor:
-        """Return cross-attention of running rows q [A, T, H, K], some of which share a source: [N, H*K].
+        """Return cross-attention of running rows' queries [A, T, H, K] if rows share encoder inputs: [N, H*K].
 
-        Rows of a source become more query positions, so that its keys and values are stored and read once.
+        Rows with the same encoder input (source) become further query positions of one row, so that the source's keys
+        and values are stored and read once.
         """
         n_rows, n_new, n_heads, size = q.shape
         slots_A = rows_of(shared.slots_B, rows_A)
@@ -282,14 +283,15 @@ class Transformer(Headed):
     # --------------------------------------------------------------- encoder
 
     def encode(self, tokens_BS: Tensor, mask_BS: Tensor | None) -> Tensor:
-        """Run the encoder.
+        """Run all blocks of the encoder.
 
         Args:
             tokens_BS: Source tokens, padded on the right.
-            mask_BS: True where a token is real; None if nothing is padded.
+            mask_BS: True at tokens, False at padding; None without padding.
 
         Returns:
-            The output after its final norm (weightless; the weight is folded into the cross-attention), [B S, D].
+            The normalised output of the last block, [B S, D]. The weight of the final norm is folded into the
+            cross-attention.
         """
         n_rows, n_source = tokens_BS.shape
         hidden_ND = self._embedded(tokens_BS.flatten())
@@ -312,7 +314,7 @@ class Transformer(Headed):
     def start(
         self, prompts: Sequence[Sequence[int]], room: int, *, holds_last: bool = False, depth: int | None = None
     ) -> tuple[Cache, Tensor | None]:
-        """Prefill; see `Engine.start`."""
+        """Prefill a batch of prompts; see `Engine.start`."""
         if not self.arch.encoder_blocks:
             return self._start_decoder_only(prompts, room, holds_last, depth or self.n_blocks)
         if holds_last:
@@ -333,7 +335,7 @@ class Transformer(Headed):
         return cache, None
 
     def new_cache(self, n_rows: int, room: int, padding_B: Tensor | None = None) -> Cache:
-        """Return an empty cache for ``n_rows`` rows and ``room`` positions; ``padding_B`` is on the left."""
+        """Return an empty KV cache for ``n_rows`` rows and ``room`` positions; see `Engine.new_cache`."""
         cache = Cache(self, n_rows, room)
         cache.padding_B = padding_B
         return cache
@@ -367,7 +369,7 @@ class Transformer(Headed):
     # --------------------------------------------------------------- decoder
 
     def embed(self, tokens_BT: Tensor, cache: Cache) -> tuple[Tensor, StepContext]:
-        """Begin a step of T new positions: embed [B, T] to [B, T, D] and prepare what all blocks share."""
+        """Begin a step of T new tokens per row; return embeddings [B, T, D], and the context that blocks share."""
         end = cache.length + tokens_BT.shape[1]
         hidden = self._embedded(tokens_BT)
         if self.weights.position_embedding_PD is not None:
@@ -383,11 +385,11 @@ class Transformer(Headed):
         return hidden, context
 
     def window(self, cache: Cache, n_positions: int) -> StepContext:
-        """Return to the newest positions; see `Engine.window`."""
+        """Return a context to run blocks at the newest ``n_positions`` of every row; see `Engine.window`."""
         return self._context(cache, cache.length + 1 - n_positions, cache.length + 1)
 
     def _context(self, cache: Cache, start: int, end: int) -> StepContext:
-        """Return the context of blocks at positions start..end-1."""
+        """Return the context in which blocks run at cache positions start..end-1."""
         bias, is_causal = self._step_mask(cache, start, end)
         rotary = None
         if self.weights.inverse_frequencies is not None:
@@ -397,13 +399,15 @@ class Transformer(Headed):
     def embed_branches(
         self, tokens_BT: Tensor, branch_BT: Tensor, offset_BT: Tensor, cache: Cache
     ) -> tuple[Tensor, StepContext]:
-        """Begin a step of branches packed into rows: each resumes from the cache and sees no other branch.
+        """Begin a step in which a row holds several continuations (branches) of its cached context, one after another.
+
+        No branch attends to another one. Returns embeddings [B, T, D], and the context that blocks share.
 
         Args:
-            tokens_BT: Tokens of a row's branches, concatenated.
+            tokens_BT: Tokens of each row's branches, concatenated.
             branch_BT: Index of each token's branch in its row.
             offset_BT: Position of each token in its branch, from 0.
-            cache: Keys and values before them, with room for all.
+            cache: Keys and values of the contexts, with room for all branch tokens.
         """
         before, slots = (torch.arange(n, device=self.device) for n in (cache.length, tokens_BT.shape[1]))
         places_BT = cache.length + offset_BT
@@ -430,7 +434,10 @@ class Transformer(Headed):
         places: CachePositions | None = None,
         exited_BD: Tensor | None = None,
     ) -> Tensor:
-        """Run decoder block ``block`` (1..L) for the step's positions; see `Engine.block`."""
+        """Run decoder block ``block`` (1..L) at the step's positions; arguments as in `Engine.block`.
+
+        If all rows run, their CUDA graph is used if there is one.
+        """
         if context.graphs is not None and rows_A is None and places is None and exited_BD is None:
             return context.graphs.run(self, block, hidden, context)
         return self.run_block(block, hidden, context, rows_A, places, exited_BD)
@@ -444,7 +451,7 @@ class Transformer(Headed):
         places: CachePositions | None = None,
         exited_BD: Tensor | None = None,
     ) -> Tensor:
-        """Run a decoder block kernel by kernel; for the arguments see `Engine.block`."""
+        """Run a decoder block without a CUDA graph; arguments as in `Engine.block`."""
         weights = self.weights.blocks[block - 1]
         hidden_ND = hidden if hidden.dim() == 2 else hidden.reshape(-1, self.d_model)
         attended_ND = self.self_attention(block, hidden_ND, context, rows_A, places, exited_BD)
@@ -468,9 +475,10 @@ class Transformer(Headed):
         places: CachePositions | None = None,
         exited_BD: Tensor | None = None,
     ) -> Tensor:
-        """Return the heads of a block's self-attention, before ``attention_out`` adds them to the stream: [N, H*K].
+        """Return the outputs of a block's self-attention heads, before the output projection: [N, H*K].
 
-        Args: see `block`; ``hidden_ND`` is the stream before it.
+        Also writes the block's keys and values. ``hidden_ND`` is the residual stream before the block; other arguments
+        as in `Engine.block`.
         """
         cache = context.cache
         written_A = rows_A  # rows that get keys and values
@@ -519,7 +527,7 @@ class Transformer(Headed):
     def cross_attention(
         self, block: int, hidden_ND: Tensor, context: StepContext, rows_A: Tensor | None = None
     ) -> Tensor:
-        """Return the heads of a block's cross-attention, before ``cross_out`` adds them to the stream: [N, H*K]."""
+        """Return the outputs of a block's cross-attention heads, before the output projection: [N, H*K]."""
         weights, cache = self.weights.blocks[block - 1], context.cache
         assert weights.cross_q is not None and cache.cross_kv is not None, "there is an encoder"
         n_rows = cache.n_rows if rows_A is None else rows_A.shape[0]
@@ -532,7 +540,7 @@ class Transformer(Headed):
         return self._attend_rows(q, cache.cross_kv[block - 1], running.source_mask, running)
 
     def feed_forward(self, weights: BlockWeights, hidden_ND: Tensor) -> Tensor:
-        """Return the feed-forward network of a block, before ``down`` adds it to the stream: [N, F]."""
+        """Return the hidden activations of a block's feed-forward network, before the down projection: [N, F]."""
         up = weights.up(self.block_input(hidden_ND))
         if self.arch.gated:
             gate, up = up.chunk(2, dim=-1)
@@ -542,14 +550,14 @@ class Transformer(Headed):
     # -------------------------------------------------------- skipped blocks
 
     def fill(self, skipped: Sequence[Skipped], context: StepContext) -> None:
-        """Write keys and values of skipped blocks at the step's position; ``skipped`` ascends by exit layer."""
+        """Write keys and values of skipped blocks at the step's position, from exit states; see `Engine.fill`."""
         if len(skipped) == 1:
             self._fill_at_once(*skipped[0], context)
         else:
             self._fill_block_by_block(skipped, context)
 
     def _fill_at_once(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None, context: StepContext) -> None:
-        """Write keys and values of all skipped blocks with one product, if all rows left at the same block."""
+        """Write keys and values of all skipped blocks by one matrix product, for rows that exited at the same block."""
         arch, cache = self.arch, context.cache
         kv = self.skip_kv(block)(self.block_input(hidden_AD))
         kv = kv.view(len(kv), arch.n_blocks - block, 2 * arch.n_kv_heads, arch.head_dim)
@@ -567,7 +575,7 @@ class Transformer(Headed):
             target[:, rows_A] = kv.transpose(0, 1)
 
     def _fill_block_by_block(self, skipped: Sequence[Skipped], context: StepContext) -> None:
-        """Write keys and values with one product per block, for the rows that left before it; reads weights once."""
+        """Write keys and values of skipped blocks by one matrix product per block, for all rows that exited earlier."""
         cache, rotary = context.cache, context.rotary
         input_ND = self.block_input(torch.cat([hidden_AD for _, hidden_AD, _ in skipped]))
         every_row = torch.arange(cache.n_rows, device=input_ND.device)
@@ -580,7 +588,7 @@ class Transformer(Headed):
             self._write_projected(block, input_ND[:n], rows_N[:n], cache.length, first, cache)
 
     def project(self, block: int, states_ND: Tensor, rows_N: Tensor, places_N: Tensor, cache: Cache) -> None:
-        """Write keys and values of one block at earlier positions of rows, projected from states."""
+        """Project states to keys and values of one block; write them at positions `places_N` of batch rows `rows_N`."""
         rotary = self.rotary_at(cache, rows_N, places_N[:, None])
         self._write_projected(block, self.block_input(states_ND), rows_N, places_N, rotary, cache)
 
@@ -596,7 +604,7 @@ class Transformer(Headed):
         cache.self_kv[block - 1, rows_N, :, places] = kv[:, 0]
 
     def block_cost(self, place: TokenPlace) -> Cost:
-        """Return the work of one decoder block for one token of one row."""
+        """Return the cost of one decoder block for one token; ``place`` has the lengths that its attention reads."""
         return block_cost(self.arch, place)
 
     def why_not(self, parts: Parts, n_rows: int) -> str | None:
@@ -606,9 +614,10 @@ class Transformer(Headed):
     # ------------------------------------------------------------- positions
 
     def _step_mask(self, cache: Cache, start: int, end: int) -> tuple[Tensor | None, bool]:
-        """Return causal mask, padding and relative positions from start to end: [1 or B, 1 or H, T, end] or None.
+        """Return the attention mask of positions start..end-1, or None, and whether to use plain causal attention.
 
-        The second value is True if positions see those before them and no other mask is needed.
+        The mask is additive, with padding and relative position bias, [1 or B, 1 or H, T, end]. None without causal
+        attention means that a single position attends to all keys.
         """
         if self.weights.relative_bias is None and cache.padding_B is None and (start == 0 or end - start == 1):
             return None, end - start > 1
@@ -619,12 +628,12 @@ class Transformer(Headed):
         return bias, False
 
     def places(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> CachePositions:
-        """Prepare to run blocks at per-row cache positions, in any order; None in ``rows_A`` means all rows."""
+        """Return prepared cache positions, one of the arguments of `block`; see `Engine.places`."""
         bias, rotary = self._bias_at(cache, rows_A, places_AT), self.rotary_at(cache, rows_A, places_AT)
         return CachePositions(places_AT, bias, rotary)
 
     def _bias_at(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> Tensor:
-        """Return mask and position bias of per-row positions: [A, 1 or H, T, length + 1]."""
+        """Return the attention mask with position bias for queries at per-row positions, [A, 1 or H, T, length + 1]."""
         keys = torch.arange(cache.length + 1, device=self.device)
         allowed = keys <= places_AT[..., None]
         if cache.padding_B is not None:
@@ -636,7 +645,7 @@ class Transformer(Headed):
         return bias + relative[0].view(-1, *places_AT.shape, len(keys)).transpose(0, 1)
 
     def rotary_at(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> Rotary | None:
-        """Return rotary angles of cache positions [A or 1, T]; None without rotary positions."""
+        """Return the rotary angles of cache positions [A or 1, T]; None if the model has no rotary embedding."""
         frequencies = self.weights.inverse_frequencies
         if frequencies is None:
             return None

@@ -21,7 +21,13 @@ Rotary = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class CachePositions:
-    """Cache positions [A, T] that rows run at, with their mask and position bias, and their rotary angles."""
+    """Cache positions at which rows of the batch run blocks, T per row, with their attention masks.
+
+    Attributes:
+        places_AT: Cache positions, in any order within a row.
+        bias: Additive attention mask with position bias, for one query per position.
+        rotary: Rotary angles of the positions; None without rotary embedding.
+    """
 
     places_AT: Tensor
     bias: Tensor
@@ -31,9 +37,10 @@ class CachePositions:
 def relative_bias(
     arch: Architecture, table: Tensor, queries_T: Tensor, keys_S: Tensor, *, bidirectional: bool = False
 ) -> Tensor:
-    """Return bias [1, H, T, S] of bucketed distances from a table [buckets, H] (Raffel et al. 2020, section 2.1).
+    """Return T5's relative position bias [1, H, T, S] of queries to keys (Raffel et al. 2020, section 2.1).
 
-    If blocks have separate tables, concatenated along the heads, `of_block` selects a block's heads.
+    ``table`` [buckets, H] has the bias of every bucket of distances. If blocks have separate tables, concatenated along
+    the heads, `of_block` selects a block's heads.
     """
     distance = keys_S[None, :] - queries_T[:, None]
     buckets = arch.relative_buckets
@@ -51,14 +58,17 @@ def relative_bias(
 
 
 def of_block(block: int, n_heads: int, by_head: Tensor) -> Tensor:
-    """Return the heads of block ``block`` (1..L) if a bias [..., heads, T, S] has all blocks' heads; else the bias."""
+    """Return the position bias of block ``block`` (1..L).
+
+    ``by_head`` [..., heads, T, S] has the heads of all blocks, concatenated; or else one bias that all blocks share.
+    """
     if by_head.shape[-3] <= n_heads:
         return by_head
     return by_head.narrow(-3, (block - 1) * n_heads, n_heads)
 
 
 def rotary_angles(places_AT: Tensor, inverse_frequencies: Tensor, scale: float, dtype: torch.dtype) -> Rotary:
-    """Return angles of positions in the row's own text, [A or 1, T], for `rotate_`."""
+    """Return cosines and signed sines, as `rotate_` needs them, of positions [A or 1, T] counted without padding."""
     angles = (places_AT[..., None].float() * inverse_frequencies)[:, :, None]
     cos, sin = angles.cos() * scale, angles.sin() * scale
     return torch.cat((cos, cos), dim=-1).to(dtype), torch.cat((-sin, sin), dim=-1).to(dtype)
@@ -72,14 +82,17 @@ def rotate_(x: Tensor, rotary: Rotary) -> None:
 
 
 def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return 0 where allowed, the most negative number elsewhere."""
+    """Return an additive attention mask: 0 where ``allowed`` is True, the lowest number of ``dtype`` elsewhere."""
     return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill_(~allowed, torch.finfo(dtype).min)
 
 
 def padded(
     rows: Sequence[Sequence[int]], device: torch.device, side: Literal["left", "right"]
 ) -> tuple[Tensor, Tensor | None]:
-    """Stack token rows of different length; return tokens [B, S] and mask [B, S], None if all have one length."""
+    """Pad token sequences to the length of the longest; return token ids [B, S] and a mask [B, S].
+
+    The mask is True at tokens and False at padding. It is None if all sequences have the same length.
+    """
     longest = max(len(row) for row in rows)
     tokens = torch.zeros((len(rows), longest), dtype=torch.long)
     mask = torch.zeros((len(rows), longest), dtype=torch.bool)
@@ -95,12 +108,15 @@ def rows_of(x: Tensor, rows_A: Tensor | None) -> Tensor: ...
 @overload
 def rows_of(x: None, rows_A: Tensor | None) -> None: ...
 def rows_of(x: Tensor | None, rows_A: Tensor | None) -> Tensor | None:
-    """Select rows of a per-row tensor; one shared by all rows (leading dimension 1) is returned unchanged."""
+    """Select rows of a tensor along its first dimension; None in ``rows_A`` means all rows.
+
+    A tensor that all rows share (first dimension 1) is returned unchanged, and None stays None.
+    """
     return x if x is None or rows_A is None or x.shape[0] == 1 else x.index_select(0, rows_A)
 
 
 def unpadded(padding_B: Tensor | None, rows_A: Tensor | None, places: Tensor) -> Tensor:
-    """Return positions in the row's own text, [A or 1, T], from those in the cache."""
+    """Convert cache positions to positions counted without each row's left padding, [A or 1, T]."""
     if padding_B is None:
         return places
     return (places - rows_of(padding_B, rows_A)[:, None]).clamp(min=0)

@@ -22,10 +22,10 @@ Stretch = tuple[slice, slice]
 
 
 class RowSubset:
-    """Tensors for the rows that run blocks while others have left, cached until the set of rows changes.
+    """Attention masks of the batch rows that still run blocks, cached until the set of these rows changes.
 
     Attributes:
-        rows_A: Their indices in the batch, ascending.
+        rows_A: Indices of these rows in the batch, ascending.
     """
 
     def __init__(self, context: StepContext, rows_A: Tensor) -> None:
@@ -34,17 +34,17 @@ class RowSubset:
 
     @cached_property
     def bias(self) -> Tensor | None:
-        """Rows of the positions' mask and bias, [1 or A, 1 or H, T, start + T]."""
+        """Self-attention mask with position bias of these rows, [1 or A, 1 or H, T, start + T]; None if not needed."""
         return rows_of(self._context.bias, self.rows_A)
 
     @cached_property
     def source_mask(self) -> Tensor | None:
-        """Rows of the source mask, [A, 1, 1, S]."""
+        """Cross-attention mask of these rows, [A, 1, 1, S]; None if no source is padded."""
         return rows_of(self._context.cache.source_mask, self.rows_A)
 
     @cached_property
     def stretches(self) -> list[Stretch]:
-        """The rows as stretches of neighbours, whose keys and values need no copy."""
+        """The rows grouped into runs of adjacent batch rows; a run's keys and values are a slice, so not copied."""
         starts: list[tuple[int, int]] = []  # index among the running rows, and in the batch
         rows = self.rows_A.tolist()
         for i, row in enumerate(rows):
@@ -57,17 +57,19 @@ class RowSubset:
 
 @dataclass(eq=False)
 class StepContext:
-    """One step of a batch, as `Transformer.embed` begins it.
+    """Data of one step that all blocks of a batch share, as `Transformer.embed` creates it.
 
     Attributes:
         cache: Keys and values of the batch.
-        start: Cache position of the first one that is run.
+        start: Cache position of the first of the step's T positions.
         embedding_BD: Embedding of the newest position of every row.
-        bias: Mask and position bias of the positions, [1 or B, 1 or H, T, start + T]; None without.
-        is_causal: Whether the positions see those before them and no other mask is needed.
-        rotary: Angles of the positions; None without rotary positions.
+        bias: Additive attention mask with position bias of the step's positions, [1 or B, 1 or H, T, start + T]; None
+            if not needed.
+        is_causal: Whether attention needs a causal mask and nothing else.
+        rotary: Rotary angles of the step's positions; None without rotary embedding.
         graphs: CUDA graphs of the batch's blocks; None if kernels are launched one by one.
-        place: Within graphs, ``start`` as a tensor; ``bias`` is then over all positions of the cache. Else None.
+        place: While a CUDA graph is captured, ``start`` as a tensor, and ``bias`` covers all positions of the cache;
+            else None.
     """
 
     cache: Cache
@@ -81,7 +83,7 @@ class StepContext:
     _subset: RowSubset | None = None
 
     def subset(self, rows_A: Tensor) -> RowSubset:
-        """Return the tensors of the rows that run a block, shared by its blocks."""
+        """Return the attention masks of the rows that run a block, cached as long as ``rows_A`` is the same object."""
         if self._subset is None or self._subset.rows_A is not rows_A:
             self._subset = RowSubset(self, rows_A)
         return self._subset

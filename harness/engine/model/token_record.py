@@ -17,21 +17,23 @@ class TokenRecord(NamedTuple):
 
     Attributes:
         token_id: The token; for a text, the index of its label.
-        exit_layer: Block after which the token was read, 1..L.
-        blocks_run: Blocks executed for it; differs from the exit layer for oracles and exact caches. Continuations of a
-            context share the position from which the first token is read; those that differ only in their last token
-            share all positions. Each record counts the full work, including what it shares.
-        head_rows: Rows of the LM head multiplied for it, shared in the same way; for a text, rows of the classifier.
-        score: Confidence at the exit, 1 if the depth was fixed in advance; None at the last block.
+        exit_layer: Block after which the token was read out, 1..L.
+        blocks_run: Number of blocks executed for it; differs from the exit layer for oracles and exact KV caches.
+            Scored continuations of one context share the position that predicts their first token. They share all
+            positions if only their last tokens differ. Each record counts the full work, including shared positions.
+        head_rows: Number of rows of the LM head multiplied for it; a shared read-out counts in each record. For a text,
+            rows of the classifier.
+        score: Gate score at the exit layer, or 1 if the depth was fixed in advance; None at the last block.
         score_half_width: Largest error of the score, if bounds of the logits decided; None if there is no score, or an
             exact one.
-        head_rows_int8: Rows of an int8 copy of the LM head multiplied for it, if bounds decide.
-        head_fallbacks: Number of times the bounds left a decision open, so that the whole LM head was read.
-        rejected: Drafts discarded right before this token, which is the full model's choice in their place.
-        rejected_layers: Exit layers of those drafts; not stored.
-        wasted: Positions run in vain for those drafts; not stored.
-        logprob: Natural logarithm of its probability at the exit; None for a generated token.
-        is_greedy: Whether it is the most probable token there (lowest id among ties); None for a generated token.
+        head_rows_int8: Number of rows of the LM head's int8 copy multiplied for it, if bounds of the logits decide.
+        head_fallbacks: Number of times that the bounds left a decision open, so that the whole LM head was read.
+        rejected: Number of drafts discarded right before this token, which full depth chose instead of them.
+        rejected_layers: Exit layers of those drafts; not stored in the database.
+        wasted: Number of positions that ran for those drafts and were discarded; not stored in the database.
+        logprob: Natural logarithm of its probability at the exit layer; None for a generated token.
+        is_greedy: Whether it is the most probable token at the exit layer (lowest id among ties); None for a generated
+            token.
     """
 
     token_id: int
@@ -49,7 +51,7 @@ class TokenRecord(NamedTuple):
     is_greedy: bool | None = None
 
     def to_row(self, parts: Parts | None) -> dict[str, Any]:
-        """Return the columns of the table `token_exit` that a record fills.
+        """Return the record as a row of the table `token_exit`, by column; None for columns that do not apply.
 
         Args:
             parts: The method that ran; None for a replay, which reads no head.
@@ -66,7 +68,7 @@ class TokenRecord(NamedTuple):
 
 
 class TokenColumns:
-    """Columns of `records`, one entry per token."""
+    """Base class of objects with `records` of tokens; each property is one field as a list, one entry per token."""
 
     records: list[TokenRecord]
 
@@ -77,22 +79,22 @@ class TokenColumns:
 
     @property
     def blocks_run(self) -> list[int]:
-        """Blocks executed for each token."""
+        """Number of blocks executed for each token."""
         return [record.blocks_run for record in self.records]
 
     @property
     def head_rows(self) -> list[int]:
-        """Rows of the LM head multiplied for each token."""
+        """Number of rows of the LM head multiplied for each token."""
         return [record.head_rows for record in self.records]
 
     @property
     def scores(self) -> list[float | None]:
-        """Confidence at the exit of each token."""
+        """Gate score of each token at its exit layer; None for a token that exited at the last block."""
         return [record.score for record in self.records]
 
     @property
     def rejected(self) -> list[int]:
-        """Drafts discarded before each token."""
+        """Number of drafts discarded right before each token."""
         return [record.rejected for record in self.records]
 
 

@@ -1,4 +1,4 @@
-"""Weights and architecture of a transformer in the engine's own layout."""
+"""Architecture and weights of a transformer, in the memory layout of the lean engine."""
 
 from __future__ import annotations
 
@@ -39,15 +39,16 @@ class Architecture:
 
     @property
     def kv_width(self) -> int:
-        """Width of one block's keys."""
+        """Width of the keys (and of the values) of one block: KV heads times head size."""
         return self.n_kv_heads * self.head_dim
 
 
 @dataclass(frozen=True)
 class Linear:
-    """A projection: weight [out, in] and bias [out] or None.
+    """Projection (linear layer) with a weight [out, in], and a bias [out] or None.
 
-    It multiplies in the default form of its number format; `engine.products` has other forms with the same results.
+    It multiplies by torch's default routine. `engine.products` has other implementations (forms), with the same results
+    up to rounding.
     """
 
     weight: Tensor
@@ -55,7 +56,7 @@ class Linear:
 
     @cached_property
     def transposed(self) -> Tensor:
-        """The weight viewed as [in, out]."""
+        """Transposed view of the weight, [in, out]."""
         return self.weight.t()
 
     @cached_property
@@ -74,41 +75,41 @@ class Linear:
         return torch.addmm(self.bias, x, self.transposed)
 
     def onto(self, stream_ND: Tensor, x: Tensor) -> Tensor:
-        """Return stream + x @ weight.T + bias, for rows x [N, in]."""
+        """Return the residual stream [N, out] plus x @ weight.T + bias, for inputs x [N, in]."""
         if self._is_bf16_on_cpu:
             return stream_ND + self(x)
         added = torch.addmm(stream_ND, x, self.transposed)
         return added if self.bias is None else added.add_(self.bias)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Return rows of the weight in a format for computation, [ids, in]."""
+        """Return the weight rows of the given output ids, [len(ids), in]."""
         return self.weight.index_select(0, ids)
 
     def outputs(self, first: int) -> Linear:
-        """Return the projection to the outputs from ``first`` on, without a copy."""
+        """Return the projection restricted to outputs ``first`` and later; its weight is a view, not a copy."""
         return Linear(self.weight[first:], None if self.bias is None else self.bias[first:])
 
     def stacked(self, projections: Sequence[Linear]) -> Linear:
-        """Return one projection with this one's outputs, then those of other projections of the same form."""
+        """Return one projection with the outputs of this one, followed by those of others of the same type."""
         parts = (self, *projections)
         biases = [part.bias for part in parts if part.bias is not None]
         return Linear(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
 
     def laid_out(self) -> Linear:
-        """Return the projection with its weight in the default memory layout: input-major in fp32 on a CPU."""
+        """Return the projection with its weight in the default memory layout: input-major for fp32 on a CPU."""
         if self.weight.device.type != "cpu" or self.weight.dtype != torch.float32:
             return self
         return Linear(self.weight.t().contiguous().t(), self.bias)
 
 
 def as_it_is(projection: Linear) -> Linear:
-    """Return the projection unchanged: the form for a projection that needs no conversion."""
+    """Return the projection unchanged; used as a conversion function for projections that need no conversion."""
     return projection
 
 
 @dataclass(frozen=True)
 class NormedLinear:
-    """A projection followed by an RMS norm, whose weight [out] cannot be folded in."""
+    """Projection followed by an RMS norm, whose weight [out] cannot be folded into the projection."""
 
     projection: Linear
     norm_weight: Tensor
@@ -120,20 +121,20 @@ class NormedLinear:
         return self.projection.weight
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the normed projection over the last dimension."""
+        """Project the last dimension of x, then apply the RMS norm."""
         return F.rms_norm(self.projection(x), self.norm_weight.shape, self.norm_weight, self.norm_eps)
 
     def onto(self, stream_ND: Tensor, x: Tensor) -> Tensor:
-        """Return stream + normed projection, for rows x [N, in]."""
+        """Return the residual stream [N, out] plus the normalised projection of inputs x [N, in]."""
         return stream_ND + self(x)
 
 
 @dataclass(frozen=True)
 class HeadNorm:
-    """An RMS norm of queries or keys [..., heads, K] after their projection, with weight [heads, K].
+    """RMS norm of the queries or keys of a block [..., heads, K], with a weight [heads, K]; K is the head size.
 
     Attributes:
-        joint: Whether all heads of a token are normed jointly; else each by itself.
+        joint: Whether all heads of a token are normalised jointly; else each head by itself.
     """
 
     weight: Tensor
@@ -141,7 +142,7 @@ class HeadNorm:
     joint: bool
 
     def apply_(self, heads: Tensor) -> None:
-        """Apply the norm in place."""
+        """Normalise queries or keys [..., heads, K] in place."""
         dims = (-2, -1) if self.joint else (-1,)
         wide = heads.to(torch.promote_types(heads.dtype, torch.float32))
         heads.mul_(self.weight * (wide.square().mean(dims, keepdim=True) + self.eps).rsqrt())
@@ -149,9 +150,10 @@ class HeadNorm:
 
 @dataclass(frozen=True)
 class BlockWeights:
-    """Weights of one block, norms folded in. ``qkv`` is query, key, value; ``up`` of a gated MLP is gate, up.
+    """Weights of one block; the weights of its norms are folded into the projections.
 
-    ``rotates`` is False for a block without rotary positions in a model that has them.
+    ``qkv`` stacks the query, key and value projections, and ``up`` of a gated MLP the gate and up projections.
+    ``rotates`` is False for a block without rotary embedding in a model whose other blocks have it.
     """
 
     qkv: Linear
@@ -166,7 +168,7 @@ class BlockWeights:
     rotates: bool = True
 
     def converted(self, form: Callable[[Linear], Linear], names: Sequence[str] | None = None) -> BlockWeights:
-        """Return the block with every projection, or those with these names, in another form."""
+        """Return a copy of the block with ``form`` applied to every projection, or only to the fields in ``names``."""
 
         def new(part: Linear | NormedLinear) -> Linear | NormedLinear:
             return replace(part, projection=form(part.projection)) if isinstance(part, NormedLinear) else form(part)
@@ -181,11 +183,13 @@ _PROJECTIONS: Final = (Linear, NormedLinear)
 
 @dataclass(frozen=True)
 class Weights:
-    """All weights of a checkpoint, in the engine's own layout.
+    """All weights of a checkpoint, in the memory layout of the lean engine.
 
     Attributes:
-        read_out: The LM head in a form used for products only; None if ``lm_head`` itself is multiplied.
-        skipped_form: Form in which keys and values of skipped blocks are multiplied.
+        read_out: The LM head converted to another form (implementation), used only to compute logits; None if
+            ``lm_head`` itself is used.
+        skipped_form: Function that converts the key/value projections of skipped blocks to the form in which they are
+            multiplied.
     """
 
     token_embedding_VD: Tensor

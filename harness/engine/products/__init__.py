@@ -1,1 +1,1 @@
-"""Ways to multiply by weights with the same results, and the choice of the fastest on this machine."""
+"""Implementations (forms) of matrix products with a model's weights, and the choice of the fastest on this machine."""

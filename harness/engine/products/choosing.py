@@ -1,8 +1,8 @@
-"""Choose the forms in which a loaded model multiplies fastest on this machine.
+"""Choose the fastest forms (implementations) of a loaded model's matrix products, by timing them on this machine.
 
-Whether a weight is in a cache depends on the products before it, so all products are timed in the order of a decode
-step, and the forms in turn. A form replaces the default only if it was clearly faster in nearly every round. On a busy
-machine nothing is clear, and the default stays.
+Whether a weight is in the processor's cache depends on the products before it. So all products are timed in the order
+of a decode step, in one form after another. A form replaces the default only if it was clearly faster in nearly every
+round. On a busy machine nothing is clear, and the default stays.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ BUDGET_S: Final = 0.2
 
 @dataclass(frozen=True)
 class Timed:
-    """One product of a step.
+    """One matrix product of a decode step, to be timed in several forms.
 
     Attributes:
-        place: Key of the choice; products with the same key share a form.
-        inputs: Inputs to multiply, in turn: [rows, in].
-        forms: The product in each form by name, the default first.
+        place: Role and shape of the weight; a form is chosen for all products of the same place.
+        inputs: Inputs to multiply, one after another, each [rows, in].
+        forms: Functions that compute the product, by the name of their form; the default first.
     """
 
     place: str
@@ -63,7 +63,12 @@ class Timed:
 
 
 def fastest(step: Sequence[Timed], clock: Clock) -> dict[str, str]:
-    """Return the form of each place of a step, whose products are in execution order; the clock returns seconds."""
+    """Time the products of a decode step; return for each place the fastest form, if clearly faster than the default.
+
+    Args:
+        step: Products in the order of execution.
+        clock: Function that returns the time in seconds.
+    """
     _round(step, clock)
     ends = clock() + BUDGET_S  # starts after the first round, in which lazy work such as packing weights may take long
     rounds: list[dict[str, dict[str, float]]] = []
@@ -77,7 +82,7 @@ def _places(step: Sequence[Timed]) -> dict[str, tuple[str, ...]]:
 
 
 def _round(step: Sequence[Timed], clock: Clock) -> dict[str, dict[str, float]]:
-    """Return seconds of a step by place and form; all products run in one form before the next form."""
+    """Time each form once; return seconds by place and form. All products run in one form before the next form."""
     took: dict[str, dict[str, float]] = {timed.place: dict.fromkeys(timed.forms, 0.0) for timed in step}
     for name in dict.fromkeys(name for timed in step for name in timed.forms):
         for timed in step:
@@ -90,7 +95,10 @@ def _round(step: Sequence[Timed], clock: Clock) -> dict[str, dict[str, float]]:
 
 
 def _choice(rounds: Sequence[Mapping[str, float]], names: Sequence[str]) -> str:
-    """Return the fastest of the forms that are clearly faster than the first, else the first."""
+    """Return the name of the fastest form that is clearly faster than the default, else the default.
+
+    ``rounds`` has the seconds of each form, by round; the default is the first of ``names``.
+    """
     default, *alternatives = names
     if len(rounds) < LEAST_ROUNDS:
         return default
@@ -103,7 +111,7 @@ def _choice(rounds: Sequence[Mapping[str, float]], names: Sequence[str]) -> str:
 
 
 def rows_to_multiply(numbers: Sequence[int], width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Return inputs with these numbers of rows, each [rows, in]."""
+    """Return one input of ones for each number of rows, each of shape [rows, ``width``]."""
     return tuple(torch.ones(rows, width, dtype=dtype) for rows in numbers)
 
 
@@ -132,14 +140,14 @@ _FEW: Final = ("as-one-row", _PACKED)
 
 @dataclass(frozen=True)
 class _Product:
-    """A product of a decode step, in the form in which it was loaded."""
+    """Matrix product of a decode step: a projection as it was loaded, and its role."""
 
     role: Role
     projection: Linear
 
     @property
     def place(self) -> str:
-        """Key of a choice: role and shape, such as ``block 2304x768``."""
+        """Key under which a form is chosen: role and shape of the weight, such as ``block 2304x768``."""
         return f"{self.role} {'x'.join(map(str, self.projection.weight.shape))}"
 
     @property
@@ -149,15 +157,15 @@ class _Product:
 
     @property
     def of_few_rows(self) -> str:
-        """Key of the form that is chosen for this product when it has few rows."""
+        """Key under which a form is chosen for inputs of few rows."""
         return f"{self.place} few rows"
 
 
 def use_fastest(model: Engine) -> Choices | None:
-    """Convert a model to the forms that are fastest here, before its first decode; return the choices.
+    """Convert a model's projections to the forms that are fastest on this machine; return the chosen form by place.
 
-    None if the defaults stay: for the hosted engine, on other devices than a CPU, for other number formats, if choices
-    cannot be stored for the next run, or if `SWITCH` says so.
+    Call it before the first decode. It returns None if the default forms stay: for the hosted engine, on other devices
+    than a CPU, for other number formats, if choices cannot be stored for the next run, or if `SWITCH` says so.
 
     Raises:
         UserError: `SWITCH` has an unknown value.
@@ -176,10 +184,10 @@ def use_fastest(model: Engine) -> Choices | None:
 
 
 def measured(model: Transformer) -> dict[str, str]:
-    """Return the forms that are fastest here, by timing them now.
+    """Time a model's products on this machine; return the fastest form by place.
 
-    With one thread, its CPU time counts, so that other load on the processor does not. With several threads wall time
-    counts, because waiting for each other is part of the product.
+    With one thread, its CPU time is measured, so that other load on the processor does not count. With several threads
+    wall time is measured, because waiting for each other is part of the product.
     """
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     chosen = fastest(_step(model), clock)
@@ -194,7 +202,7 @@ def _is_measured() -> bool:
 
 
 def _cache_key(model: Transformer) -> dict[str, Any]:
-    """Return the cache key of a choice: everything that it depends on."""
+    """Return the cache key of a model's choices: the machine, number of threads, number format, and forms by place."""
     products = list(_products(model))
     counts = Counter(product.place for product in products)
     forms = {product.place: list(product.forms) for product in products}
@@ -207,7 +215,7 @@ def _cache_key(model: Transformer) -> dict[str, Any]:
 
 
 def _has_room(model: Transformer) -> bool:
-    """Return whether packed copies for few rows fit into a small part of the machine's memory."""
+    """Return whether weights can be packed, and packed copies take at most `COPIED_SHARE` of the machine's memory."""
     if not can_pack(model.lm_head.weight.dtype):
         return False
     copied = sum(_bytes(product.projection) for product in _products(model) if product.role != "skipped")
@@ -216,7 +224,10 @@ def _has_room(model: Transformer) -> bool:
 
 
 def _products(model: Transformer) -> Iterator[_Product]:
-    """Yield all products of a step that have a choice, in execution order, including those of skipped blocks."""
+    """Yield the matrix products of a decode step whose form can be chosen, in order of execution.
+
+    They include the key/value projections of skipped blocks.
+    """
     for block in model.weights.blocks:
         yield from _of_block(model, block)
     yield _Product("head", model.lm_head)
@@ -232,7 +243,7 @@ def _of_block(model: Transformer, block: BlockWeights) -> Iterator[_Product]:
 
 
 def _step(model: Transformer) -> list[Timed]:
-    """Return a sample of a step with every product in every form."""
+    """Return the products to time for inputs of one row: a sample of a decode step, each in every form."""
     step = []
     for product, sample in _sample(model):
         forms = FORMS[product.projection.weight.dtype][product.role]
@@ -242,7 +253,7 @@ def _step(model: Transformer) -> list[Timed]:
 
 
 def _step_of_few_rows(model: Transformer, chosen: Choices) -> list[Timed]:
-    """Return a sample of a step with few rows: each product in the form chosen for one row, and packed for few."""
+    """Return the products to time for inputs of few rows: each in the form chosen for one row, and in packed form."""
     step = []
     for product, sample in _sample(model):
         if product.role != "skipped":
@@ -254,7 +265,7 @@ def _step_of_few_rows(model: Transformer, chosen: Choices) -> list[Timed]:
 
 
 def _sample(model: Transformer) -> Iterator[tuple[_Product, Linear]]:
-    """Yield the products of the first blocks and of the LM head, with the part of each that is timed."""
+    """Yield the products of the first blocks and of the LM head, each with the projection (or a part of it) to time."""
     budget = SAMPLE_BYTES
     for block in model.weights.blocks:
         if budget <= 0:
@@ -270,13 +281,13 @@ def _bytes(projection: Linear) -> int:
 
 
 def _last_rows(projection: Linear) -> Linear:
-    """Return the last outputs of a projection, as many as a sample has room for."""
+    """Return a projection restricted to its last outputs, with at most `SAMPLE_BYTES` of weights."""
     rows = SAMPLE_BYTES * len(projection.weight) // _bytes(projection)
     return projection.outputs(max(0, len(projection.weight) - rows))
 
 
 def _use(model: Transformer, chosen: Choices) -> None:
-    """Replace the model's linear maps by the chosen implementations, in place."""
+    """Convert a model's projections to the chosen forms, in place."""
     forms = FORMS[model.lm_head.weight.dtype]
 
     def converted(product: _Product) -> Linear:

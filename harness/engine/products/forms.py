@@ -1,7 +1,7 @@
-"""Forms in which a projection's weights can be multiplied: torch's alternatives on a CPU to the default of `Linear`.
+"""Forms: alternative implementations of a projection's matrix product on a CPU, by torch's routines.
 
-A form changes neither weights nor number format: products in one format differ at most in their last bits, by the
-order of summation. (int8 is a number format of its own: `products.int8`.)
+The default is that of `Linear`. A form changes neither weights nor number format: products in one format differ at
+most in their last bits, by the order of summation. (int8 is a number format of its own: `products.int8`.)
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ WIDENED_NUMEL: Final = 2**23
 
 @dataclass(frozen=True)
 class ByMatrix(Linear):
-    """Projection by torch's matrix product, even for a single row."""
+    """Projection that always calls torch's matrix-matrix product, even for a single input row."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias over the last dimension."""
         return torch.nn.functional.linear(x, self.weight, self.bias)
 
     def onto(self, stream_ND: Tensor, x: Tensor) -> Tensor:
-        """Return stream + x @ weight.T + bias, for rows x [N, in]."""
+        """Return the residual stream [N, out] plus x @ weight.T + bias, for inputs x [N, in]."""
         return stream_ND + self(x)
 
     def outputs(self, first: int) -> ByMatrix:
-        """Return the projection to the outputs from ``first`` on, without a copy."""
+        """Return the projection restricted to outputs ``first`` and later; its weight is a view, not a copy."""
         return ByMatrix(self.weight[first:], None if self.bias is None else self.bias[first:])
 
 
 @dataclass(frozen=True)
 class Packed(Linear):
-    """Projection with its weight in oneDNN's own memory layout, so that no product searches for a layout."""
+    """Projection whose weight is stored in oneDNN's packed memory layout, so that no product has to choose a layout."""
 
     @classmethod
     def from_projection(cls, projection: Linear, rows: int = 1) -> Packed:
-        """Pack a plain projection for ``rows`` rows at a time; other numbers of rows use the same weight."""
+        """Pack a projection's weight in the layout for inputs of ``rows`` rows; inputs of other sizes use it too."""
         return cls(torch.ops.mkldnn._reorder_linear_weight(projection.weight.contiguous(), rows), projection.bias)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -63,17 +63,17 @@ class Packed(Linear):
         return product
 
     def onto(self, stream_ND: Tensor, x: Tensor) -> Tensor:
-        """Return stream + x @ weight.T + bias, for rows x [N, in]."""
+        """Return the residual stream [N, out] plus x @ weight.T + bias, for inputs x [N, in]."""
         return stream_ND + self(x)
 
     def outputs(self, first: int) -> Linear:
-        """Return the projection to the outputs from ``first`` on, as an unpacked copy."""
+        """Return an unpacked copy of the projection, restricted to outputs ``first`` and later."""
         return Linear(self.weight.to_dense()[first:].clone(), self.bias if self.bias is None else self.bias[first:])
 
 
 @dataclass(frozen=True)
 class Widened(Linear):
-    """A bf16 weight with a copy in fp32, used for one row at a time: for small products, faster than bf16.
+    """Projection with a bf16 weight and an fp32 copy for single input rows, which is faster if the weight is small.
 
     bf16 products are summed in fp32 either way, and the sum is rounded once.
     """
@@ -97,7 +97,7 @@ class Widened(Linear):
 
 @dataclass(frozen=True)
 class PackedForFew(Linear):
-    """Projection in one form for one row and for many, and packed for few rows.
+    """Projection with a packed copy of its weight for inputs of few rows; other inputs use another form, ``base``.
 
     The packed weight is created when few rows first occur: decoding single rows keeps one copy of the weight in memory.
     """
@@ -106,7 +106,7 @@ class PackedForFew(Linear):
 
     @classmethod
     def from_form(cls, base: Linear) -> PackedForFew:
-        """Return a projection that multiplies few rows by a packed copy of a form's weight."""
+        """Return a projection that uses ``base``, but for inputs of few rows a packed copy of its weight."""
         return cls(base.weight, base.bias, base=base)
 
     @cached_property
@@ -122,11 +122,11 @@ class PackedForFew(Linear):
         return self._form(x)(x)
 
     def onto(self, stream_ND: Tensor, x: Tensor) -> Tensor:
-        """Return stream + x @ weight.T + bias, for rows x [N, in]."""
+        """Return the residual stream [N, out] plus x @ weight.T + bias, for inputs x [N, in]."""
         return self._form(x).onto(stream_ND, x)
 
     def outputs(self, first: int) -> Linear:
-        """Return the projection to the outputs from ``first`` on, which multiplies few rows like one."""
+        """Return ``base`` restricted to outputs ``first`` and later, without a packed copy for inputs of few rows."""
         return self.base.outputs(first)
 
 
@@ -172,7 +172,7 @@ FORMS: Final[Mapping[torch.dtype, Mapping[Role, Mapping[str, Form]]]] = {
 
 
 def offered(dtype: torch.dtype, role: Role, shape: Sequence[int]) -> tuple[str, ...]:
-    """Return the names of the forms available here for a weight [out, in], the default first."""
+    """Return the names of the forms available on this machine for a weight of shape [out, in], the default first."""
     lacking = set() if can_pack(dtype) else {"packed"}
     if shape[0] * shape[1] > WIDENED_NUMEL:
         lacking.add("widened")
@@ -180,9 +180,9 @@ def offered(dtype: torch.dtype, role: Role, shape: Sequence[int]) -> tuple[str, 
 
 
 def can_pack(dtype: torch.dtype) -> bool:
-    """Return whether weights can be packed: torch has oneDNN, with its products under the names that torch itself uses.
+    """Return whether weights of a number format can be packed: torch has oneDNN, and the internal operators used here.
 
-    oneDNN's bf16 needs instructions that not every processor has.
+    bf16 also requires instructions that not every processor has.
     """
     if dtype == torch.int8 or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
@@ -192,7 +192,7 @@ def can_pack(dtype: torch.dtype) -> bool:
 
 
 def convert_blocks(model: Transformer, convert: Callable[[BlockWeights], BlockWeights]) -> None:
-    """Convert the decoder blocks of a model, before its first decode."""
+    """Replace the weights of each decoder block by ``convert(weights)``, before the model's first decode."""
     model.weights, blocks = replace(model.weights, blocks=()), list(model.weights.blocks)
     for index, block in enumerate(blocks):
         blocks[index] = convert(block)
@@ -200,7 +200,7 @@ def convert_blocks(model: Transformer, convert: Callable[[BlockWeights], BlockWe
 
 
 def quantise(model: Transformer) -> None:
-    """Round every projection of a bf16 model to int8, including the encoder's and the LM head."""
+    """Round every projection of a bf16 model to int8, in place, including the encoder's and the LM head."""
     form: Callable[[Linear], Linear] = Int8.from_projection if model.device.type == "cpu" else ByBf16.from_projection
     convert_blocks(model, lambda block: block.converted(form))
     encoder_blocks = tuple(block.converted(form) for block in model.weights.encoder_blocks)

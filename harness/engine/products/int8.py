@@ -1,4 +1,4 @@
-"""int8 as a number format: weights of products as 8-bit integers with one scale per row, everything else in bf16.
+"""int8 as a number format: projection weights as 8-bit integers with one scale per weight row, everything else in bf16.
 
 The integers of a row are its bf16 weights over the scale, rounded. The scale is the row's largest magnitude over 127,
 rounded to bf16 before the integers are computed, so that it adds no error. Embeddings, norms, biases and states stay
@@ -25,13 +25,13 @@ FEW_ROWS: Final = 8
 
 @dataclass(frozen=True)
 class Int8(Linear):
-    """A projection of int8 weights [out, in] with a scale [out], multiplied by torch's product for few rows."""
+    """Projection with int8 weights [out, in] and a scale [out]; torch's int8 product multiplies inputs of few rows."""
 
     scale: Tensor = field(kw_only=True)
 
     @classmethod
     def from_projection(cls, projection: Linear) -> Int8:
-        """Round the weights of a projection."""
+        """Round the weights of a projection to int8, with one scale per weight row."""
         wide = projection.weight.float()
         scale = (wide.abs().amax(1) / LARGEST).to(torch.bfloat16)
         steps = scale.float().clamp_min(torch.finfo(torch.bfloat16).tiny)[:, None]  # a row of zeros has no scale
@@ -46,25 +46,25 @@ class Int8(Linear):
         return product if self.bias is None else product.add_(self.bias)
 
     def by_bf16(self, x: Tensor) -> Tensor:
-        """Return the projection by a bf16 copy of the integers, which represents each exactly."""
+        """Return the product by a temporary bf16 copy of the integer weights, which represents each of them exactly."""
         product = F.linear(x, self.weight.to(x.dtype)).mul_(self.scale)
         return product if self.bias is None else product.add_(self.bias)
 
     def onto(self, stream_ND: Tensor, x: Tensor) -> Tensor:
-        """Return stream + x @ (scale * weight).T + bias, for rows x [N, in]."""
+        """Return the residual stream [N, out] plus x @ (scale * weight).T + bias, for inputs x [N, in]."""
         return stream_ND + self(x)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Return rows of the weight in a format for computation, [ids, in]."""
+        """Return the weight rows of the given output ids, multiplied by their scales, [len(ids), in]."""
         return self.weight.index_select(0, ids) * self.scale[ids][:, None]
 
     def outputs(self, first: int) -> Int8:
-        """Return the projection to the outputs from ``first`` on, without a copy."""
+        """Return the projection restricted to outputs ``first`` and later; its weight is a view, not a copy."""
         plain = super().outputs(first)
         return type(self)(plain.weight, plain.bias, scale=self.scale[first:])
 
     def stacked(self, projections: Sequence[Linear]) -> Linear:
-        """Return one projection with this one's outputs, then those of other projections of the same form."""
+        """Return one projection with the outputs of this one, followed by those of others of the same type."""
         plain = super().stacked(projections)
         scales = [part.scale for part in (self, *projections) if isinstance(part, Int8)]
         return type(self)(plain.weight, plain.bias, scale=torch.cat(scales))
@@ -72,7 +72,7 @@ class Int8(Linear):
 
 @dataclass(frozen=True)
 class ByBf16(Int8):
-    """int8 weights converted to bf16 for every product: runs everywhere, and reads three times the bytes."""
+    """Projection that converts int8 weights to bf16 for every product: runs anywhere, but reads three times as much."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x @ (scale * weight).T + bias over the last dimension."""
@@ -80,5 +80,8 @@ class ByBf16(Int8):
 
 
 def computes_in(dtype: torch.dtype) -> torch.dtype:
-    """Return the number format of states, keys and values for a number format of weights, which are read in it too."""
+    """Return the number format of states, keys and values, given that of the weights: bf16 for int8, else the same.
+
+    Weights are also loaded in this format.
+    """
     return torch.bfloat16 if dtype == torch.int8 else dtype

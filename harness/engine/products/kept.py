@@ -1,7 +1,8 @@
-"""Choices stored in the user's cache folder, so that every run of a model on a machine multiplies in the same forms.
+"""Stored choices of forms (implementations of matrix products), the same for all runs of a model on a machine.
 
-The first process to store a choice decides for all: another one that measured meanwhile uses the stored choice. A file
-that is damaged, or does not match its name, is overwritten. If nothing can be written, nothing is chosen.
+They are files in the user's cache folder. The first process to store a choice decides for all: another one that
+measured meanwhile uses the stored choice. A file that is damaged, or does not match its name, is overwritten. If
+nothing can be written, nothing is chosen.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from exitbench.user_cache import user_cache
 
 
 def cpu_model() -> str:
-    """Return the processor's name."""
+    """Return the processor's model name, or its architecture if the name is unknown."""
     try:
         match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(encoding="utf-8"), re.MULTILINE)
     except OSError:
@@ -31,7 +32,7 @@ def cpu_model() -> str:
 
 
 def this_machine(threads: int) -> dict[str, Any]:
-    """Return processor, instructions that torch uses, its version, and threads."""
+    """Return a machine's entries of a cache key: processor, instruction set that torch uses, torch version, threads."""
     import torch
 
     capability = torch.backends.cpu.get_cpu_capability()
@@ -46,12 +47,15 @@ ChoiceKey = Mapping[str, Any]
 
 
 def stored_choices(key: ChoiceKey) -> dict[str, str] | None:
-    """Return the stored choices of a cache key; None if there are none that can be used."""
+    """Return the stored form of each place (role and shape of a weight) for a cache key; None if none can be used."""
     return _usable(_path(key), key)
 
 
 def keep(key: ChoiceKey, chosen: Mapping[str, str]) -> dict[str, str] | None:
-    """Store choices, and return those that count: the first stored. None if nothing can be stored."""
+    """Store choices under a cache key, and return those in effect: the first that any process stored.
+
+    Returns None if nothing can be stored.
+    """
     path = _path(key)
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
@@ -71,7 +75,7 @@ def keep(key: ChoiceKey, chosen: Mapping[str, str]) -> dict[str, str] | None:
 
 
 def all_kept(machine: ChoiceKey) -> Iterator[tuple[str, ChoiceKey, dict[str, str]]]:
-    """Yield what is stored for a machine: the id in each file's name, the cache key and the choices."""
+    """Yield all choices stored for a machine: the id in the file's name, the cache key, and the form by place."""
     for path in sorted(user_cache().glob(f"{_PREFIX}*.json")):
         key = _content(path).get("key")
         if not isinstance(key, dict) or path != _path(key) or not machine.items() <= key.items():
@@ -86,7 +90,7 @@ def _path(key: ChoiceKey) -> Path:
 
 
 def _usable(path: Path, key: ChoiceKey) -> dict[str, str] | None:
-    """Return the choices in a file if its cache key matches and each form is available."""
+    """Return the choices in a file if its cache key matches and each form is available; else None."""
     content = _content(path)
     chosen, places = content.get("chosen"), key["places"]
     if content.get("key") != key or not isinstance(chosen, dict) or chosen.keys() != places.keys():

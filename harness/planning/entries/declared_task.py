@@ -20,7 +20,7 @@ _MAX_NEW_TOKENS: Final = 1_000_000
 
 
 def find_declaration(name: str, folder: Path) -> Declaration | None:
-    """Return the declared task with a name: the path of a TOML file, or a task declared among the plug-ins.
+    """Return the declared task for a name: the path of a TOML file, or the name of a task declared among the plug-ins.
 
     Args:
         name: The name as the user wrote it.

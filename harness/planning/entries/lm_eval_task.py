@@ -58,11 +58,11 @@ def refuse_lm_eval_keys(table: TomlTable) -> None:
 
 
 def read_lm_eval(table: TomlTable, name: str, declaration: Declaration | None = None) -> LmEvalAsked:
-    """Read the settings specific to lm-eval tasks.
+    """Read the keys of a task table that are specific to lm-eval tasks.
 
     Args:
         table: The suite's ``[tasks.LABEL]``.
-        name: Name of the task, with its prefix.
+        name: Name of the task, with the prefix of lm-eval tasks.
         declaration: Declaration of a multiple-choice task from a TOML file.
 
     Raises:
@@ -127,7 +127,7 @@ def _settings(table: TomlTable) -> LmEvalSettings:
 
 
 def _gen_kwargs(table: TomlTable) -> tuple[tuple[str, Any], ...]:
-    """Return generation arguments as sorted (name, value) pairs."""
+    """Return lm-eval's generation arguments in a table, as sorted (name, value) pairs."""
     pairs = []
     for key, value in sorted(table.values.items()):
         words = value if isinstance(value, list) else [value]

@@ -21,15 +21,15 @@ _STYLES: Final = ", ".join(f'"{style}"' for style in PROMPT_STYLES)
 
 @dataclass(frozen=True)
 class PromptKeys:
-    """Requested prompts; None for what depends on the model or the task.
+    """Requested prompts of a task; None for settings that the model or the task then determines.
 
     Attributes:
         style: Prompt style.
         prompt: Template of the whole question.
-        causal_prompt: Template for decoder-only models; None: `prompt`.
-        stop: Strings that end an answer; None: those of the style.
-        num_fewshot: Number of examples.
-        fewshot_seed: Seed that chooses them.
+        causal_prompt: Template for decoder-only models; None for `prompt`.
+        stop: Strings that end an answer; None for those of the style.
+        num_fewshot: Number of few-shot examples.
+        fewshot_seed: Seed that chooses the examples.
     """
 
     style: PromptStyle | None = None
@@ -77,10 +77,10 @@ def read_prompt_keys(table: TomlTable, task: Task) -> PromptKeys:
 
 
 def check_chat_keys(table: TomlTable, keys: PromptKeys, chat_template: bool | None) -> None:
-    """Reject a chat template that contradicts the prompt style.
+    """Reject a value of the key ``chat_template`` that contradicts the prompt style.
 
     Raises:
-        UserError: It does; names file, line and key.
+        UserError: They contradict each other; names file, line and key.
     """
     if keys.style == "chat" and chat_template is False:
         raise table.error("chat_template", f'is false, and prompt_style = "chat" needs it. Allowed styles: {_STYLES}.')

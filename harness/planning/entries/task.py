@@ -52,8 +52,8 @@ class TaskEntry:
         calibration_files: Local source only: files on which thresholds are calibrated.
         train_split: Hub source only: split or part (``train[:50%]``) on which methods are fitted; None: ``train``.
         calibration_split: Hub source only: split or part on which thresholds are calibrated; None: no calibration.
-        drop_shared: Whether fits and calibrations leave out documents that have another use.
-        batch_rows: Rows per batch in cells that are not timed; None: as in `[defaults]`.
+        drop_shared: Whether fits and calibrations leave out documents that are also measured or fitted on.
+        batch_rows: Documents per batch in cells that are not timed; None: as in `[defaults]`.
         is_undecided: Whether the suite says ``source = "auto"`` and `located` has not replaced it; until then, `data`
             are the local files.
     """
@@ -73,9 +73,9 @@ class TaskEntry:
     is_undecided: bool = False
 
     def located(self, data_dir: Path | None, *, hub: bool) -> "TaskEntry":
-        """Return the task with its source ``auto`` replaced: local if one of its files exists, else the hub if allowed.
+        """Return the task with its source ``auto`` replaced: by local files if one exists, else by the hub if allowed.
 
-        Unchanged if it has another source, or if neither is there (`require_located`).
+        The task is unchanged if it has another source, or if neither is possible (`require_located`).
         """
         if not self.is_undecided:
             return self
@@ -87,10 +87,10 @@ class TaskEntry:
         return replace(self, data=data, train_files=(), calibration_files=(), is_undecided=False)
 
     def require_located(self, data_dir: Path | None) -> None:
-        """Check that the source of the task is decided.
+        """Check that the source of the task is not ``auto`` any more.
 
         Raises:
-            UserError: It has no file below the data folder, and the hub is not allowed.
+            UserError: No file of the task is below the data folder, and the hub is not allowed.
         """
         if self.is_undecided:
             names = ", ".join(path for _, path in self.data.files)
@@ -106,7 +106,7 @@ class TaskEntry:
         return work_class(self.data.task_object)
 
     def has_other_split(self, split: Literal["train", "calibration"]) -> bool:
-        """Return whether `other_split` can name documents: the data has this split, or the suite its files."""
+        """Return whether the data or the suite provide a split, so that `other_split` can return its documents."""
         files = self.train_files if split == "train" else self.calibration_files
         name = self.train_split if split == "train" else self.calibration_split
         if self.data.source == "local":
@@ -117,7 +117,7 @@ class TaskEntry:
     def other_split(
         self, split: Literal["train", "calibration"], limit: int, why: str, fitted_on: DataRequest | None = None
     ) -> DataRequest:
-        """Return the request for another split of the same data.
+        """Return the request for the documents of the train or calibration split of the task's data.
 
         Args:
             split: The split.
@@ -249,7 +249,7 @@ def _lm_eval_entry(label: str, table: TomlTable, name: str, declaration: Declara
 def _entry(
     label: str, table: TomlTable, data: DataRequest, generation: GenerationSettings, chat_template: bool | None
 ) -> TaskEntry:
-    """Build the entry, and read the keys that are common to all kinds of tasks."""
+    """Build a task's entry, and read the keys of its table that are common to all kinds of tasks."""
     return TaskEntry(
         label,
         table.location(),
@@ -267,7 +267,7 @@ def _entry(
 
 
 def _first_source(source: str) -> SourceKind:
-    """Return the source to look for first."""
+    """Return the source in which to look first: ``local`` for ``auto``, otherwise the given source."""
     return "local" if source == "auto" else cast(SourceKind, source)
 
 

@@ -11,16 +11,16 @@ _SLACK_NS: Final = 1_000_000_000
 
 
 class CounterError(Exception):
-    """A counter cannot be read, or its reading is impossible. The message names the counter and the reason."""
+    """Exception raised if a counter cannot be read or its reading is impossible; names the counter and the reason."""
 
 
 @dataclass(frozen=True)
 class Counter:
-    """An energy counter, in microjoules since an arbitrary start.
+    """Energy counter of a part of the hardware, in microjoules since an arbitrary start.
 
     Attributes:
         domain: Domain of the counter: ``package-0``, ``package-0/dram``, ``gpu-0``, ``psys``.
-        is_counted: Whether the counter is part of the total. A counter that includes others is only stored.
+        is_counted: Whether the energy is added to the total. A counter that includes others is stored, but not added.
         range_uj: Value at which the counter wraps around to 0; None if it never does.
         most_w: Upper bound of plausible power in watts; readings above it are rejected.
         read_uj: Reads the counter; raises `CounterError`.
@@ -33,7 +33,7 @@ class Counter:
     read_uj: Callable[[], int]
 
     def spent_uj(self, before_uj: int, after_uj: int, wall_ns: int) -> int:
-        """Return the energy between two readings. The counter may have wrapped around once between them.
+        """Return the microjoules between two readings. The counter may have wrapped around once between them.
 
         Raises:
             CounterError: The counter was reset, the power is implausible, or the interval is so long that the counter
@@ -52,10 +52,10 @@ class Counter:
 
 @dataclass(frozen=True)
 class CounterSource:
-    """Energy counters of one source (processor or GPU).
+    """Energy counters of one kind of hardware: the processors or the GPUs.
 
     Attributes:
-        counters: All counters of the source; empty if any is unreadable, since a partial sum would look like the total.
+        counters: All counters; empty if any of them is unreadable, since a partial sum would look like the total.
         summary: One line: the domains that are read, or the reason why none is read.
     """
 

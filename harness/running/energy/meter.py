@@ -1,8 +1,8 @@
 """Meter: all energy counters of the hardware that runs a model, read together.
 
-Counters are updated in steps (about 1 ms for RAPL, up to 100 ms for NVML), so the reading of one short decode is off by
-up to a step at either end, in both directions equally often. Sums over documents and rounds are unbiased, and their
-intervals include the effect of steps; `Idle.update_ns` is the length of a step.
+A counter is updated about every 1 ms (RAPL) or at most every 100 ms (NVML). The energy of one short decode is off by up
+to one update at either end, in both directions equally often. So sums over documents and rounds are unbiased, and their
+intervals include this effect; `Idle.update_ns` is the time between updates.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _STEPS: Final = 4
 
 @dataclass(frozen=True)
 class Moment:
-    """One reading of a meter: the time, and the value of every counter in the meter's order."""
+    """One reading of a meter: the time, and each counter's value in microjoules, in the order of `Meter.counters`."""
 
     at_ns: int
     uj: tuple[int, ...]
@@ -35,14 +35,14 @@ class Moment:
 
 @dataclass(frozen=True)
 class Idle:
-    """Idle reading of a counter, while the model is loaded and nothing is decoded.
+    """Energy that one counter measures on the idle machine: the model is loaded and nothing is decoded.
 
     Attributes:
         domain: Domain of the counter.
         is_counted: Whether the counter is part of the total.
-        idle_uj: Energy in microjoules.
-        idle_ns: Duration in nanoseconds.
-        update_ns: Nanoseconds between two steps of the counter; None if fewer than two steps were observed.
+        idle_uj: Energy in microjoules, during `idle_ns`.
+        idle_ns: Duration of the measurement in nanoseconds.
+        update_ns: Update interval of the counter in nanoseconds; None if fewer than two updates were observed.
     """
 
     domain: str
@@ -60,7 +60,7 @@ class Meter(Protocol):
         """All counters that the meter reads."""
 
     def read(self) -> Moment:
-        """Read all counters once; raises `CounterError`."""
+        """Return the time and the current value of every counter; raises `CounterError`."""
 
     def idle(self) -> tuple[Idle, ...]:
         """Measure the energy of the idle machine, per counter; raises `CounterError`."""
@@ -81,11 +81,11 @@ class MachineMeter:
     now_ns: Callable[[], int] = time.perf_counter_ns
 
     def read(self) -> Moment:
-        """Read all counters once."""
+        """Return the time and the current value of every counter."""
         return Moment(self.now_ns(), tuple(counter.read_uj() for counter in self.counters))
 
     def idle(self) -> tuple[Idle, ...]:
-        """Wait until threads are idle, measure energy for one second, then measure the step length of each counter."""
+        """Wait until threads are idle; then measure each counter's energy over one second, and its update interval."""
         self.sleep(SETTLE_S)
         before = self.read()
         self.sleep(IDLE_S)
@@ -101,7 +101,7 @@ class MachineMeter:
         )
 
     def _update_ns(self, counter: Counter) -> int | None:
-        """Return the median time between a few steps of a counter; None if fewer than two steps are observed."""
+        """Return the median nanoseconds between updates of a counter; None if fewer than two updates are observed."""
         until_ns = self.now_ns() + _WATCH_NS
         last = counter.read_uj()
         steps: list[int] = []
@@ -122,7 +122,7 @@ def find_counters(device: str) -> tuple[CounterSource, ...]:
 
 
 def open_meter(device: str) -> Meter | str:
-    """Return a meter, or one line with the reason why there is none.
+    """Return a meter of the machine's energy counters, or one line with the reason why there is none.
 
     For a model on a GPU, the GPU's counter is required, since the processor's counter would miss most of the energy.
     """

@@ -1,4 +1,4 @@
-"""NVML energy counters of GPUs, from the driver's library: millijoules since the driver was loaded (since Volta)."""
+"""NVML energy counters of GPUs since Volta, from the driver's library: millijoules since the driver was loaded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_WATTS: Final = 3_000
 
 
 def nvml_counters(uuids: Sequence[str], load: Callable[[str], Any] = ctypes.CDLL) -> CounterSource:
-    """Return the energy counters of some GPUs.
+    """Return the energy counters of the given GPUs, or the reason why they cannot be read.
 
     Args:
         uuids: Ids of the GPUs, in torch's order, as ``GPU-...``.

@@ -28,7 +28,7 @@ _MOST_WATTS: Final = 1_000
 
 
 def powercap_counters(root: Path = ROOT) -> CounterSource:
-    """Return the counters of all packages, their memory and the board.
+    """Return the energy counters of all processor packages, their memory and the board.
 
     Args:
         root: Folder of the zones; tests pass a temporary folder.
@@ -54,7 +54,7 @@ def powercap_counters(root: Path = ROOT) -> CounterSource:
 
 
 def _counter(root: Path, zone: str) -> Counter | None:
-    """Return the counter of a zone; None for a part of a counted zone or an unknown zone."""
+    """Return the counter of a RAPL zone; None if it is part of another zone that is read, or has an unknown name."""
     name = _text(root / zone / "name")
     if name == "dram":
         package = _text(root / zone.rpartition(":")[0] / "name")

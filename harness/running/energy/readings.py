@@ -30,7 +30,7 @@ class Place:
 
 @dataclass(frozen=True)
 class EnergyReading:
-    """Energy of one counter during one decode; a row of the spool's ``energy`` table.
+    """Energy that one counter measured during one decode; a row of the spool's ``energy`` table.
 
     Attributes:
         wall_ns: Nanoseconds between the two counter readings: slightly more than the decode itself.
@@ -52,7 +52,7 @@ class Energy:
 
     Attributes:
         readings: One reading per decode and counter; empty if there are no counters.
-        domains: Idle readings of the counters.
+        domains: For each counter, the energy of the idle machine.
         summary: Names of the counters, or the reason why there are no readings.
     """
 
@@ -65,7 +65,7 @@ class EnergyLog:
     """Collector of a timing's energy readings. The first counter error ends the collection."""
 
     def __init__(self, meter: Meter | str) -> None:
-        """Measure idle power.
+        """Measure the idle machine's energy.
 
         Args:
             meter: The meter, or the reason why there is none.
@@ -124,7 +124,7 @@ class EnergyLog:
 
 
 def energy_metrics(energy: Energy, tokens: Mapping[str, int], seed: int) -> dict[str, Interval]:
-    """Return the energy metrics of both arms; empty if there are no readings.
+    """Return the energy metrics of full depth and the method (the two arms); empty if there are no readings.
 
     ``energy_ratio`` is full depth's energy over the method's, for whole requests and including idle power, with a
     paired interval over documents. ``aa_energy_ratio`` is the same ratio of full depth and its twin, a second run of

@@ -1,4 +1,4 @@
-"""Protocol of executors."""
+"""Protocol of executors, which run the cells of a plan."""
 
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -8,7 +8,7 @@ from exitbench.progress import Progress
 
 
 class Executor(Protocol):
-    """Runner of model groups: each is the cells of one loaded model, and runs on one machine from start to end."""
+    """Runner of model groups. A group is all cells of one loaded model, and runs on one machine from start to end."""
 
     @property
     def threads(self) -> int:
@@ -23,7 +23,7 @@ class Executor(Protocol):
             ingest: Turns ended cells into database rows; called from time to time.
 
         Returns:
-            Status by cell id.
+            Final status of every cell, by cell id.
 
         Raises:
             KeyboardInterrupt: The user interrupted; every finished cell is in the spool.

@@ -78,7 +78,7 @@ class _Watch:
         return None if self._waits or self.limit_s is None else self._since_s + self.limit_s
 
     def take(self, line: str) -> bool:
-        """Process one line of the worker's output; return False if it is not an event (see `events`)."""
+        """Update the state from one line of the worker's output; return False if it is not an event (see `events`)."""
         event = read_event(line, self._items)
         if event is None or event["cell"] in self.statuses:
             return False
@@ -112,7 +112,7 @@ _LEAK_REPORT: Final = ("nanobind: ", " - leaked ", " - ... skipped", "See https:
 
 @dataclass(frozen=True)
 class _Death:
-    """End of a worker process that did not finish its cells.
+    """How a worker process ended: status and reason for cells that it left unfinished.
 
     Attributes:
         interrupted: Reason, if the process was requested to end.
@@ -127,19 +127,19 @@ class _Death:
 
     @property
     def status(self) -> str:
-        """Status of the lost cell in the spool."""
+        """Status to store for a cell that was running when the process ended."""
         if self.killed_for is not None:
             return self.killed_for[0]
         return "interrupted" if self.interrupted else "oom" if self.out_of_memory else "failed"
 
     @property
     def signal(self) -> int | None:
-        """Signal that killed the process, if one did."""
+        """Number of the signal that killed the process; None if no signal did."""
         return -self.returncode if self.returncode < 0 else None
 
     @property
     def reason(self) -> str:
-        """Reason for the end, as one line for users."""
+        """Reason why the process ended, as one line for users."""
         if self.killed_for is not None:
             return self.killed_for[1]
         if self.interrupted:
@@ -205,7 +205,7 @@ class GroupRun:
         return watch.statuses
 
     def interrupt(self, reason: str) -> None:
-        """Request that the worker end its attempt, and kill it if it takes too long. Other threads may call this."""
+        """Request that the worker end its attempt; kill it after `GRACE_S` seconds. May be called from any thread."""
         self.interrupted = self.interrupted or reason
         with self._starting:
             process = self._process
@@ -240,7 +240,11 @@ class GroupRun:
         return _Death(returncode, self.interrupted, killed_for, out_of_memory, "\n".join(lines))
 
     def _start(self, spec_path: Path, variables: Mapping[str, str], log: IO[str]) -> Callable[[Sequence[int]], Process]:
-        """Return what starts the worker. Only on the CPU it is a fork, since drivers of GPUs do not survive one."""
+        """Return a function that starts the worker, given the descriptors of its pipes.
+
+        On the CPU the worker is forked, to start faster. On a GPU it is a new process, since GPU drivers do not survive
+        a fork.
+        """
         about: dict[str, Any] = {"output": log.fileno(), "variables": variables}
         if not self._worker and self.spec.device == "cpu":
             return lambda descriptors: fork_server.start(_WORKER, [str(spec_path)], descriptors, **about)
@@ -281,7 +285,7 @@ class GroupRun:
 
 
 def _record(spec: WorkerSpec, item: CellJob, death: _Death) -> None:
-    """Write the attempt of a cell whose worker died."""
+    """Write an attempt for a cell whose worker died."""
     env = environment_and_hardware(spec.threads)
     with AttemptWriter(spec.spool, item.cell_record(), env) as attempt:
         attempt.log_path.write_text(death.log_tail, encoding="utf-8")
@@ -299,7 +303,7 @@ def _oom_kills() -> int:
 
 
 def _signal_name(number: int) -> str:
-    """Return a signal's name, or its number if it has no name (as real-time signals)."""
+    """Return a signal's name, or its number if it has no name (such as real-time signals)."""
     with contextlib.suppress(ValueError):
         return signal.Signals(number).name
     return f"signal {number}"

@@ -53,7 +53,7 @@ class LocalExecutor:
         return max(1, free_cores() // max(1, len(self._gpus)))
 
     def run(self, specs: Sequence[WorkerSpec], progress: Progress, ingest: Callable[[], None]) -> dict[str, str]:
-        """Run groups until every cell has ended; see `base.Executor.run`."""
+        """Run groups until every cell has ended; arguments as in `base.Executor.run`."""
         on_gpus = (Stage(tuple(specs), len(self._gpus), quiet=True),)
         statuses: dict[str, str] = {}
         for stage in on_gpus if self._gpus else stages(specs, self._cores):

@@ -21,7 +21,7 @@ _LONGEST_LINE_BYTES: Final = 1 << 16
 
 
 class Overdue(Exception):
-    """The deadline for the worker's next line has passed."""
+    """Exception raised if the worker wrote no line before a deadline."""
 
 
 class WorkerProcess:
@@ -50,7 +50,7 @@ class WorkerProcess:
         self._read, self._is_open, self._has_ended = b"", True, False
 
     def next_line(self, deadline: float | None) -> str | None:
-        """Wait for the next line of the worker and return it; None after the worker has ended and everything is read.
+        """Return the worker's next line; None once the worker has ended and all its lines are read.
 
         Args:
             deadline: Time by `time.monotonic`; None for no deadline.
@@ -80,7 +80,7 @@ class WorkerProcess:
         return (line + newline).decode(errors="replace")
 
     def interrupt(self) -> None:
-        """Request that the worker end its attempt."""
+        """Send SIGINT to the worker, so that it ends its current attempt and exits."""
         self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
@@ -90,7 +90,7 @@ class WorkerProcess:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def end(self) -> int:
-        """Kill the rest of the worker's group. Return the worker's exit code, or -N if signal N ended it."""
+        """Kill the rest of the worker's process group; return the worker's exit code, or -N if signal N ended it."""
         self.kill()
         self._has_ended = True
         returncode = self._process.wait()

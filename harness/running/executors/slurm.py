@@ -53,13 +53,13 @@ class _ArrayTask:
 
     @property
     def unknown_job(self) -> Job:
-        """The job with the state `FORGOTTEN`, for a job that Slurm no longer lists."""
+        """This task's job with the state `FORGOTTEN`, for the case that Slurm no longer lists the job."""
         return Job(f"{(self.folder / _SUBMITTED).read_text(encoding='utf-8')}_{self.index}", FORGOTTEN)
 
 
 @dataclass
 class _Followed:
-    """State of the cells of this run while their jobs are followed."""
+    """Progress and final statuses of this run's cells, updated while their Slurm jobs are followed."""
 
     progress: Progress
     items: dict[str, CellJob]
@@ -85,10 +85,10 @@ class _Followed:
 
 
 class SlurmExecutor:
-    """Executor that submits groups, follows their jobs, and writes attempts for cells that jobs left unfinished."""
+    """Executor that submits groups to Slurm, follows the jobs, and writes attempts for cells left unfinished."""
 
     def __init__(self, folder: Path, options: SlurmOptions) -> None:
-        """Find earlier submissions, and write the attempts of jobs that ended without a controller.
+        """Find earlier submissions, and write attempts for cells left unfinished by jobs that have ended since.
 
         Args:
             folder: Folder of submissions; must be accessible from the nodes.
@@ -110,7 +110,10 @@ class SlurmExecutor:
         return self._options.cpus
 
     def run(self, specs: Sequence[WorkerSpec], progress: Progress, ingest: Callable[[], None]) -> dict[str, str]:
-        """Submit cells that no job runs yet, and follow until every cell has ended; see `base.Executor.run`."""
+        """Submit cells that are not in a live job, and follow all jobs until every cell has ended.
+
+        Arguments as in `base.Executor.run`.
+        """
         followed = _Followed(progress, {item.cell.cell_id: item for spec in specs for item in spec.cells})
         pause_s = POLL_S[0]
         try:
@@ -145,7 +148,7 @@ class SlurmExecutor:
             tell(f"{error} Trying again later.")
 
     def _close(self) -> dict[str, str]:
-        """Write attempts for cells that ended jobs left unfinished; return the status of every cell of those jobs."""
+        """Write attempts for cells left unfinished by ended jobs; return the status of every cell of these jobs."""
         submissions = [path for path in sorted(self._folder.glob("*/")) if not (path / _CLOSED).exists()]
         jobs = list_jobs(path.name for path in submissions)
         self._live, statuses = [], {}
@@ -174,7 +177,7 @@ class SlurmExecutor:
         return [_ArrayTask(submission, int(path.stem.split("-")[1]), self._specs[path]) for path in paths]
 
     def _ready(self, specs: Sequence[WorkerSpec], followed: _Followed) -> Iterator[WorkerSpec]:
-        """Yield groups with their remaining cells; leave out groups with a cell, or a dependency, in a live job."""
+        """Yield model groups with their remaining cells; omit groups with a cell, or a dependency, in a live job."""
         busy = frozenset[str]().union(*(task.cell_ids for task, _ in self._live))
         for spec in specs:
             remaining = tuple(item for item in spec.cells if item.cell.cell_id not in followed.statuses)
@@ -213,7 +216,7 @@ def _note_array(submission: Path, job_id: str) -> None:
 
 
 def _note(followed: _Followed, spool: Path) -> None:
-    """Update the state of followed cells from the spool."""
+    """Update progress and statuses of followed cells from their attempts in the spool."""
     for item in followed.unfinished():
         if (status := outcome(spool, item)) is not None:
             followed.end(item.cell.cell_id, status)
@@ -224,7 +227,7 @@ def _note(followed: _Followed, spool: Path) -> None:
 
 
 def _settle(task: _ArrayTask, job: Job) -> dict[str, str]:
-    """Write an attempt for each cell that a job left unfinished; return the status of every cell."""
+    """Write an attempt for each cell left unfinished by an ended job; return the status of every cell of the job."""
     for item in task.spec.cells:
         if outcome(task.spec.spool, item) is None:
             _look_again(task.spec.spool, item.cell.cell_id)

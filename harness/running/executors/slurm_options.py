@@ -72,7 +72,7 @@ def read_options(texts: Sequence[str]) -> SlurmOptions:
 
 
 def _minutes(text: str) -> int:
-    """Return a time limit of sbatch in whole minutes, rounded up."""
+    """Return minutes, rounded up, from a time limit in one of sbatch's formats."""
     match = _TIME.fullmatch(text)
     parts = [int(part) for part in match["parts"].split(":")] if match else []
     if match and match["days"]:

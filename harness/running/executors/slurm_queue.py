@@ -29,7 +29,7 @@ _SQUEUE_TIMEOUT_S: Final = 60.0
 
 
 class NoAnswer(UserError):
-    """Slurm does not answer; the failure may be temporary."""
+    """Exception raised if Slurm does not answer; the failure may be temporary."""
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ class SlurmTask:
             time.sleep(LAST_S)
 
     def checkpoint(self) -> Any:
-        """End the current attempt; return a submission with which the job can run again."""
+        """End the current attempt, before preemption or a time limit; return a submission that runs the job again."""
         from submitit.helpers import DelayedSubmission
 
         self._group.interrupt("preempted by Slurm, or out of time")

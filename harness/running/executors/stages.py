@@ -19,7 +19,7 @@ _MEMORY_SHARE: Final = 0.5
 
 @dataclass(frozen=True)
 class Stage:
-    """Groups of which up to ``workers`` run at the same time.
+    """Model groups of which up to ``workers`` run at the same time, each in one worker process.
 
     Attributes:
         quiet: Whether the stage may time decodes, so that no other work should run at the same time.
@@ -34,7 +34,7 @@ def stages(specs: Sequence[WorkerSpec], cores: int | None = None, memory_bytes: 
     """Divide cells into untimed cells, which run side by side, and timing cells, which run alone after them.
 
     Args:
-        specs: One per loaded model; its number of threads is for a worker that runs alone.
+        specs: One specification per loaded model; its number of threads is for a worker that runs alone.
         cores: Number of cores to use; None for all cores this process may use.
         memory_bytes: Memory of the machine; None to read it. Models that run at the same time fit in half of it.
 
@@ -56,7 +56,7 @@ def _only(specs: Sequence[WorkerSpec], *, timing: bool) -> list[WorkerSpec]:
 
 
 def _that_fit(specs: Sequence[WorkerSpec], memory_bytes: int | None) -> int:
-    """Return how many of the largest models fit in memory at the same time."""
+    """Return how many models as large as the largest one fit in memory at the same time."""
     memory = memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cells = [item.cell for spec in specs for item in spec.cells]
     largest = max((cell.model.parameters * _BYTES[cell.dtype] for cell in cells), default=0)
@@ -66,8 +66,8 @@ def _that_fit(specs: Sequence[WorkerSpec], memory_bytes: int | None) -> int:
 def _parts(specs: Sequence[WorkerSpec], cores: int) -> list[WorkerSpec]:
     """Return the specifications, largest first. A specification with more than one core's share of work is split.
 
-    Every part loads the model again, and only cells of one part can share a pass, so there are no more parts than
-    cores.
+    There are no more parts than cores: every part loads the model again, and only cells of one part can share runs of
+    the model.
     """
     share = sum(map(_weight, specs)) / cores
     parts = []
@@ -77,7 +77,10 @@ def _parts(specs: Sequence[WorkerSpec], cores: int) -> list[WorkerSpec]:
 
 
 def _split(spec: WorkerSpec, most: int) -> list[WorkerSpec]:
-    """Split cells into at most ``most`` consecutive parts of similar weight; dependent cells stay together."""
+    """Split a specification into at most ``most`` parts of similar weight; each has consecutive cells.
+
+    Cells that depend on each other stay in one part.
+    """
     stretches: dict[int, list[CellJob]] = {}
     total, before = _weight(spec), 0
     for cells in _independent(spec.cells):
@@ -88,7 +91,7 @@ def _split(spec: WorkerSpec, most: int) -> list[WorkerSpec]:
 
 
 def _weight(spec: WorkerSpec) -> int:
-    """Return a rough amount of work: the number of documents; a calibration decodes all of them at every threshold."""
+    """Return the rough amount of work: the number of documents of all cells, times thresholds for a calibration."""
     levels = (len(item.cell.calibration.levels) if item.cell.calibration else 1 for item in spec.cells)
     return sum(item.cell.task.documents * n for item, n in zip(spec.cells, levels, strict=True))
 

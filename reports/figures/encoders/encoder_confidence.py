@@ -42,14 +42,21 @@ def finding(frame: Frame) -> str:
 
 
 def chance_right_is_higher(frame: Frame) -> float | None:
-    """Return the AUROC of the gate's score for right labels, within blocks, over all blocks; None without pairs."""
+    """Return the probability that a right label's gate score is higher than a wrong one's at the same block (AUROC).
+
+    None if no block has both right and wrong labels.
+    """
     by_block = {row["block"]: (row["wins"], row["pairs"]) for row in frame.rows}
     pairs = sum(pairs for _, pairs in by_block.values())
     return sum(wins for wins, _ in by_block.values()) / pairs if pairs else None
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel per task, model and method; frame: mean score by block and is_right, half_width, texts."""
+    """Draw one panel per task, model and method: x is the block, y the gate's mean score.
+
+    One line is of documents whose label is right at the block, one of those whose label is wrong. Frame: one row per
+    task, model, method, block and is_right, with mean, half_width, wins and pairs.
+    """
     several = len(frame.distinct("task")) > 1
     panels = list(frame.groups(*(["task"] if several else []), "method", "model"))
     panels = sorted(

@@ -29,11 +29,13 @@ def draw_by_block(
     *,
     connect: bool = False,
 ) -> None:
-    """Draw each series of rows as points with intervals, side by side at every value of min_exit.
+    """Draw each series as points with intervals: x is the first gated block, y the column of values.
+
+    Points of different series at the same block are drawn side by side.
 
     Args:
         axes: Axes to draw on.
-        series: Rows by name of the series.
+        series: Rows by name of the series; their min_exit is the first gated block.
         styles: Colour and marker by name of the series.
         columns: Columns of the value and of its interval's two ends.
         hollow: Series whose markers are not filled.
@@ -66,7 +68,10 @@ def draw_by_block(
 
 
 def pairs_of_panels(frame: Frame) -> tuple[Figure, list[tuple[Axes, Axes, Frame]]]:
-    """Return a figure and, per task, model and setting, a titled panel, the panel to its right, and the rows."""
+    """Return a figure with two panels side by side per task, model and setting, and what to draw in each pair.
+
+    That is the left panel, which has a title, the right panel, and the frame's rows of this task, model and setting.
+    """
     groups = list(frame.groups("task", "model", "setting"))
     figure, panels = grid_of_panels(2 * len(groups), columns=2)
     pairs = zip(panels[::2], panels[1::2], groups, strict=False)
@@ -77,12 +82,12 @@ def pairs_of_panels(frame: Frame) -> tuple[Figure, list[tuple[Axes, Axes, Frame]
 
 
 def label_quality(axes: Axes, rows: Frame) -> None:
-    """Label the y axis with the rows' metric and number of documents."""
+    """Label the y axis with the name of the rows' metric, and write the number of documents above the panel."""
     axes.set_ylabel(rows.rows[0]["metric"])
     title_panel(axes, "", count(rows.values("n"), "documents"))
 
 
 def split(frame: Frame, column: str, names: Mapping[str, str]) -> dict[str, Sequence[Row]]:
-    """Group rows by `column`; return non-empty groups by display name, in the order of `names`."""
+    """Group rows by `column`; return the rows by display name (`names` maps values to these), without empty groups."""
     parts = {label: [row for row in frame.rows if row[column] == key] for key, label in names.items()}
     return {label: rows for label, rows in parts.items() if rows}

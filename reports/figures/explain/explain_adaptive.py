@@ -1,4 +1,4 @@
-"""Adaptive pruning as published, which has no effect, and as intended."""
+"""PRUNE's adaptive pruning of the LM head: as published, which has no effect, and as intended."""
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
@@ -26,7 +26,7 @@ HEADS = {
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on how often published adaptive pruning equals fixed pruning."""
+    """Return a sentence on the share of tokens for which adaptive pruning as published equals fixed pruning."""
     published = [row for row in frame.rows if row["head"] == "pruned-adaptive-code"]
     if not published:
         return "Adaptive pruning as intended; the published form was not run."
@@ -35,7 +35,11 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw two panels per task; frame: later_rows (rows per token) and same (0..1) by head and min_exit (blocks)."""
+    """Draw two panels per task and model: x is the first gated block (min_exit); one series per pruned head.
+
+    Left, y is the number of LM-head rows read per token after that block (later_rows). Right, y is the share of tokens
+    (0..1) that are exactly as under fixed pruning (same). Frame: one row per task, model, head and min_exit.
+    """
     styles = series_styles(HEADS.values())
     figure, panels = pairs_of_panels(frame)
     for work, same, rows in panels:

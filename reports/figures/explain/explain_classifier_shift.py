@@ -34,7 +34,7 @@ LOSSES = {
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the agreement of each loss over the same thresholds."""
+    """Return a sentence on the share of tokens equal to full depth's under each training loss."""
     parts = [
         f"{percent(fmean([row['token_match'] for row in rows]))} with {label}"
         for label, rows in split(frame, "loss", LOSSES).items()
@@ -43,7 +43,11 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw two panels per task; frame: token_match (0..1) and value (metric's unit) by loss and mean_exit_layer."""
+    """Draw two panels per task and model: x is the mean exit layer; one line per training loss of the classifier.
+
+    Left, y is the share of tokens equal to full depth's (token_match, 0..1); right, the task's metric (value). Frame:
+    one row per task, model, loss and threshold.
+    """
     styles = series_styles(LOSSES.values())
     figure, panels = pairs_of_panels(frame)
     for match, quality, rows in panels:

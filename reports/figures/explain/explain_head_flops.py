@@ -1,4 +1,4 @@
-"""LM-head work saved by pruning, with and without counting the one full read-out that every token needs."""
+"""LM-head FLOPs saved by pruning, with and without counting the one full read-out that every token needs."""
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -27,7 +27,7 @@ _TICKS = (1, 3, 10, 30, 100, 300, 1000)
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the largest saving with and without the full read-out."""
+    """Return a sentence on the largest factor of FLOPs saved by pruning, with and without the full read-out counted."""
     uncounted, counted = (
         max((row[column] for row in frame.rows if row[column] is not None), default=None)
         for column in ("left_out", "counted")
@@ -41,7 +41,11 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel per task and pruned head; frame: left_out and counted (times less) by min_exit (blocks)."""
+    """Draw one panel per task, model and pruned head: x is the first gated block (min_exit), y a ratio of FLOPs.
+
+    The ratio is the whole LM head's FLOPs over the pruned one's, with the full read-out that chooses the ids (counted)
+    and without it (left_out). Frame: one row per task, model, head and min_exit.
+    """
     styles = series_styles((LEFT_OUT, COUNTED))
     titles = panel_titles(frame)
     groups = list(frame.groups("task", "model", "setting", "head"))

@@ -32,7 +32,7 @@ MEANS = (
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the first model and task: mean gain over all settings, and over those that keep quality."""
+    """Return a sentence on one model and task: mean blocks saved over all settings and over those that keep quality."""
     row = frame.rows[0]
     gain = "none keeps the quality" if row["mean_kept"] is None else f"{row['mean_kept']:.2f} where quality is kept"
     scope = row_label(row, ("model", "task"))
@@ -40,7 +40,12 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw two panels per model and task; frame: gain (blocks), values (metric's unit), means of the gain."""
+    """Draw two panels per task and model: x is the first gated block (min_exit).
+
+    Left, y is the number of blocks that the JSD gate saves over the softmax gate (gain); their means over sets of
+    settings are at the far right. Right, y is the task's metric with either gate (baseline, contrast). Frame: one row
+    per task, model and min_exit.
+    """
     styles = series_styles((SOFTMAX, CONTRAST))
     figure, panels = pairs_of_panels(frame)
     for gains, quality, rows in panels:

@@ -28,7 +28,7 @@ HEADS = {
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the agreement of lists cut by id and by rank."""
+    """Return a sentence on the share of tokens equal to full depth's, with lists of token ids cut by id and by rank."""
     parts = []
     for head, words in (("pruned-decaying-idsorted", "by id, as published"), ("pruned-decaying", "by rank")):
         shares = [row["token_match"] for row in frame.rows if row["head"] == head and row["token_match"] is not None]
@@ -42,7 +42,11 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw two panels per task; frame: token_match (0..1) and value (metric's unit) by head and min_exit (blocks)."""
+    """Draw two panels per task and model: x is the first gated block (min_exit); one series per head.
+
+    Left, y is the share of tokens equal to full depth's (token_match, 0..1); right, the task's metric (value). Frame:
+    one row per task, model, head and min_exit.
+    """
     styles: dict[str, SeriesStyle] = series_styles(HEADS.values())
     figure, panels = pairs_of_panels(frame)
     for match, quality, rows in panels:

@@ -1,4 +1,4 @@
-"""Figures of self-supervised early exits. This module: shared panels, one per task, over epsilon."""
+"""Figures of Self-Supervised Early Exits. This module: shared panels, one per task, with epsilon on the x axis."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,12 +25,15 @@ Group = tuple[Any, ...]
 
 
 def epsilon_axis(axes: Axes) -> None:
-    """Label the x axis as epsilon."""
+    """Label the x axis as epsilon, the agreement with the model that is required of an exit head."""
     axes.set_xlabel("epsilon, agreement required of a head")
 
 
 def titles(frame: Frame, *names: str) -> dict[Group, str]:
-    """Return a title per task, `names` and setting; the setting is named only if there are several."""
+    """Return panel titles by (task, values of the columns `names`, setting).
+
+    A title names the setting only if there are several.
+    """
     several = len(frame.distinct("setting")) > 1
     return {
         group: " · ".join(shorten(part, 28) for part in group[:-1]) + (f"\n{group[-1]}" if several else "")
@@ -41,10 +44,11 @@ def titles(frame: Frame, *names: str) -> dict[Group, str]:
 def by_epsilon(
     frame: Frame, extra: Sequence[Line2D | Patch], *, unit: str = "documents"
 ) -> tuple[Figure, list[tuple[Axes, Frame]]]:
-    """Draw one panel per task and one line per series.
+    """Draw one panel per task: x is epsilon, y the value with its interval; one dotted line per series.
 
     Args:
-        frame: value, ci_low, ci_high and n by task, setting, series and epsilon.
+        frame: One row per task, setting, series and epsilon, with value, ci_low, ci_high and n. A series is a model, or
+            another varied parameter.
         extra: Legend entries in addition to the series.
         unit: Unit of n.
 

@@ -28,7 +28,7 @@ ACCURACY, ENTROPY = "exit_head_accuracy", "exit_head_entropy_nats"
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on how often trained heads agree with the model."""
+    """Return a sentence on the share of training tokens for which trained heads agree with the model."""
     groups = frame.filter(lambda row: row["metric"] == ACCURACY).groups("training", "block")
     last = [{**max(rows.rows, key=lambda row: row["step"]), "head": _name(block)} for (_, block), rows in groups]
     if not last:
@@ -38,7 +38,11 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw two panels per training and one line per head; frame: value by training, metric, block and step."""
+    """Draw two panels per training: x is the optimisation step; one line per exit head.
+
+    Left, y is the share of tokens equal to the model's; right, the entropy in nats (no panel if it hardly varies).
+    Frame: one row per training, metric, block (of the head) and step, with value.
+    """
     blocks = frame.distinct("block")
     # paired by index, so that colours follow depth and not the alphabetical order of the names
     styles = dict(zip(map(_name, blocks), series_styles(map(_name, blocks)).values(), strict=True))
@@ -62,7 +66,7 @@ def plot(frame: Frame) -> Figure:
 
 
 def _varies(values: Sequence[float]) -> bool:
-    """Return whether the values differ enough to be more than a flat line."""
+    """Return whether the values differ by more than 5 % of the largest one, so that their line is not flat."""
     return bool(values) and max(values) - min(values) > _LEVEL * max(values)
 
 

@@ -31,7 +31,10 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel per task and one line per series; frame: value in the metric's unit by epsilon."""
+    """Draw one panel per task: x is epsilon, y the task's metric; one line per series, a horizontal one at full depth.
+
+    Frame: one row per task, setting, series (model or varied parameter) and epsilon, with value and full_value.
+    """
     figure, panels = by_epsilon(frame, [Line2D([], [], color=MUTED, linestyle=":", label="full depth")])
     for axes, rows in panels:
         for value in sorted({value for value in rows.values("full_value") if value is not None}):

@@ -24,13 +24,17 @@ CAPTION = (
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the range of speed-ups."""
+    """Return a sentence on the lowest and the highest speed-up over full depth."""
     rows = [{**row, "asked": f"epsilon {row['epsilon']:g}"} for row in frame.rows]
     return f"Exit heads are {between(rows, 'value', times, ('series', 'task', 'asked'))} as fast as full depth."
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel per task and one line per series; frame: value (a ratio) by epsilon, aa_low, aa_high."""
+    """Draw one panel per task: x is epsilon, y the measured speed-up over full depth; one line per series.
+
+    Frame: one row per task, setting, series (model or varied parameter) and epsilon, with value (the speed-up) and its
+    noise floor, aa_low to aa_high.
+    """
     figure, panels = by_epsilon(frame, [floor_entry(), length_entry()], unit="timed documents")
     for axes, rows in panels:
         draw_floors(axes, rows.values("epsilon"), rows.rows, along="y")

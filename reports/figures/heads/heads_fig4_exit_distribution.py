@@ -31,7 +31,7 @@ _MANY = 6  # panels; with more there are three per row
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the tokens that exit before the last block at the lowest and the highest epsilon."""
+    """Return a sentence on the share of tokens that exit before the last block, at the lowest and highest epsilon."""
     parts = []
     for epsilon in dict.fromkeys((min(frame.values("epsilon")), max(frame.values("epsilon")))):
         stay = [row["share"] for row in frame.rows if row["epsilon"] == epsilon and row["exit_layer"] == row["blocks"]]
@@ -45,7 +45,10 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel per task and series and one line per exit layer; frame: share (0..1) by epsilon and exit_layer."""
+    """Draw one panel per task and series: x is epsilon, y the share of tokens (0..1); one line per exit layer.
+
+    Frame: one row per task, setting, series (model or varied parameter), epsilon and exit_layer, with share.
+    """
     layers = sorted({(row["exit_layer"], row["blocks"]) for row in frame.rows})
     names = dict.fromkeys(_name(*layer) for layer in layers)
     # paired by index, so that colours follow depth and not the alphabetical order of the names

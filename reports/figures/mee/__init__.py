@@ -1,4 +1,4 @@
-"""Figures of Monotonic Early Exiting. This module: shared panels, one per task, one series per model, over blocks."""
+"""Figures of Monotonic Early Exiting. This module: shared panels over blocks, one per task, with one line per model."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -48,12 +48,12 @@ def block_axis(axes: Axes, blocks: int) -> None:
 
 
 def middle_block_rows(frame: Frame) -> list[Row]:
-    """Return the local rows of each model's middle block."""
+    """Return the frame's rows at each model's middle block, without published values."""
     return [row for row in filter_origin(frame, "ours").rows if row["block"] == max(1, row["blocks"] // 2)]
 
 
 def filter_origin(frame: Frame, origin: str) -> Frame:
-    """Return the rows of one origin, ``'ours'`` or ``'published'``."""
+    """Return the frame's rows of one origin: ``'ours'``, measured by this project, or ``'published'``."""
     return frame.filter(lambda row: row["origin"] == origin)
 
 
@@ -61,8 +61,8 @@ def share_by_block(frame: Frame, label: str, dashed: str | None = None) -> Figur
     """Draw shares of tokens (0..1) by block, with intervals: one panel per task and one line per model.
 
     Args:
-        frame: origin, task, model, block, blocks, share, half_width and n; published rows have only model, block,
-            blocks and share.
+        frame: One row per origin, task, model and block, with blocks, share, half_width and n. Published rows have
+            only model, block, blocks and share.
         label: Label of the y axis.
         dashed: Column that distinguishes the lines of a model; a line is dashed if it is not 0.
     """
@@ -89,7 +89,10 @@ def share_by_block(frame: Frame, label: str, dashed: str | None = None) -> Figur
 
 
 def intervals(frame: Frame, column: str, lowest: float = 0.0) -> list[Interval]:
-    """Return `column` minus and plus half_width, clipped to [`lowest`, 1]; (None, None) if half_width is NULL."""
+    """Return each row's interval: `column` minus and plus half_width, clipped to [`lowest`, 1].
+
+    (None, None) if half_width is NULL.
+    """
     return [
         (None, None)
         if row["half_width"] is None
@@ -99,7 +102,7 @@ def intervals(frame: Frame, column: str, lowest: float = 0.0) -> list[Interval]:
 
 
 def published_curves(axes: Axes, frame: Frame, column: str, blocks: int) -> Curves:
-    """Draw published curves, rescaled to `blocks`; return their points by name, for `name_curves`."""
+    """Draw each published curve, its blocks rescaled to 1..`blocks`; return the curves' points by name."""
     curves = {
         model: [(blocks * row["block"] / row["blocks"], row[column]) for row in rows.rows]
         for (model,), rows in frame.groups("model")
@@ -110,7 +113,10 @@ def published_curves(axes: Axes, frame: Frame, column: str, blocks: int) -> Curv
 
 
 def name_curves(figure: Figure, axes: Axes, curves: Curves) -> None:
-    """Write each curve's name above or below it, off all lines; call it when everything is drawn and scaled."""
+    """Write the name of each published curve above or below it, where it covers no line.
+
+    Call it when everything is drawn and the axes have their limits.
+    """
     to_panel = axes.transData + axes.transAxes.inverted()
     points = [_interpolate(to_panel.transform(line.get_xydata())) for line in axes.lines]
     panel = axes.get_window_extent().transformed(figure.dpi_scale_trans.inverted())
@@ -129,7 +135,7 @@ def name_curves(figure: Figure, axes: Axes, curves: Curves) -> None:
 
 
 def _interpolate(points: ArrayLike) -> NDArray[np.float64]:
-    """Return the points of a line, with more points interpolated between them."""
+    """Return the points of a line and more points interpolated between them, [n, 2]."""
     vertices = np.asarray(points, dtype=np.float64)
     places = np.linspace(0, len(vertices) - 1, _BETWEEN * len(vertices))
     return np.stack([np.interp(places, range(len(vertices)), vertices[:, axis]) for axis in (0, 1)], axis=1)

@@ -1,4 +1,4 @@
-"""Similarity to the last state by block, easy and difficult documents (appendix A of Monotonic Early Exiting)."""
+"""Similarity of states to the last block's, of easy and difficult documents (appendix A of Monotonic Early Exiting)."""
 
 from collections.abc import Mapping
 from statistics import fmean
@@ -35,7 +35,7 @@ _THRESHOLD = 0.9
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the difference between the classes halfway through the blocks."""
+    """Return a sentence on the mean cosine of easy and of difficult documents halfway through the blocks."""
     means = {}
     for (kind,), rows in frame.groups("class"):
         halfway = [row["cosine"] for row in rows.rows if row["block"] == max(1, row["blocks"] // 2)]
@@ -46,7 +46,10 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel per model and two lines per task; frame: cosine by model, task, class and block."""
+    """Draw one panel per model: x is the block, y the mean cosine of the block's state to the last block's.
+
+    Two lines per task: easy and difficult documents. Frame: one row per model, task, class and block, with cosine.
+    """
     markers = {task: style.marker for task, style in series_styles(frame.distinct("task")).items()}
     entries = [
         *(Line2D([], [], color=colour, linestyle=line, label=name) for name, (colour, line) in _CLASSES.items()),

@@ -51,7 +51,7 @@ _KEPT = 0.99  # share of full depth's quality
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on each task's fastest measure that keeps quality, its interval beyond the noise floor."""
+    """Return a sentence on each task's fastest measure that keeps 99 % of quality and exceeds the noise floor."""
     parts = []
     local = frame.filter(lambda row: row["origin"] == "ours")
     for (task,), rows in local.groups("task_label"):
@@ -74,7 +74,11 @@ def _interval(row: Row) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel per task and model; frame: quality and speedup, shares of full depth's, by origin and method."""
+    """Draw one panel per task and model: x is the measured speed-up, y the quality, both relative to full depth.
+
+    One marker style per confidence measure (method); a line joins its thresholds. Frame: one row per setting or
+    published run (told apart by origin), with speedup and quality.
+    """
     local, published = filter_origin(frame, "ours"), filter_origin(frame, "published")
     tasks = local.distinct("task")
     published = published.filter(lambda row: row["task"] in tasks)
@@ -123,7 +127,7 @@ def _published(axes: Axes, rows: list[Row], styles: Mapping[str, SeriesStyle]) -
 
 
 def _full_depth(frame: Frame) -> str:
-    """Return full depth's metric and, if it was timed by itself, its times: the meaning of 1 on both axes."""
+    """Return text on full depth, which is 1 on both axes: its metric and, if it was timed, its times."""
     (row, *_) = sorted(frame.rows, key=lambda row: not row["is_full_depth"])
     timed = row["is_full_depth"] and row["ms_per_request"] is not None
     times = [f"{row['ms_per_request']:.1f} ms per request, {row['tokens_per_second']:,.0f} tokens/s"] if timed else []
@@ -141,7 +145,7 @@ def _speed_axis(axes: Axes, speedups: Sequence[float]) -> None:
 
 
 def _share_axis(axes: Axes, shares: Sequence[float]) -> None:
-    """Set up the y axis from a multiple of 20 % below all points to just above full depth; clips longer intervals."""
+    """Scale the y axis from at least 10 % below all points to above full depth; longer intervals are clipped."""
     axes.set_ylim(max(0.0, floor((min(shares) - 0.1) * 5) / 5), 1.06 * max(1.0, *shares))
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     label_y(axes, "quality, of full depth's")

@@ -26,5 +26,9 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel per task and one line per model; frame: share (0..1) by origin, task, model and block."""
+    """Draw one panel per task: x is the block, y the share of tokens (0..1) that are settled there; one line per model.
+
+    The argmax of a settled token no longer changes. Frame: one row per task, model and block, with share; the rows of
+    published curves have no task.
+    """
     return share_by_block(frame, "tokens that no longer change")

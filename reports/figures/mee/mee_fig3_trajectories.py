@@ -34,7 +34,10 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel per model and one line per candidate; frame: probability by candidate and block."""
+    """Draw one panel per model: x is the block, y the probability; one line per candidate token.
+
+    Frame: one row per model, candidate_id and block, with probability.
+    """
     models = list(frame.groups("model"))
     figure, panels = grid_of_panels(len(models), columns=2)
     for axes, ((model,), rows) in zip(panels, models, strict=False):

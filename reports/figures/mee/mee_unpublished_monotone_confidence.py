@@ -25,5 +25,9 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel per task, two lines per model; frame: share (0..1) by origin, task, model, tolerance and block."""
+    """Draw one panel per task: x is the block, y the share of tokens (0..1) whose confidence only grows from there on.
+
+    Two lines per model; the dashed one tolerates small decreases. Frame: one row per task, model, tolerance and block,
+    with share; the rows of published curves have no task.
+    """
     return share_by_block(frame, "tokens with only growing confidence", dashed="tolerance")

@@ -1,4 +1,4 @@
-"""Figures of Early Exit Is a Natural Capability. This module: series by training of the model, and token texts."""
+"""Figures of Early Exit Is a Natural Capability. This module: shared panels with a line per model, and token texts."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -25,7 +25,10 @@ Panel = Callable[[Axes, Frame, Mapping[str, SeriesStyle]], None]
 
 
 def panels_by_task(frame: Frame, panel: Panel, extra: Sequence[Line2D | Patch] = ()) -> Figure:
-    """Return a figure with one panel per task, drawn by `panel` over blocks; frame: task, series, block, n."""
+    """Return a figure with one panel per task, drawn by `panel`: x is the block, one line per series.
+
+    A series is a model, marked by how it was trained. Frame: rows with task, series, block and n (tokens).
+    """
     styles = series_styles(frame.distinct("series"))
     tasks = list(frame.groups("task"))
     figure, panels = grid_of_panels(len(tasks))
@@ -38,7 +41,10 @@ def panels_by_task(frame: Frame, panel: Panel, extra: Sequence[Line2D | Patch] =
 
 
 def draw_means(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], across: str, up: str) -> None:
-    """Draw the means `up` over `across` with their intervals, one line per series; frame: series, half_width."""
+    """Draw one line per series with intervals: x is the column `across`, y the mean in the column `up`.
+
+    Frame: rows with series, half_width (of the interval) and these two columns.
+    """
     for (series,), rows in frame.groups("series"):
         style, x, y = styles[series], rows.values(across), rows.values(up)
         halves = rows.values("half_width")
@@ -47,7 +53,7 @@ def draw_means(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], acro
 
 
 def intervals_around(means: Sequence[float], halves: Sequence[float | None]) -> list[Interval]:
-    """Return each mean's interval from its half width; (None, None) if that is None."""
+    """Return (mean - half, mean + half) for each mean; (None, None) if half is None."""
     return [
         (None, None) if half is None else (mean - half, mean + half) for mean, half in zip(means, halves, strict=True)
     ]

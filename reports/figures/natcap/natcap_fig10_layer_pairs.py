@@ -26,7 +26,7 @@ _MOST_ACROSS = 5
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the similarity of neighbouring blocks."""
+    """Return a sentence on the mean cosine between the states of neighbouring blocks."""
     neighbours = [row for row in frame.rows if row["block_b"] - row["block_a"] == 1]
     if not neighbours:
         return "Pairs of blocks that are not neighbours."
@@ -35,7 +35,10 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one column per model and one row per measure; frame: cosine and jsd by block_a and block_b."""
+    """Draw two heat maps per model, whose x and y are blocks: cosine of states above, JSD of distributions below.
+
+    Frame: one row per model (series), block_a and block_b, with cosine and jsd.
+    """
     models = list(frame.groups("series"))[:_MOST_ACROSS]
     side = DOUBLE_INCHES / max(3, len(models) + 0.6)
     figure = figure_of(2 * side + 0.8)

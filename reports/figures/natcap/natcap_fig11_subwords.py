@@ -28,7 +28,7 @@ _OFFSET = 0.13
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on how much later or earlier non-initial subwords exit."""
+    """Return a sentence on how many blocks later or earlier non-initial subwords exit than initial ones, on average."""
     differences = []
     for _, rows in frame.groups("task", "series"):
         parts = {row["part"].split()[0]: row["ideal_exit"] for row in rows.rows}
@@ -41,7 +41,11 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one line per task and model; frame: ideal_exit in blocks and share (0..1) by part."""
+    """Draw two panels: y is the task and model, one line each.
+
+    Left, x is the mean ideal exit in blocks of first and of later pieces of words; right, the share (0..1) of later
+    pieces. Frame: one row per task, model (series) and part, with ideal_exit and share.
+    """
     styles = series_styles(frame.distinct("part"))
     lines = sorted({(row["task"], row["series"]) for row in frame.rows}, reverse=True)
     figure = figure_of(_LINE_INCHES * len(lines) + 1.0)

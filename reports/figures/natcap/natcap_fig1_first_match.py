@@ -1,4 +1,4 @@
-"""First block with the last block's choice (Figure 1 of the natural-capability paper)."""
+"""Distribution of the first block that agrees with the last block (Figure 1 of the natural-capability paper)."""
 
 from collections.abc import Mapping
 
@@ -28,14 +28,18 @@ _MEANS_ABOVE = 1.12
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the range of mean ideal exits."""
+    """Return a sentence on the range of mean ideal exits: first blocks that agree with the last block."""
     local = [row for row in frame.rows if row["origin"] == "ours"]
     span = between(local, "ideal_exit", "{:.1f}".format, ("model", "task"))
     return f"A token's read-out first agrees with the last block after {span} blocks on average."
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel per task and one line per model; frame: share (0..1) by block, ideal_exit in blocks."""
+    """Draw one panel per task: x is the block, y the share of tokens (0..1) whose ideal exit it is; one line per model.
+
+    The ideal exit is the first block that agrees with the last; its means are at the top. Frame: one row per task,
+    model (series) and block, with share and ideal_exit (the mean); published rows have only the latter.
+    """
     local = frame.filter(lambda row: row["origin"] == "ours")
     published = [row for row in frame.rows if row["origin"] == "published"]
 

@@ -34,7 +34,10 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel per model with one row per block, one column per rank; frame: text, probability by block, rank."""
+    """Draw one table per model as a heat map: rows are blocks, columns ranks 1 to 3, cells a token and its probability.
+
+    Frame: one row per model, block and rank, with text, token_id, probability and is_final.
+    """
     models = list(frame.groups("model"))[:MOST_PANELS]
     columns = min(_COLUMNS, len(models))
     lines = [models[i : i + columns] for i in range(0, len(models), columns)]

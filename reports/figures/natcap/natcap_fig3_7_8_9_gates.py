@@ -54,7 +54,7 @@ _STEP = 0.17  # between gates drawn side by side
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the fastest gate that keeps the score, its interval beyond the noise floor."""
+    """Return a sentence on the fastest gate that keeps 98 % of the score and whose speed-up exceeds the noise floor."""
     gates = [row for row in frame.rows if row["speedup"] is not None and row["method"] != "oracle"]
     if not gates:
         return "No gate that keeps 98 % of full depth's score was timed."
@@ -71,7 +71,11 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one column per kind of training; frame: distance in blocks and speed-ups by task, model and method."""
+    """Draw one column of panels per kind of training: x is the task and model; one marker per gate.
+
+    From top to bottom, y is the distance to the ideal exit in blocks, all blocks over the mean exit layer, and the
+    measured speed-up. Frame: one row per task, model and method, with distance, simulated_speedup and speedup.
+    """
     styles = series_styles(frame.distinct("method"))
     columns = [name for name in _COLUMNS if name in frame.distinct("training")]
     parts = [Frame(frame.columns, tuple(r for r in frame.rows if r["training"] == name)) for name in columns]

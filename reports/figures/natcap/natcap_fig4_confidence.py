@@ -21,14 +21,17 @@ CAPTION = (
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the confidence of first blocks."""
+    """Return a sentence on the mean largest probability at the first block."""
     first = [row for row in frame.rows if row["block"] == 1]
     span = between(first, "mean", "{:.2f}".format, ("model", "task"))
     return f"The first block gives its own most likely token a mean probability of {span}."
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel per task and one line per model; frame: mean (a probability) by block, n tokens."""
+    """Draw one panel per task: x is the block, y the mean largest probability of any token; one line per model.
+
+    Frame: one row per task, model (series) and block, with mean and half_width (of its interval).
+    """
 
     def panel(axes: Axes, rows: Frame, styles: Mapping[str, SeriesStyle]) -> None:
         draw_means(axes, rows, styles, "block", "mean")

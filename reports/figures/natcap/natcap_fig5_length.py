@@ -23,7 +23,7 @@ _ACROSS = {"position": "position in the answer (tokens)", "length": "length of t
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the largest change of the ideal exit along an answer."""
+    """Return a sentence on the model and task whose mean ideal exit changes most between start and end of answers."""
     changes = []
     for (measure, *_), rows in frame.groups("measure", "task", "series"):
         ordered = sorted(rows.rows, key=lambda row: row["x"])
@@ -39,7 +39,11 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw two panels per task; frame: ideal_exit in blocks by x in tokens, for each measure and series."""
+    """Draw two panels per task: y is the mean ideal exit in blocks; one line per model.
+
+    Left, x is the position in the answer; right, the length of the answer, both in tokens. Frame: one row per task,
+    measure (position or length), model (series) and x, with ideal_exit.
+    """
     styles = series_styles(frame.distinct("series"))
     tasks = frame.distinct("task")
     figure, panels = grid_of_panels(2 * len(tasks), columns=2)

@@ -1,4 +1,4 @@
-"""Figures of this project, not from a paper: costs and gains of early exit. This module: parts of a frontier."""
+"""Figures of this project: costs and gains of early exit. This module: colours, Pareto fronts, recommended settings."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from exitbench.reports.frame import Frame, Row
 
 
 def series_of(frame: Frame) -> str:
-    """Return the column that colours stand for: the method if there is one model, else the model."""
+    """Return the column whose values are told apart by colour: the method if there is one model, else the model."""
     return "model" if len(frame.distinct("model")) > 1 else "method"
 
 
@@ -20,6 +20,6 @@ def envelope(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def recommended(frame: Frame) -> dict[str, Row]:
-    """Return by model the setting that the cards recommend at an allowed loss of 1 %, if it is a method."""
+    """Return, by model, the row of the fastest setting of a method recommended at an allowed loss of 1 %, if any."""
     chosen = frame.filter(lambda row: row["is_recommended"])
     return {model: max(rows.rows, key=lambda row: row["speedup"]) for (model,), rows in chosen.groups("model")}

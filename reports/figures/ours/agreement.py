@@ -39,7 +39,7 @@ EMPTY = (
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the share of full depth's answers that real decodes keep, and on the replays' excess."""
+    """Return a sentence on the agreement of real decodes with full depth, and on how much higher that of replays is."""
     # a setting that never exits is full depth itself
     real = [row for row in frame.rows if row["execution"] == "real" and row["depth"] < 1]
     replays = {(row["task"], row["model"], *setting(row)): row for row in frame.rows if row["execution"] != "real"}
@@ -59,13 +59,17 @@ def finding(frame: Frame) -> str:
 
 
 def _compared(frame: Frame) -> str:
-    """Return a word for the units compared with full depth."""
+    """Return what the rows compare with full depth's: ``'tokens'``, ``'choices'`` or ``'tokens or choices'``."""
     kinds = {True: "choices", False: "tokens"}
     return " or ".join(kinds[of_choices] for of_choices in sorted(frame.distinct("of_choices")))
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel per task; frame: match (0..1) and its interval, depth (share of blocks), execution, of_choices."""
+    """Draw one panel per task: x is the mean exit layer as a share of blocks, y the agreement with full depth (0..1).
+
+    Markers are settings, filled for real decodes, hollow for replays. Frame: one row per task, setting and execution,
+    with depth (x), match (y) and its interval.
+    """
     by = series_of(frame)
     styles = series_styles(frame.distinct(by))
     simulated = [simulated_entry()] if "simulated" in frame.values("execution") else []

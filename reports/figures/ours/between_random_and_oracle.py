@@ -35,7 +35,7 @@ _FARTHEST = 1.5  # larger shares are drawn at the edge
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the number of settings better and worse than random exits, by their intervals."""
+    """Return a sentence on the number of settings above and below random exits' agreement, by their intervals."""
     rows = [row for row in frame.rows if row["share_low"] is not None]
     better, worse = sum(row["share_low"] > 0 for row in rows), sum(row["share_high"] < 0 for row in rows)
     return (
@@ -45,7 +45,12 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one line per setting, one marker per task; frame: token_match, random_match, oracle_match, share (0..1)."""
+    """Draw two panels per model: y is the setting, one line each; one marker per task.
+
+    Left, x is the share of tokens equal to full depth's (0..1). Right, x is where this share lies between that of
+    random exits (0) and that of the oracle (1). Frame: one row per task and setting, with token_match (left), share
+    (right), random_match and oracle_match.
+    """
     styles = series_styles(frame.distinct("task"))
     clipped = Frame(frame.columns, tuple({**row, **_clipped(row)} for row in frame.rows))
     headings = [measure.heading for measure in _MEASURES]
@@ -77,6 +82,6 @@ def _ways(model: ModelLines, styles: dict[str, SeriesStyle]) -> None:
 
 
 def _clipped(row: Row) -> Row:
-    """Return the row with its share and interval clipped to the axis."""
+    """Return the columns share, share_low and share_high of a row, clipped to the axis."""
     shares = {name: row[name] for name in ("share", "share_low", "share_high")}
     return {name: None if at is None else min(_FARTHEST, max(-_FARTHEST, at)) for name, at in shares.items()}

@@ -1,4 +1,4 @@
-"""Do thresholds set for a target keep it? Calibrated ones, with a guarantee, and fitted ones, without."""
+"""Thresholds and their targets: calibrated thresholds, which have a guarantee, and fitted ones, which have none."""
 
 from collections.abc import Callable, Mapping
 
@@ -53,7 +53,12 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw the path of losses and p-values, held-out loss against delta, and agreement against epsilon."""
+    """Draw up to four panels; colours are pairs of model and task.
+
+    In the first two, x is the tested threshold, y the mean loss or its p-value. In the others, x is the target (δ or
+    ε), y the loss on held-out documents or the agreement with full depth. Frame: rows of three kinds in the column
+    what: step, held and fitted.
+    """
     named = Frame((*frame.columns, "series"), tuple({**row, "series": _series(row)} for row in frame.rows))
     styles = series_styles(named.distinct("series"))
     by_kind = {what: rows for (what,), rows in named.groups("what")}
@@ -95,7 +100,7 @@ def _p_values(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> No
 
 
 def _draw_walks(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], height: Callable[[Row], float]) -> None:
-    """Draw one line per calibration, with a ring around the chosen threshold."""
+    """Draw one line per calibration: x is the tested threshold, y is `height(row)`; a ring is around the chosen one."""
     for (series, _), rows in frame.groups("series", "attempt_id"):
         style = styles[series]
         y = [height(row) for row in rows.rows]
@@ -126,7 +131,10 @@ def _fitted(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) -> None
 def _against_target(
     axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], target: str, low: float, high: float
 ) -> None:
-    """Draw markers of one target side by side, and the diagonal from `low` to `high`, where value equals target."""
+    """Draw values (y) against their target (x), with equal targets side by side.
+
+    The diagonal from `low` to `high` is where the value equals the target.
+    """
     for (at,), rows in frame.groups(target):
         for place, row in enumerate(sorted(rows.rows, key=lambda row: (row["series"], row["method"], row["params"]))):
             x, style = at + _OFFSET * (high - low) * (place - (len(rows.rows) - 1) / 2), styles[row["series"]]

@@ -1,4 +1,4 @@
-"""Work by part: blocks, read-outs, gates, keys and values, and verification."""
+"""Memory read per token by part of the work: blocks, read-outs, gates, keys and values, and verification."""
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -31,7 +31,7 @@ _HATCHES = ("", "///", "xxx", "...", "\\\\\\")  # distinguishes parts in grey pr
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the largest cost other than the blocks."""
+    """Return a sentence on the part of the work, other than the blocks, that reads the most bytes."""
     names = labels(frame.rows, brief=True)
     part, row = max(
         ((part, row) for part in _PARTS if part != "blocks" for row in frame.rows), key=lambda pair: pair[1][pair[0]]
@@ -43,7 +43,11 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one row per model and one column per task; frame: shares of full depth's bytes by part."""
+    """Draw one row of panels per model, one column per task: y is the setting, x the bytes read per token.
+
+    Bars are stacked by part of the work; bytes are shares of full depth's. Frame: one row per task and setting, with a
+    column per part (`_PARTS`).
+    """
     tasks = frame.distinct("task")
     styles = series_styles(_PARTS)
     parts = [part for part in _PARTS if any(frame.values(part))]

@@ -45,7 +45,7 @@ _MARKS = (  # name, colour, marker, its size, lines below the middle
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the kinds of words predicted earliest and latest, for the task where they differ most."""
+    """Return a sentence on the kinds of words settled first and last, for the task on which these differ most."""
     depths: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for row in frame.rows:
         depths[row["task"], row["token_kind"]][row["model"]] = row["mean_first_match"] / row["blocks"]
@@ -63,7 +63,11 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one row per task, one column per model; frame: share (0..1) by block, means and half widths in blocks."""
+    """Draw one row of panels per task, one column per model: x is the block, y the kind of word.
+
+    Markers are mean first match and mean stable-from block, columns the share of a kind's tokens by first match. Frame:
+    one row per task, model, token_kind and block.
+    """
     blocks = {row["model"]: row["blocks"] for row in frame.rows}
     models = sorted(blocks)[: _MOST_BANDS * _ACROSS]
     bands = [models[first : first + _ACROSS] for first in range(0, len(models), _ACROSS)]
@@ -91,7 +95,7 @@ def plot(frame: Frame) -> Figure:
 
 
 def kinds_in_order(rows: Iterable[Row]) -> list[str]:
-    """Return the kinds of a task, shallowest first, by mean first match over models; numbered kinds stay together."""
+    """Return the kinds of words of a task, sorted by mean first match over models; numbered kinds stay together."""
     depths: dict[str, dict[tuple[str, str], float]] = defaultdict(dict)
     for row in rows:
         kind = row["token_kind"]
@@ -105,13 +109,13 @@ def _family(kind: str) -> str:
 
 
 def _tokens(frame: Frame, kind: str) -> str:
-    """Return the number of tokens of a kind per model: one number, or the range over models."""
+    """Return the number of tokens of a kind as text: one number, or the lowest and highest over models."""
     counts = sorted({row["n"] for row in frame.rows if row["token_kind"] == kind})
     return "–".join(f"{tokens:,}" for tokens in (counts[0], counts[-1])[: len(counts)])
 
 
 def _panel(axes: Axes, frame: Frame | None, kinds: Sequence[str], blocks: int) -> None:
-    """Draw one model on one task, one line per kind."""
+    """Draw the panel of one model on one task, with one line per kind of word; None leaves it empty."""
     for (kind,), rows in frame.groups("token_kind") if frame else ():
         y, row = kinds.index(kind), rows.rows[0]
         heights = [-_FULL_COLUMN * share for share in rows.values("share")]  # y grows downwards

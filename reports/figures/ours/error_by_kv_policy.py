@@ -1,4 +1,4 @@
-"""Propagation of errors by KV policy, with the same gate."""
+"""Propagation of errors by KV policy: the same gate and threshold, run with each policy."""
 
 from collections.abc import Mapping
 
@@ -36,7 +36,7 @@ _SIDE_BY_SIDE = 0.5  # share of the distance between two x positions that the ma
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the best and the worst policy of the task on which they differ most."""
+    """Return a sentence on the policies with the highest and lowest agreement, on the task where they differ most."""
     totals = [row for row in frame.rows if row["position"] is None and row["measure"] == "match"]
     real = Frame(frame.columns, tuple(row for row in totals if row["policy"] != "simulated"))
     if not real.rows:
@@ -52,7 +52,12 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one column per task: match by position, total match, quality."""
+    """Draw one column of three panels per task, with one style per KV policy.
+
+    Top: x is the position in the answer, y the share of tokens equal to full depth's. Below: x is that share over the
+    whole answer, then the task's metric; y is the policy. Frame: one row per task, policy, measure and position (NULL:
+    whole answer).
+    """
     styles = series_styles(frame.distinct("policy"))
     tasks = frame.distinct("task")[:_MOST]
     figure = figure_of(sum(_ROW_INCHES), SINGLE_INCHES if len(tasks) == 1 else DOUBLE_INCHES)

@@ -46,7 +46,11 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one row per model and one column per task, or one row per pair; frame: share (0..1) by exit_layer, n."""
+    """Draw heat maps of the share of tokens, a row per model and a column per task: x is the exit layer, y the setting.
+
+    If most models ran few of the tasks, there is one row per pair of model and task. Frame: one row per model, task,
+    setting and exit_layer, with share (0..1).
+    """
     if _is_sparse(frame):
         pairs = ({**row, "model": f"{row['model']} on {row['task']}", "task": ""} for row in frame.rows)
         frame = Frame(frame.columns, tuple(pairs))
@@ -88,14 +92,14 @@ def _tokens(frame: Frame) -> list[int]:
 
 
 def _clear(axes: Axes) -> None:
-    """Leave the place of a panel empty, except for the labels of settings next to the first panel."""
+    """Hide the axes of a panel without data, but keep the labels of settings next to a first panel."""
     axes.spines[:].set_visible(False)
     axes.grid(False)
     axes.tick_params(axis="x", bottom=False, labelbottom=False)
 
 
 def _shares(frame: Frame, lines: Sequence[Setting], blocks: int) -> np.ndarray:
-    """Return the shares of tokens, [lines, blocks]; zeros for settings that were not run."""
+    """Return the share of tokens by setting and exit layer, [lines, blocks]; zeros for settings that were not run."""
     shares = np.zeros((len(lines), blocks))
     for row in frame.rows:
         shares[lines.index(setting(row)), row["exit_layer"] - 1] = row["share"]

@@ -33,7 +33,7 @@ _MEASURES = (
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the number of settings that hardly differ from full depth, and on the one furthest off."""
+    """Return a sentence on the number of settings with 99 % of full depth's tokens, and on the one with the fewest."""
     names = labels(frame.rows, brief=True)
     n_faithful = sum(row["match"] >= _FAITHFUL for row in frame.rows)
     worst, _ = extremes(frame.rows, "match")
@@ -45,7 +45,11 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one line per setting, one marker per task; frame: match, before, near_tie (0..1) with their intervals."""
+    """Draw three panels per model: y is the setting, one line each; one marker per task; x is a share (0..1).
+
+    Left, of tokens equal to full depth's (match); middle, of the answer before the first difference (before); right, of
+    first differences that are near-ties (near_tie). Frame: one row per task and setting.
+    """
     styles = series_styles(frame.distinct("task"))
     figure, models = setting_grid(frame, [measure.heading for measure in _MEASURES])
     for model in models:

@@ -83,7 +83,11 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw a panel per model and task, and one of speed; frame: quality (1 is full depth's), depth (share), speedup."""
+    """Draw one panel per model and task, or two if settings were timed; y is the quality, relative to full depth.
+
+    Left, x is the mean blocks run as a share of all; right, the measured speed-up. Markers are settings, colours
+    methods. Frame: one row per setting, with quality, depth (a share) and speedup.
+    """
     names = labels(frame.rows, brief=True)
     every = list(frame.groups("model", "task", "setting", "metric"))
     every = sorted(every, key=lambda group: -len(group[1].distinct("method")))
@@ -113,7 +117,7 @@ def plot(frame: Frame) -> Figure:
 
 
 def _is_timed(frame: Frame) -> bool:
-    """Return whether the speed-up of a setting other than full depth is known."""
+    """Return whether a setting other than full depth has a speed-up."""
     return any(row["speedup"] is not None and not row["is_full_depth"] for row in frame.rows)
 
 

@@ -1,4 +1,4 @@
-"""How early full depth's tokens are settled, one line per model and task."""
+"""How early full depth's tokens are settled: measures of a model's suitability on a task, from a probe."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -35,7 +35,7 @@ _LABEL_LENGTH = 40
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the most suited pair of model and task, and on the least."""
+    """Return a sentence on the pairs of model and task that are most and least suited to early exit."""
     best, worst = frame.rows[0], frame.rows[-1]
     sentence = (
         f"On {best['task']}, {best['model']} at half its depth predicts {percent(best['agreement_mid'])} of full "
@@ -47,7 +47,10 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one column per measure; frame: rows of the view `suitability`, sorted by area."""
+    """Draw one panel per measure of suitability: x is its value (0..1), y the pair of model and task.
+
+    Frame: one row per model and task, as in the view `suitability`, sorted by agreement_area.
+    """
     lines = Frame(frame.columns, frame.rows[:_MOST_LINES])
     figure = figure_of(_LINE_INCHES * len(lines.rows) + _MARGINS_INCHES)
     panels: list[Axes] = list(figure.subplots(1, len(_MEASURES), sharey=True, squeeze=False)[0])

@@ -26,7 +26,10 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel per loss and one line per training; frame: value (nats) by loss, training and step."""
+    """Draw one panel per training objective: x is the optimisation step, y the loss in nats; one line per training.
+
+    Frame: one row per loss (objective), training and step, with value.
+    """
     styles = series_styles(frame.distinct("training"))
     losses = list(frame.groups("loss"))
     figure, panels = grid_of_panels(len(losses))

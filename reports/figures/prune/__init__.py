@@ -50,29 +50,29 @@ Series = Mapping[tuple[str, str], str]
 
 
 def panel_title(row: Row) -> str:
-    """Return task, model and its training; names the setting if it is not the published one."""
+    """Return a panel's title: task, model, how it was trained, and conditions that are not the usual ones."""
     return f"{shorten(row['task'], 18)} · {shorten(row['model'], 24)}\n{trained_as(row)}"
 
 
 def trained_as(row: Row) -> str:
-    """Return how a model was trained, and what is unusual about its setting."""
+    """Return how the row's model was trained, and those of the row's conditions that are not the usual ones."""
     unusual = [part for part in row["setting"].split(", ") if part not in _USUAL]
     return ", ".join([_TRAINED[row["loss"]], *unusual])
 
 
 def split_published(frame: Frame) -> tuple[Frame, Frame]:
-    """Return the local and the published rows."""
+    """Split a frame into the rows measured by this project and the rows of published values."""
     return frame.filter(lambda row: row["origin"] == "ours"), frame.filter(lambda row: row["origin"] != "ours")
 
 
 def series_of(frame: Frame, names: Series) -> dict[str, list[Row]]:
-    """Return the rows of each (method, head) by display name, in the order of `names`, without empty groups."""
+    """Return the rows of each (method, head) by its display name, in the order of `names`, without empty groups."""
     parts = {name: [row for row in frame.rows if (row["method"], row["head"]) == key] for key, name in names.items()}
     return {name: rows for name, rows in parts.items() if rows}
 
 
 def mean_depths(frame: Frame, names: Series) -> str:
-    """Return a sentence with each series' mean exit layer, over the models, tasks and blocks that all series have."""
+    """Return a sentence with each series' mean exit layer, over the tasks, models and gated blocks common to all."""
     local, _ = split_published(frame)
     depths: dict[str, dict[tuple[Any, ...], float]] = {
         label: {
@@ -90,7 +90,9 @@ def mean_depths(frame: Frame, names: Series) -> str:
 
 
 def sweep(frame: Frame, names: Series) -> Figure:
-    """Draw depth and score by the first gated block: two panels per model and task, one line per (method, head).
+    """Draw two panels per task and model: x is the first gated block; one line per (method, head).
+
+    Left, y is the mean exit layer; right, the task's score.
 
     Args:
         frame: One row per setting and metric: origin, task, model, setting, loss, blocks, method, head, min_exit,
@@ -147,7 +149,7 @@ _SHIFT = 0.22  # share of a row, between the kinds of FLOPs
 
 @dataclass(frozen=True)
 class _ModelLayout:
-    """Layout of one model on the y axis: y of its heading, its title, and the frame's row at each y."""
+    """Place of one model on the y axis: y of its heading, its title, and the frame's rows at the y of each read-out."""
 
     heading: float
     title: str
@@ -155,7 +157,7 @@ class _ModelLayout:
 
 
 def cheapest_head(frame: Frame, names: Series) -> str:
-    """Return a sentence on the read-out with the least LM-head work, by local counts, and on its score."""
+    """Return a sentence on the (method, head) with the least LM-head FLOPs, by this project's count, and its score."""
     local = [row for row in frame.rows if row["origin"] == "ours" and (row["method"], row["head"]) in names]
     heads = [row for row in local if row["quantity"] == "head"]
     if not heads:
@@ -172,13 +174,13 @@ def cheapest_head(frame: Frame, names: Series) -> str:
 
 
 def costs(frame: Frame, names: Series, *, timed: bool) -> Figure:
-    """Draw one row of panels per task: score, FLOPs and, if `timed`, speed-up; one line per model and read-out.
+    """Draw one row of panels per task: x is score, FLOPs and, if `timed`, speed-up; y is model and (method, head).
 
     Args:
-        frame: One row per model, task, read-out and quantity (score; speedup; model, head, rule: FLOPs in multiples of
-            full depth's): origin (ours, or the published edition), method, head, min_exit, blocks, value, ci_low,
-            ci_high, full_value, aa_low, aa_high, n; for a speed-up also speedup_per_token and is_other_length.
-        names: Display names of the read-outs.
+        frame: One row per model, task, (method, head) and quantity, with origin (ours, or the published edition),
+            min_exit, blocks, value, ci_low, ci_high, full_value, aa_low, aa_high and n. Quantities are score, speedup
+            (also with speedup_per_token and is_other_length) and FLOPs in multiples of full depth's: model, head, rule.
+        names: Display names by (method, head).
         timed: Whether to draw a panel of speed-ups.
     """
     columns = 3 if timed else 2

@@ -29,14 +29,18 @@ _ROOM = 0.8  # share of a block that the boxes of all models take
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the final token's rank halfway through the blocks."""
+    """Return a sentence on the 99th percentile of the final token's rank, halfway through the blocks."""
     half = [row for row in frame.rows if row["block"] == max(1, row["blocks"] // 2)]
     span = between(half, "highest", "{:,.0f}".format, ("model", "task"))
     return f"Halfway through the blocks the final token is among the best {span} for 99 % of tokens."
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel per task, one box per model and block; frame: lowest .. highest (ranks) by block, n (tokens)."""
+    """Draw one panel per task: x is the block, y the rank of the final token; one box per model and block.
+
+    Frame: one row per task, model (series) and block, with quantiles of the rank (lowest, lower, median, upper,
+    highest).
+    """
     series = frame.distinct("series")
     styles = series_styles(series)
     groups = list(frame.groups("task"))

@@ -53,7 +53,11 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw two panels per model and task; frame: margin (0..1) and score (0..100) by block, n (tokens, documents)."""
+    """Draw two panels per task and model: x is the block.
+
+    Left, y is the mean margin (0..1); right, the score (0..100) if all tokens exit at the block. Frame: one row per
+    task, model, quantity (margin or score) and block, with value; origin marks published values.
+    """
     styles = series_styles((MARGIN, SCORE))
     groups = list(frame.groups("task", "model", "setting"))
     figure, panels = grid_of_panels(2 * len(groups), columns=2 if len(groups) <= _FEW_GROUPS else 4)

@@ -22,13 +22,13 @@ Row = dict[str, Any]
 
 
 def digest() -> str:
-    """Return the digest of both source files."""
+    """Return the SHA-256 of both source files together: printed results and rules of comparison."""
     return hashlib.sha256("\0".join(map(text, (ROWS, RULES))).encode()).hexdigest()
 
 
 @cache
 def text(name: str) -> str:
-    """Return the text of one source file."""
+    """Return the text of one source file, `ROWS` or `RULES`."""
     return (files(__name__) / name).read_text(encoding="utf-8")
 
 
@@ -40,10 +40,15 @@ def published_rows() -> list[Row]:
 
 
 def _published_row(number: int, line: Mapping[str, str], rules: Mapping[str, Any]) -> Row:
-    """Return one line as a row: values as printed, empty fields NULL, and how it compares with runs of ExitBench.
+    """Return the row of `published_result` for a CSV line: its values as printed, and which runs are comparable.
+
+    Args:
+        number: Number of the line, from 1.
+        line: Fields of the line by column; empty fields become None.
+        rules: Content of `comparable.toml`.
 
     Raises:
-        ValueError: A value is not a number; it must be recorded in words, not guessed.
+        ValueError: `value` or `std` is not a number.
     """
     printed: Row = {name: text or None for name, text in line.items()}
     for name in ("value", "std"):
@@ -55,7 +60,7 @@ def _published_row(number: int, line: Mapping[str, str], rules: Mapping[str, Any
 
 
 def _comparison(line: Mapping[str, str], rules: Mapping[str, Any]) -> Row:
-    """Return the columns that say which run is comparable with a line, or why none is."""
+    """Return the columns of `published_result` that say which run is comparable with a CSV line, or why none is."""
     rule, matched = next((rule, matched) for rule in rules["rule"] if (matched := _matches(rule, line)) is not None)
     reason = rule.get("not_comparable")
     row: Row = {
@@ -87,7 +92,7 @@ def _comparison(line: Mapping[str, str], rules: Mapping[str, Any]) -> Row:
 
 
 def _matches(rule: Mapping[str, Any], line: Mapping[str, str]) -> dict[str, int] | None:
-    """Return the parameters parsed from the setting if a rule matches a line, else None."""
+    """Return the method parameters parsed from a CSV line's setting if the rule matches the line, else None."""
     if not all(line[column] in _alternatives(texts) for column, texts in rule["match"].items()):
         return None
     if "metrics" in rule and line["metric"] not in rule["metrics"]:
