@@ -100,7 +100,7 @@ class TrainedGate(Gated):
 
     def _examples(self, data: FitData) -> Examples:
         features_MNF = self.features(data)
-        choice_LN = choices(data)
+        choice_LN = argmax_tokens(data)
         goal_N = data.final_token_N if self.target == "final-argmax" else data.gold_token_N
         right_LN = choice_LN == goal_N
         if self.loss == "free-code":  # block l is taught whether block l - 1 (block 1: block L) agrees with block L - 1
@@ -126,7 +126,7 @@ def normed_states(data: FitData) -> Tensor:
     return data.model.final_normed(data.states_LND).float()
 
 
-def choices(data: FitData) -> Tensor:
+def argmax_tokens(data: FitData) -> Tensor:
     """Return the argmax token of every block, [L, N], computed in chunks to limit memory."""
     states_LND = data.states_LND[1:]
     chunk = max(1, CHUNK_BYTES // (4 * data.model.vocab_size * len(states_LND)))

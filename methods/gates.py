@@ -36,10 +36,10 @@ class SoftmaxMargin(Gate):
 
     def bounds(self, lower_AV: Tensor, upper_AV: Tensor) -> tuple[Tensor, Tensor]:
         """Return lower and upper bounds of the margin, [A] each, for logits between ``lower_AV`` and ``upper_AV``."""
-        masses = Masses.from_bounds(lower_AV, upper_AV)
-        low_A = (masses.first_low_A - masses.rival_high_A) / (masses.first_low_A + masses.rest_high_A)
-        high_A = (1 - masses.second_low_A) / (1 + masses.rest_low_A)
-        return masses.widened(low_A, high_A)
+        exps = IntervalExponentials.from_bounds(lower_AV, upper_AV)
+        low_A = (exps.first_low_A - exps.rival_high_A) / (exps.first_low_A + exps.rest_high_A)
+        high_A = (1 - exps.second_low_A) / (1 + exps.rest_low_A)
+        return exps.widened(low_A, high_A)
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str:
         """Return SQL that subtracts the two largest probabilities in a probe."""
@@ -50,7 +50,7 @@ class SoftmaxMargin(Gate):
         return softmax_cost(model, len(gate_blocks))
 
 
-class Masses(NamedTuple):
+class IntervalExponentials(NamedTuple):
     """Exponentials e^z of the ends of logit intervals, from which softmax probabilities are bounded.
 
     z is the end of an interval minus the largest upper end of its row. ``first`` is the token id with the largest lower
@@ -76,8 +76,8 @@ class Masses(NamedTuple):
     rounding: float
 
     @classmethod
-    def from_bounds(cls, lower_AV: Tensor, upper_AV: Tensor) -> Masses:
-        """Return the `Masses` of logits between ``lower_AV`` and ``upper_AV``."""
+    def from_bounds(cls, lower_AV: Tensor, upper_AV: Tensor) -> IntervalExponentials:
+        """Return the `IntervalExponentials` of logits between ``lower_AV`` and ``upper_AV``."""
         top_A1 = upper_AV.amax(-1, keepdim=True)
         low_AV, high_AV = (lower_AV - top_A1).exp_(), (upper_AV - top_A1).exp_()
         first_A1 = lower_AV.argmax(-1, keepdim=True)

@@ -119,7 +119,7 @@ class PrunedHead(LMHead):
         ids_AK = view.memory["kept_ids"][:, :widest]
         view.head_rows = view.head_rows + sizes
         logits_AK = view.model.logits_of(view.hidden_AD, self._weights(view, sizes)[:, :widest])
-        return Reading(_beyond(logits_AK, sizes), ids_AK)
+        return Reading(_mask_beyond(logits_AK, sizes), ids_AK)
 
     def earlier_logits(self, view: BlockView, block: int) -> Tensor:
         """Return an earlier block's logits for the ids read at this block; -inf for ids that a row does not read."""
@@ -132,7 +132,7 @@ class PrunedHead(LMHead):
             most = sizes if isinstance(sizes, int) else weights_AKD.shape[1]
             view.head_rows = view.head_rows + most
             view.memory[memory_key] = view.model.logits_of(view.state(block), weights_AKD[:, :most])
-        return _beyond(view.memory[memory_key][:, : view.ids_AK.shape[1]], sizes)
+        return _mask_beyond(view.memory[memory_key][:, : view.ids_AK.shape[1]], sizes)
 
     def _best_ids(self, view: BlockView, logits_AV: Tensor) -> Tensor:
         model = view.model
@@ -164,7 +164,7 @@ class PrunedHead(LMHead):
         return (model.vocab_size * alive_A).long().clamp(1, n_kept)
 
 
-def _beyond(logits_AK: Tensor, sizes: int | Tensor) -> Tensor:
+def _mask_beyond(logits_AK: Tensor, sizes: int | Tensor) -> Tensor:
     """Return the logits with -inf in the columns beyond each row's own number of ids, ``sizes``."""
     if isinstance(sizes, int) or logits_AK.shape[0] == 1:
         return logits_AK

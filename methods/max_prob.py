@@ -9,7 +9,7 @@ from torch import Tensor
 
 from exitbench.methods.base import BlockView, Cost, Gate, ModelInterface
 from exitbench.methods.gated import SoftmaxGated
-from exitbench.methods.gates import Masses, softmax_cost
+from exitbench.methods.gates import IntervalExponentials, softmax_cost
 from exitbench.methods.registry import register
 
 
@@ -22,9 +22,9 @@ class LargestProbability(Gate):
 
     def bounds(self, lower_AV: Tensor, upper_AV: Tensor) -> tuple[Tensor, Tensor]:
         """Return bounds of the largest probability, [A] each, for logits between ``lower_AV`` and ``upper_AV``."""
-        masses = Masses.from_bounds(lower_AV, upper_AV)
-        low_A = masses.first_low_A / (masses.first_low_A + masses.rest_high_A)
-        return masses.widened(low_A, 1 / (1 + masses.rest_low_A))
+        exps = IntervalExponentials.from_bounds(lower_AV, upper_AV)
+        low_A = exps.first_low_A / (exps.first_low_A + exps.rest_high_A)
+        return exps.widened(low_A, 1 / (1 + exps.rest_low_A))
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str:
         """Return SQL that reads the largest probability from a probe."""

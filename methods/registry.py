@@ -63,16 +63,16 @@ def _check_usable(cls: object) -> None:
 @functools.cache
 def _discover() -> None:
     for module in pkgutil.iter_modules(exitbench.methods.__path__, "exitbench.methods."):
-        with _set_aside(module.name.rpartition(".")[2].replace("_", "-"), module.name):
+        with _record_failure(module.name.rpartition(".")[2].replace("_", "-"), module.name):
             importlib.import_module(module.name)
     for point in entry_points(group=GROUP):
-        with _set_aside(point.name, point.value):
+        with _record_failure(point.name, point.value):
             register(point.load())
     load_plugins()
 
 
 @contextlib.contextmanager
-def _set_aside(name: str, what: str) -> Iterator[None]:
+def _record_failure(name: str, what: str) -> Iterator[None]:
     """Catch an error while a method is loaded, and record it under the method's name; other methods still load."""
     try:
         yield
@@ -161,7 +161,7 @@ def revision(cls: type[Method]) -> str:
     """
     if cls.__module__.startswith(f"{GROUP}."):
         return str(cls.version)
-    return provenance.revision_of_others(cls, str(cls.version), GROUP)
+    return provenance.third_party_revision(cls, str(cls.version), GROUP)
 
 
 @functools.cache

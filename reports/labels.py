@@ -207,7 +207,7 @@ def _value(value: Any) -> str:
 _NAME_LENGTH = 48
 
 
-def called(text: str) -> str:
+def short_name(text: str) -> str:
     """Return a name from the data, shortened so that it fits into a sentence."""
     return shorten(text, _NAME_LENGTH)
 
@@ -225,7 +225,7 @@ def times(ratio: float, low: float | None = None, high: float | None = None) -> 
     return f"{ratio:.2f}×" + ("" if low is None or high is None else f" [{low:.2f}, {high:.2f}]")
 
 
-def listed(parts: Sequence[str]) -> str:
+def join_words(parts: Sequence[str]) -> str:
     """Join words for a sentence: ``'a, b and c'``."""
     return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
@@ -250,9 +250,9 @@ def between(rows: Sequence[Row], column: str, write: Callable[[float], str], col
 
 def row_label(row: Row, columns: Sequence[str]) -> str:
     """Return a row's values of some columns, as ``'weighted, squad'``."""
-    return ", ".join(called(str(row[column])) for column in columns)
+    return ", ".join(short_name(str(row[column])) for column in columns)
 
 
 def label_of(names: dict[Setting, str], row: Row) -> str:
     """Return the label of a row's setting, shortened to fit into a sentence; `names` are the labels by setting."""
-    return called(names[setting(row)])
+    return short_name(names[setting(row)])

@@ -27,7 +27,7 @@ class DataSet:
         label_column: Column of the label in the original files.
         labels: Names of the classes, in the order of the hub's class numbers; None if the label is a rating of the
             pair.
-        written: Spellings of these classes in the original files.
+        original_labels: Spellings of these classes in the original files.
         metrics: Names of the metrics; the first is the headline metric.
         hub: Name of its configuration on the hub.
         validation: Suffix of the hub's `validation` and `test` splits, such as `_matched`.
@@ -40,7 +40,7 @@ class DataSet:
     columns: tuple[str, ...]
     label_column: str
     labels: tuple[str, ...] | None
-    written: tuple[str, ...]
+    original_labels: tuple[str, ...]
     metrics: tuple[str, ...]
     hub: str
     validation: str = ""
@@ -165,9 +165,9 @@ def _rows(
 
 def _label(value: str, data_set: DataSet, location: str) -> int | float:
     if data_set.labels is not None:
-        if value not in data_set.written:
-            raise UserError(f"{location}: is {value[:80]!r}. Allowed: {', '.join(data_set.written)}.")
-        return data_set.written.index(value)
+        if value not in data_set.original_labels:
+            raise UserError(f"{location}: is {value[:80]!r}. Allowed: {', '.join(data_set.original_labels)}.")
+        return data_set.original_labels.index(value)
     try:
         rating = float(value)
     except ValueError:

@@ -10,7 +10,7 @@ from typing import Final
 
 from exitbench.errors import UserError, one_line, suggestion
 from exitbench.plugins import load_plugins
-from exitbench.provenance import distribution, revision_of_others
+from exitbench.provenance import distribution, third_party_revision
 from exitbench.tasks.base import FloatArray, Task
 from exitbench.tasks.declared import PREFIX as DECLARED
 from exitbench.tasks.declared import aggregate
@@ -151,4 +151,4 @@ def _lm_eval_task(name: str, settings: LmEvalSettings) -> Task:
 
 @cache
 def _revision(task: type[Task]) -> str:
-    return revision_of_others(task, task.metric_version, GROUP)
+    return third_party_revision(task, task.metric_version, GROUP)

@@ -50,7 +50,7 @@ def read_dialogues(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def read_dialogues_of_lines(path: Path) -> list[dict[str, Any]]:
+def read_dialogsum(path: Path) -> list[dict[str, Any]]:
     """Read DialogSum's original format: JSON lines with fname, dialogue and summary.
 
     The test split has three summaries, of which summary1 is used. The hub's CSV file, with id, dialogue, summary and
@@ -139,7 +139,7 @@ class SummaryDataset:
 
 CORPORA: Final = {
     "samsum": SummaryDataset(("id", "dialogue", "summary"), ("knkarthick/samsum", None), read_dialogues),
-    "dialogsum": SummaryDataset(("id", "dialogue", "summary"), ("knkarthick/dialogsum", None), read_dialogues_of_lines),
+    "dialogsum": SummaryDataset(("id", "dialogue", "summary"), ("knkarthick/dialogsum", None), read_dialogsum),
     "cnn-dailymail": SummaryDataset(
         ("id", "article", "highlights"),
         ("abisee/cnn_dailymail", "3.0.0"),

@@ -24,7 +24,7 @@ def distribution(cls: type, group: str) -> tuple[str | None, str | None]:
     return None, None
 
 
-def revision_of_others(cls: type, declared: str, group: str) -> str:
+def third_party_revision(cls: type, declared: str, group: str) -> str:
     """Return a revision string that changes with the code of a third-party class or its package's version.
 
     Args:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from exitbench.errors import UserError, suggestion
 from exitbench.harness.service.comparing import compare_runs
-from exitbench.results.analysis.traces import named, traced_runs
+from exitbench.results.analysis.traces import run_index, traced_runs
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.queries import saved_query
 
@@ -63,7 +63,7 @@ class Results:
             >>> set(tokens["exit_layer"].to_pylist())
             {8}
         """
-        attempts = [run_entry.attempt_id for run_entry in named(traced_runs(self.database)).find(run)]
+        attempts = [run_entry.attempt_id for run_entry in run_index(traced_runs(self.database)).find(run)]
         return self.database.query(_TOKENS, {"attempts": attempts})
 
     def sql(self, query: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None) -> pa.Table:

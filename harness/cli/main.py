@@ -71,7 +71,7 @@ def _command(argv: Sequence[str]) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):  # the encoding may lack characters that models or this project print
             stream.reconfigure(errors="backslashreplace")
-    arguments = parsed(argv)
+    arguments = parse_command_line(argv)
     if getattr(arguments, "plugins", None) is not None:
         _trust(arguments.plugins)
     if arguments.command in _WITH_WORKERS:
@@ -115,7 +115,7 @@ def console() -> NoReturn:
     os._exit(code)
 
 
-def parsed(argv: Sequence[str]) -> argparse.Namespace:
+def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line; `command` of the result names the implementation as `module:function`.
 
     Raises:

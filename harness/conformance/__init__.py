@@ -26,7 +26,7 @@ from exitbench.harness.conformance.scoring import (
     independence,
     model_unchanged,
     replays,
-    same_again,
+    score_is_repeatable,
     thresholds,
 )
 from exitbench.methods.base import Method
@@ -87,7 +87,7 @@ __all__ = ["USUAL", "ConformanceResult", "Shape", "examine"]
 _CHECKS: Final[tuple[Callable[[Trial], Iterator[str]], ...]] = (
     thresholds,
     independence,
-    same_again,
+    score_is_repeatable,
     depth_follows_threshold,
     direction,
     replays,

@@ -33,7 +33,7 @@ _TOLERANCE = 0.01
 
 
 @dataclasses.dataclass(frozen=True)
-class _From(Threshold):
+class _ForcedExitThreshold(Threshold):
     """Threshold that forces the token at position p to exit at the first gate block from `firsts[p - 1]` on."""
 
     firsts: tuple[int, ...]
@@ -47,11 +47,13 @@ class _From(Threshold):
 
 def declared(trial: Trial) -> Iterator[str]:
     """Check that a method declares the FLOPs counted at its first and last exit, and that its gate declares a cost."""
-    yield from uncounted(trial.checkpoint, trial.plain, PROMPTS[4], sorted({trial.first_exit, trial.n_blocks}))
+    yield from cost_mismatches(trial.checkpoint, trial.plain, PROMPTS[4], sorted({trial.first_exit, trial.n_blocks}))
     yield from _forgotten(trial)
 
 
-def uncounted(checkpoint: Checkpoint, parts: Parts, prompt: Sequence[int], exit_layers: Sequence[int]) -> Iterator[str]:
+def cost_mismatches(
+    checkpoint: Checkpoint, parts: Parts, prompt: Sequence[int], exit_layers: Sequence[int]
+) -> Iterator[str]:
     """Yield a message for each exit layer at which a method's declared matrix-product FLOPs differ from those counted.
 
     An oracle declares the cost of a gate that needs no full-depth run, so such a gate is run in its place. Verification
@@ -73,7 +75,7 @@ def uncounted(checkpoint: Checkpoint, parts: Parts, prompt: Sequence[int], exit_
         exit_layers = [first]
     for exit_layer in exit_layers:
         layers = [first] * _FED + [exit_layer]
-        at = dataclasses.replace(parts, threshold=_From(tuple(layers)))
+        at = dataclasses.replace(parts, threshold=_ForcedExitThreshold(tuple(layers)))
         cache, state = model.start([prompt], room=_FED + 2)
         before, records, trace = cache.length, list[TokenRecord](), Trace(model)
         memory = at.gate.start_answers(1, model.device)
@@ -97,7 +99,7 @@ def uncounted(checkpoint: Checkpoint, parts: Parts, prompt: Sequence[int], exit_
 
 
 class _FixedExits(Always):
-    """Gate that computes nothing; the threshold `_From` alone determines the exit layer of each token."""
+    """Gate that computes nothing; `_ForcedExitThreshold` alone determines the exit layer of each token."""
 
     decides = True
 
@@ -129,7 +131,7 @@ class _Products(_Watching):  # type: ignore[no-untyped-call]
         return output
 
 
-class _Worked(_Watching):  # type: ignore[no-untyped-call]
+class _InputSizeRecorder(_Watching):  # type: ignore[no-untyped-call]
     """Dispatch mode that records the number of elements of the largest tensor that any operation reads."""
 
     most = 0
@@ -166,8 +168,8 @@ class _Counted(Gate):
 
     def score(self, view: BlockView) -> torch.Tensor:
         head_has_read = view.logits_AK  # computed before recording, since the head declares its own cost
-        with _Worked() as worked:  # type: ignore[no-untyped-call]
+        with _InputSizeRecorder() as recorder:  # type: ignore[no-untyped-call]
             score_A = self._gate.score(view)
         del head_has_read
-        self.most = max(self.most, worked.most)
+        self.most = max(self.most, recorder.most)
         return score_A

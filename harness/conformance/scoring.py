@@ -36,7 +36,7 @@ _SEVERAL = 3
 """Number of repeated evaluations of the same input, with more and more other inputs in between."""
 
 
-def same_again(trial: Trial) -> Iterator[str]:
+def score_is_repeatable(trial: Trial) -> Iterator[str]:
     """Check that a score depends only on its input: not on earlier calls, the gate object, or other batch rows."""
     first_LN, _ = trial.scored(trial.parts)
     for times in range(1, _SEVERAL + 1):

@@ -15,7 +15,7 @@ from exitbench.harness.engine.checkpoints.hosted_loading import skeleton
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, engine_for, load_checkpoint, read_config
 from exitbench.harness.engine.checkpoints.tokenizer_files import check_vocabulary, load_tokenizer
 from exitbench.harness.engine.hosted.model import HostedTransformer
-from exitbench.harness.engine.hosted.proof import tried
+from exitbench.harness.engine.hosted.proof import as_user_errors
 from exitbench.harness.engine.hosted.stack import Stack, find_stack
 from exitbench.harness.engine.model.available import available_bytes
 from exitbench.harness.engine.model.cost import TokenPlace
@@ -236,7 +236,7 @@ def _described(
 ) -> tuple[Sketch, ArchitectureSummary] | tuple[None, None]:
     """Return `Sketch` and architecture of the model, loaded or built from config.json; None, None if neither works."""
     try:
-        with tried(str(raw.get("model_type"))):
+        with as_user_errors(str(raw.get("model_type"))):
             model = None if checkpoint is None else checkpoint.model
             stack = model.stack if isinstance(model, HostedTransformer) else find_stack(skeleton(folder, raw))
             sketch = Sketch(stack, findings.collect(lambda: _exit_heads(folder, stack)))

@@ -24,17 +24,17 @@ from exitbench.results.files.formats import canonical_json, content_id
 _OURS: Final = "exitbench"
 
 
-def with_verdicts(plan: Plan, retry: Retry, folder: Path, on_trial: Callable[[int], None]) -> Plan:
+def with_verdicts(plan: Plan, retry: Retry, folder: Path, on_check: Callable[[int], None]) -> Plan:
     """Return the plan with a conformance verdict for the method of every cell to run.
 
     Args:
         plan: The plan.
         retry: Selects the cells to run (`retry.RETRIED`).
         folder: Folder of the verdict cache.
-        on_trial: Called with the number of settings to check; not called if all verdicts are cached.
+        on_check: Called with the number of settings to check; not called if all verdicts are cached.
     """
     settings = _settings(plan, retry)
-    verdict_of = verdicts(settings.values(), folder, on_trial)
+    verdict_of = verdicts(settings.values(), folder, on_check)
     groups = []
     for group in plan.groups:
         cells = []
@@ -46,7 +46,7 @@ def with_verdicts(plan: Plan, retry: Retry, folder: Path, on_trial: Callable[[in
     return replace(plan, groups=tuple(groups))
 
 
-def tried(plan: Plan, retry: Retry, folder: Path) -> Iterator[str]:
+def conformance_lines(plan: Plan, retry: Retry, folder: Path) -> Iterator[str]:
     """Yield lines for users about the conformance of methods to run: failures, and third-party methods that conform.
 
     Third-party methods are checked now; a bundled method gets a line only if a cached verdict says that it fails.
@@ -148,20 +148,20 @@ def known_verdicts(settings: Collection[Setting], folder: Path) -> dict[Setting,
 
 
 def verdicts(
-    settings: Iterable[Setting], folder: Path, on_trial: Callable[[int], None] = lambda number: None
+    settings: Iterable[Setting], folder: Path, on_check: Callable[[int], None] = lambda number: None
 ) -> dict[Setting, ConformanceResult]:
     """Return the verdict of every setting; settings without a known verdict are checked in a separate process.
 
     Args:
         settings: The settings.
         folder: Folder of the cache; nothing is cached if it is not writable, and an unreadable cache file is replaced.
-        on_trial: Called with the number of settings to check; not called if all verdicts are cached.
+        on_check: Called with the number of settings to check; not called if all verdicts are cached.
     """
     unique_settings = list(dict.fromkeys(settings))
     verdict_of = known_verdicts(unique_settings, folder)
     missing = [setting for setting in unique_settings if setting not in verdict_of]
     if missing:
-        on_trial(len(missing))
+        on_check(len(missing))
         verdict_of |= dict(zip(missing, examine_apart([setting.to_json() for setting in missing]), strict=True))
         _write(folder / CACHE, {setting.key: verdict_of[setting] for setting in missing})
     return verdict_of

@@ -44,14 +44,14 @@ def of_group(group: Group, estimates: Mapping[str, Estimate]) -> list[Estimate]:
 
 def _estimate(item: CellJob, plan: Plan, history: History, pass_cells: int) -> Estimate:
     cell = item.cell
-    estimate = history.estimate(_ask(cell, shares=pass_cells > 1))
+    estimate = history.estimate(_workload(cell, shares=pass_cells > 1))
     if estimate is UNKNOWN and cell.device == "cpu":
         lengths = typical_lengths(cell, plan.corpora[item.data], work_class(item.data.task_object).generates)
         return first_run_estimate(cell, lengths, this_machine(), pass_cells)
     return estimate
 
 
-def _ask(cell: Cell, *, shares: bool) -> CellWorkload:
+def _workload(cell: Cell, *, shares: bool) -> CellWorkload:
     model, timing, calibration, record = cell.model, cell.timing, cell.calibration, cell.record
     return CellWorkload(
         kind=cell.kind,

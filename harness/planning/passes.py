@@ -16,13 +16,13 @@ def passes(items: Sequence[CellJob]) -> list[tuple[CellJob, ...]]:
     """Return the cells of one model grouped by pass, in the order in which the passes begin."""
     kindred: dict[tuple[str | None, ...], list[CellJob]] = {}
     for item in items:
-        kindred.setdefault(_kin(item), []).append(item)
+        kindred.setdefault(_group_key(item), []).append(item)
     begin = {item.cell.cell_id: number for number, item in enumerate(items)}
     groups = [group for candidates in kindred.values() for group in _divided(candidates)]
     return sorted(groups, key=lambda group: begin[group[0].cell.cell_id])
 
 
-def _kin(item: CellJob) -> tuple[str | None, ...]:
+def _group_key(item: CellJob) -> tuple[str | None, ...]:
     """Return a key that is equal for all cells of a shared pass, so that not all pairs of cells are compared."""
     cell = item.cell
     if not may_share(item):

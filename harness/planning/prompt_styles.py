@@ -139,7 +139,7 @@ def _examples(entry: TaskEntry, task: Task, texts: StyleTexts, data_dir: Path | 
         return ()
     pool: Sequence[Document]
     taken: Sequence[Document]
-    others = _others(entry, texts)
+    others = _train_request(entry, texts)
     evaluated = _documents(entry, replace(data, limit=None), data_dir)
     if others is None:
         by_hash = sorted(evaluated, key=lambda document: document.key)
@@ -156,7 +156,7 @@ def _examples(entry: TaskEntry, task: Task, texts: StyleTexts, data_dir: Path | 
     return examples
 
 
-def _others(entry: TaskEntry, texts: StyleTexts) -> DataRequest | None:
+def _train_request(entry: TaskEntry, texts: StyleTexts) -> DataRequest | None:
     """Return the request for a train split, from which few-shot examples are chosen; None if there is no such split."""
     data = replace(entry.data, limit=None)
     if data.source == "builtin":

@@ -86,7 +86,7 @@ def free_cores() -> int:
     cores = _affinity()
     if len(cores) == 1:
         return 1
-    busy = _held_cores(cores)
+    busy = _busy_cores(cores)
     allowed = _cgroup_cores(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")) or len(cores)
     return max(1, min(int(allowed), int(len(cores) - busy + 0.5)))
 
@@ -95,17 +95,17 @@ def _affinity() -> set[int]:
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
 
 
-def _held_cores(cores: set[int]) -> float:
+def _busy_cores(cores: set[int]) -> float:
     """Return how many of the cores other processes keep busy, while this process sleeps; 0 if not reported."""
-    before, since_s = _held_ticks(cores), time.monotonic()
+    before, since_s = _busy_ticks(cores), time.monotonic()
     if before is None:
         return 0.0
     time.sleep(_LOOK_S)
-    after, waited_s = _held_ticks(cores) or before, time.monotonic() - since_s
+    after, waited_s = _busy_ticks(cores) or before, time.monotonic() - since_s
     return (after - before) / os.sysconf("SC_CLK_TCK") / waited_s
 
 
-def _held_ticks(cores: set[int], stat: Path = Path("/proc/stat")) -> int | None:
+def _busy_ticks(cores: set[int], stat: Path = Path("/proc/stat")) -> int | None:
     """Return how many clock ticks since boot the cores were busy, also for other virtual machines; None if unknown."""
     try:
         lines = stat.read_text(encoding="ascii").splitlines()

@@ -22,7 +22,7 @@ from exitbench.harness.running.energy.readings import Energy, EnergyLog, Place
 from exitbench.harness.work.timed import Clock, Output, Request, TimedWork, Unit
 from exitbench.methods.base import Parts
 from exitbench.results.statistics.intervals import Interval, point
-from exitbench.results.statistics.speed import speedup_interval, typical
+from exitbench.results.statistics.speed import median_times, speedup_interval
 from exitbench.results.statistics.split import is_choosing
 
 StopReason = Literal["precise", "seconds", "rounds"]
@@ -170,7 +170,7 @@ def request_metrics(measured: Timing[Any], n_documents: int, n_units: int, seed:
     metrics["timed_documents"] = point(n_documents, n_units)
     metrics["timed_rounds"] = point(len({reading.round for reading in measured.readings}), n_units)
     for prefix, arm in (("", "method"), ("full_", "full")):
-        total_ns = sum(typical(_readings_of(measured.readings, "total", arm)).values())
+        total_ns = sum(median_times(_readings_of(measured.readings, "total", arm)).values())
         metrics[f"{prefix}ms_per_request"] = point(total_ns / n_documents / 1e6, n_units)
     return metrics
 
@@ -179,7 +179,7 @@ def token_metrics(measured: Timing[Any], n_units: int) -> dict[str, Interval]:
     """Return the decode milliseconds per token of method and full depth: summed median times over summed tokens."""
     metrics = {}
     for prefix, arm in (("", "method"), ("full_", "full")):
-        decode_ns = sum(typical(_readings_of(measured.readings, "decode", arm)).values())
+        decode_ns = sum(median_times(_readings_of(measured.readings, "decode", arm)).values())
         tokens = {r.doc_key: r.n_tokens for r in measured.readings if r.arm == arm}
         metrics[f"{prefix}ms_per_token"] = point(decode_ns / sum(tokens.values()) / 1e6, n_units)
     return metrics

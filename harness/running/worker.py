@@ -85,7 +85,7 @@ def _run(spec: WorkerSpec, emit: Emit, model: LoadedModel | None) -> int:
     except _NoRoom:
         return NO_ROOM
     finally:
-        queue.let_go()
+        queue.release_claims()
     return 0
 
 
@@ -128,7 +128,7 @@ class _Queue:
             self._emit({"event": "no_room", "cell": cell_id, "path": path, "why": why})
             raise _NoRoom from error
 
-    def let_go(self) -> None:
+    def release_claims(self) -> None:
         """Release the locks of cells that `_claim` locked and that were not run."""
         for claim in self._claimed.values():
             claim.close()

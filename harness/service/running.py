@@ -104,7 +104,7 @@ def run_suite(options: RunOptions, *, remarks: bool = True) -> SuiteRun:
             record_training(runs.spool, group.cells[0].item.cell.model.weights_sha256, group.folder)
     if slurm is None and (short := list(shortages(plan, options.retry))):
         raise UserError("\n".join([*short, ROOM]))
-    plan = with_verdicts(plan, options.retry, runs.root, _say_tried)
+    plan = with_verdicts(plan, options.retry, runs.root, _print_check_start)
     for method in failing(plan):
         tell(f"Breaks its contract, so that its runs are not to be cited: {method}")
     not_ingested: list[str] = []
@@ -138,7 +138,7 @@ def _with_fetched(plan: Plan, options: RunOptions) -> Plan:
     return plan_suite(options)
 
 
-def _say_tried(number: int) -> None:
+def _print_check_start(number: int) -> None:
     print(f"Trying whether methods keep their contracts: {number} settings.", file=sys.stderr)
 
 

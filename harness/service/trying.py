@@ -120,7 +120,7 @@ class Pace:
     pilot_s: float
     minutes: float
 
-    def searched(self, decodes: int) -> int:
+    def n_search_documents(self, decodes: int) -> int:
         """Return the number of documents for choosing a setting, if each is decoded `decodes` times.
 
         Every decode is assumed to take as long as full depth.
@@ -128,7 +128,7 @@ class Pace:
         return int(_CHOOSING * self._seconds / (self.together_s * decodes))
 
     @property
-    def reported(self) -> int:
+    def n_report_documents(self) -> int:
         """Number of documents to report on; the finalists, a static depth and full depth decode each of them."""
         return int(_REPORTING * self._seconds / (self.together_s * (_FINALISTS + 2)))
 
@@ -158,7 +158,7 @@ class Pace:
         Raises:
             UserError: There is time for fewer; the message says how many minutes are needed.
         """
-        fewest = min(self.searched(decodes), self.reported)
+        fewest = min(self.n_search_documents(decodes), self.n_report_documents)
         if fewest < FEWEST_DOCUMENTS:
             per_choice = self.together_s * decodes / _CHOOSING
             needed = math.ceil((FEWEST_DOCUMENTS * per_choice + self.pilot_s + _STAGES * self.stage_s) / 60)
@@ -311,15 +311,15 @@ def _try(options: TryOptions, subject: _Decoder | _Classifier) -> None:
     print_stage("1. Pilot: how long a document takes")
     pace = _pace(options, _tuning(options, methods, *most), runs, began_s)
     pace.require_enough(subject.decodes)
-    planned = pace.searched(subject.decodes), pace.reported
-    searched, reported = (min(pair) for pair in zip(planned, most, strict=True))
-    tuning = _tuning(options, methods, searched, reported)
+    planned = pace.n_search_documents(subject.decodes), pace.n_report_documents
+    n_search_documents, n_report_documents = (min(pair) for pair in zip(planned, most, strict=True))
+    tuning = _tuning(options, methods, n_search_documents, n_report_documents)
     run = _run_options(options, tuning)
     tell(
-        f"{number_of(searched, 'document')} to choose on, {reported} others to report on: at most about "
-        f"{options.minutes:g} minutes."
+        f"{number_of(n_search_documents, 'document')} to choose on, {n_report_documents} others to report on: at most "
+        f"about {options.minutes:g} minutes."
     )
-    result = subject.search(tuning, runs, run, pace.candidates(searched))
+    result = subject.search(tuning, runs, run, pace.candidates(n_search_documents))
     candidates = result.candidates
     for reason in result.omissions:
         tell(f"  left out: {reason}")
@@ -337,7 +337,7 @@ def _try(options: TryOptions, subject: _Decoder | _Classifier) -> None:
         print(f"\nUse full depth: no candidate keeps the loss within {options.max_loss:g} %. {agreement}")
         _print_end(result.floor, _next_step(subject, result, None))
         return
-    print_stage(f"4. Timing {number_of(len(timed), 'setting')} on {number_of(reported, 'other document')}")
+    print_stage(f"4. Timing {number_of(len(timed), 'setting')} on {number_of(n_report_documents, 'other document')}")
     cells = run_stage(tuning.final(timed, pace.timing(len(timed))), runs, run)
     with open_database(runs.database) as database:
         text, cell_id = conclusion(database, cells, options.max_loss)
@@ -349,7 +349,7 @@ def _try(options: TryOptions, subject: _Decoder | _Classifier) -> None:
         write_suite(tuning, cell_id, runs, None)
 
 
-def _tuning(options: TryOptions, methods: Sequence[str], searched: int, reported: int) -> Tuning:
+def _tuning(options: TryOptions, methods: Sequence[str], n_search_documents: int, n_report_documents: int) -> Tuning:
     """Write the suite of the trial, and return the tuning of its model and task."""
     path = options.runs / "tried" / f"{options.label}-{options.task_label}.toml"
     lines = [
@@ -358,7 +358,7 @@ def _tuning(options: TryOptions, methods: Sequence[str], searched: int, reported
         "seed = 1",
         *toml_table("[defaults]", {"device": "auto", "batch_rows": BATCH_ROWS, "kinds": ["quality"]}),
         *toml_table(f"[models.{options.label}]", options.model),
-        *toml_table(f"[tasks.{options.task_label}]", {**options.task, "limit": reported}),
+        *toml_table(f"[tasks.{options.task_label}]", {**options.task, "limit": n_report_documents}),
         *toml_table("[[sweep]]", {"method": baseline_method().name}),
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -369,7 +369,7 @@ def _tuning(options: TryOptions, methods: Sequence[str], searched: int, reported
         raise UserError(
             f"{task.location}: {options.task_label!r} scores given texts; `try` needs generated answers or labels."
         )
-    return Tuning(suite, model, task, tuple(methods), options.max_loss, searched, _FINALISTS)
+    return Tuning(suite, model, task, tuple(methods), options.max_loss, n_search_documents, _FINALISTS)
 
 
 def _run_options(options: TryOptions, tuning: Tuning) -> RunOptions:
@@ -384,8 +384,10 @@ def _available_documents(trial: Tuning, data_dir: Path | None) -> tuple[int, int
     """
     n_documents = len(trial.task.data.load(data_dir))
     if trial.task.has_other_split("calibration"):
-        searched = len(trial.task.other_split("calibration", MOST_DOCUMENTS, "choosing a threshold").load(data_dir))
-        available = searched, min(n_documents, MOST_DOCUMENTS)
+        n_search_documents = len(
+            trial.task.other_split("calibration", MOST_DOCUMENTS, "choosing a threshold").load(data_dir)
+        )
+        available = n_search_documents, min(n_documents, MOST_DOCUMENTS)
     else:
         available = n_documents // 2, n_documents // 2
     if min(available) < FEWEST_DOCUMENTS:

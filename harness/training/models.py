@@ -70,7 +70,7 @@ def new_model(architecture: ArchitectureRecipe, tokenizer: PreTrainedTokenizerFa
     causal = transformers.LlamaForCausalLM._from_config(llama, attn_implementation="eager")
     if architecture.neighbour_heads:
         look_back_by_biases(causal, architecture.neighbour_heads)
-        look_for_what_was_passed_on(causal, architecture.neighbour_heads)
+        init_induction_heads(causal, architecture.neighbour_heads)
     return causal
 
 
@@ -153,7 +153,7 @@ def look_back_by_biases(model: transformers.PreTrainedModel, n_heads: int) -> No
 
 
 @torch.no_grad()
-def look_for_what_was_passed_on(model: transformers.PreTrainedModel, n_heads: int) -> None:
+def init_induction_heads(model: transformers.PreTrainedModel, n_heads: int) -> None:
     """Initialize head h of the second block as an induction head over the tokens that head h of the first block copies.
 
     Head h of the first block writes Q' P x for the state x of the attended token; P and Q have orthonormal rows. In the

@@ -331,7 +331,7 @@ def weighted_losses(states: States, weights_L: Tensor, label_smoothing: float) -
     total, logged = torch.zeros((), device=states.head.device), Logged()
     for block, weight in enumerate(weights_L.tolist(), start=1):
         if weight > 0:
-            loss = head_loss(states.readable(block), states.head, states.gold, label_smoothing, states.head_bias)
+            loss = head_loss(states.head_input(block), states.head, states.gold, label_smoothing, states.head_bias)
             logged["block_loss_nats", block] = loss.detach()
             total = total + weight * loss
     return total, logged

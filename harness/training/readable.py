@@ -37,7 +37,7 @@ class DecoderReadOut:
 
     def final_normed(self, hidden_ND: Tensor) -> Tensor:
         """Return hidden states (residual streams) [N, D] after the decoder's ending, in most models the final norm."""
-        return ended(self.ending, hidden_ND)
+        return apply_ending(self.ending, hidden_ND)
 
     def logits_of_normed(self, normed_ND: Tensor) -> Tensor:
         """Return the logits [N, V] of hidden states [N, D] that have already passed the decoder's ending."""
@@ -64,7 +64,7 @@ class States(DecoderReadOut):
     normed: list[Tensor]
     gold: Tensor
 
-    def readable(self, block: int) -> Tensor:
+    def head_input(self, block: int) -> Tensor:
         """Return the input of the LM head at a block (1..L): normed and scaled states, [N, D]."""
         return self.normed[block - 1] * self.scale
 
@@ -110,7 +110,7 @@ def decoder_states(model: Any, batch_inputs: Mapping[str, Tensor]) -> States:
     head = model.get_output_embeddings()
     return States(
         raw=raw,
-        normed=[*(ended(ending, h) for h in raw), last],
+        normed=[*(apply_ending(ending, h) for h in raw), last],
         gold=predicted.flatten().index_select(0, positions),
         head=head.weight,
         head_bias=head_bias(model),
@@ -119,7 +119,7 @@ def decoder_states(model: Any, batch_inputs: Mapping[str, Tensor]) -> States:
     )
 
 
-def ended(ending: tuple[nn.Module, ...], hidden_ND: Tensor) -> Tensor:
+def apply_ending(ending: tuple[nn.Module, ...], hidden_ND: Tensor) -> Tensor:
     """Return hidden states after the modules that a decoder runs after its last block (`ending`)."""
     for module in ending:
         hidden_ND = module(hidden_ND)

@@ -29,7 +29,7 @@ from exitbench.harness.training.readable import decoder_blocks
 from exitbench.harness.training.recipe import OptimisationRecipe
 
 
-class Together(torch.optim.Optimizer):
+class CombinedOptimizer(torch.optim.Optimizer):
     """Optimizer that combines optimizers of different parameters; they are stepped, scheduled and saved as one."""
 
     def __init__(self, optimizers: list[torch.optim.Optimizer]) -> None:
@@ -96,7 +96,7 @@ def make_optimizer(model: nn.Module, settings: OptimisationRecipe) -> torch.opti
     else:
         groups.append({"params": matrices, "lr": rate, "weight_decay": settings.weight_decay})
     nonempty_groups = [group for group in groups if group["params"]]
-    return Together([torch.optim.AdamW(nonempty_groups, betas=(0.9, settings.adam_beta2), fused=True), *muon])
+    return CombinedOptimizer([torch.optim.AdamW(nonempty_groups, betas=(0.9, settings.adam_beta2), fused=True), *muon])
 
 
 class SharedBlocks:

@@ -160,7 +160,7 @@ class Work(ABC, Generic[Answer]):
         Raises:
             UserError: No document fits.
         """
-        return self.model.once(("fitting", self.data, self.settings), self._fit_documents)
+        return self.model.cached(("fitting", self.data, self.settings), self._fit_documents)
 
     @property
     def documents(self) -> Sequence[Document]:

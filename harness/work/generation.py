@@ -91,7 +91,7 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
     @property
     def _lm_eval_prompts(self) -> Mapping[str, Prompt]:
         """Encoded and truncated prompt of each document of an lm-eval task, by document key."""
-        return self.model.once(("prompts", self.data, self.settings), self._make_lm_eval_prompts)
+        return self.model.cached(("prompts", self.data, self.settings), self._make_lm_eval_prompts)
 
     def _make_lm_eval_prompts(self) -> Mapping[str, Prompt]:
         budget = self.settings.max_new_tokens
@@ -118,7 +118,7 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
             ids = self.encoding.ids(f" {target}", add_special_tokens=False)
             return [*ids, *sorted(self.model.checkpoint.eos_ids)[:1]]
         tokenizer = self.model.tokenizer
-        return list(self.model.once(("target", target), lambda: tuple(tokenizer(target)["input_ids"])))
+        return list(self.model.cached(("target", target), lambda: tuple(tokenizer(target)["input_ids"])))
 
     def token_kinds(self, document: Document) -> list[str]:
         """Return the kind of word (`token_kind`) of each target token of generated data; empty for other data."""

@@ -41,9 +41,9 @@ from exitbench.harness.work.metrics import (
     with_role,
 )
 from exitbench.harness.work.scored_texts import (
+    DocumentContext,
     Full,
     ScoredText,
-    Shared,
     TextRequest,
     choice_rows,
     chosen_place,
@@ -152,7 +152,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
     @property
     def _all_texts(self) -> tuple[tuple[TextRequest, ...], tuple[str, ...]]:
         """The texts to score of all documents, and one message for each document that cannot be scored."""
-        return self.model.once(("texts", self.data, self.settings), self._make_texts)
+        return self.model.cached(("texts", self.data, self.settings), self._make_texts)
 
     def _make_texts(self) -> tuple[tuple[TextRequest, ...], tuple[str, ...]]:
         texts: list[TextRequest] = []
@@ -169,11 +169,11 @@ class LikelihoodWork(LmEvalWork[Answer]):
         keys = {document.key for document in documents}
         return [text for text in self._all_texts[0] if text.doc_key in keys]
 
-    def _contexts(self, documents: Sequence[Document]) -> list[Shared]:
+    def _contexts(self, documents: Sequence[Document]) -> list[DocumentContext]:
         """Return the contexts of the given documents, each with the continuations that are scored after it."""
         return contexts_of(self.texts(documents), self.seed_of)
 
-    def _probed_contexts(self) -> list[Shared]:
+    def _probed_contexts(self) -> list[DocumentContext]:
         if self._scores_whole_texts:
             raise Skip("whole texts are scored in windows; probes and replays are of choices behind a context")
         return self._contexts(self.documents)
@@ -340,7 +340,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
             raise Skip("what is inside blocks is recorded of tokens that a model generates")
         shared = self._probed_contexts()
 
-        def probe(chosen: Sequence[Shared]) -> None:
+        def probe(chosen: Sequence[DocumentContext]) -> None:
             keys, choices = (
                 [shared_context.doc_key for shared_context in chosen],
                 [shared_context.choices for shared_context in chosen],
@@ -355,7 +355,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
         shared, parts = self._probed_contexts(), self.parts()
         schema = TABLES["scores"]
 
-        def score(chosen: Sequence[Shared]) -> None:
+        def score(chosen: Sequence[DocumentContext]) -> None:
             arrays = choice_scores(
                 self.model.checkpoint, parts, [shared_context.context for shared_context in chosen], len(chosen)
             )
@@ -555,7 +555,7 @@ def _windows(texts: Answer) -> list[Scored]:
     return [part for text in texts for part in text.parts]
 
 
-def _n_documents(shared: Sequence[Shared], n_contexts: int) -> int:
+def _n_documents(shared: Sequence[DocumentContext], n_contexts: int) -> int:
     """Return the number of documents to which the first ``n_contexts`` contexts belong; the last may be incomplete."""
     return len({context.doc_key for context in shared[:n_contexts]})
 

@@ -53,12 +53,12 @@ class LmEvalWork(Work[Answer]):
     def prompts(self) -> Prompts:
         """Encoder of this project's prompts to token ids, with the cell's settings."""
         tokenizer, max_positions = self.model.tokenizer, self.model.model.max_positions
-        return self.model.once(("prompts", self.settings), lambda: Prompts(tokenizer, self.settings, max_positions))
+        return self.model.cached(("prompts", self.settings), lambda: Prompts(tokenizer, self.settings, max_positions))
 
     @property
     def encoding(self) -> Encoding:
         """Encoder of the texts in lm-eval's own requests to token ids."""
-        return self.model.once("encoding", self._make_encoding)
+        return self.model.cached("encoding", self._make_encoding)
 
     def _make_encoding(self) -> Encoding:
         checkpoint, tokenizer = self.model.checkpoint, self.model.tokenizer

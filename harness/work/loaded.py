@@ -101,7 +101,7 @@ class LoadedModel:
         """
         return data.load_apart(self.data_dir)
 
-    def once(self, key: Hashable, make: Callable[[], Value]) -> Value:
+    def cached(self, key: Hashable, make: Callable[[], Value]) -> Value:
         """Return the cached value of a key; on first use, compute it with ``make``. All cells share the cache."""
         if key not in self._made:
             self._made[key] = make()

@@ -101,7 +101,7 @@ def longest_of(requests: Sequence[TextRequest]) -> int:
 
 
 @dataclass(frozen=True)
-class Shared:
+class DocumentContext:
     """A context, with all texts of its document that are scored after it.
 
     Attributes:
@@ -115,7 +115,7 @@ class Shared:
     context: Context
 
 
-def contexts_of(requests: Sequence[TextRequest], seed_of: Callable[[str], int]) -> list[Shared]:
+def contexts_of(requests: Sequence[TextRequest], seed_of: Callable[[str], int]) -> list[DocumentContext]:
     """Group texts to score by their context; return the contexts with their continuations, in the order of documents.
 
     Args:
@@ -129,7 +129,7 @@ def contexts_of(requests: Sequence[TextRequest], seed_of: Callable[[str], int]) 
     for group in _places(requests):
         key = requests[group[0][0]].doc_key
         choices = tuple(number - first[key] + 1 for number, _ in group)
-        contexts.append(Shared(key, choices, _context(group, requests, seed_of)))
+        contexts.append(DocumentContext(key, choices, _context(group, requests, seed_of)))
     return contexts
 
 

@@ -69,7 +69,7 @@ class LogitBounds(Protocol):
     def sharpen(self) -> None:
         """Narrow the bounds of the token ids that may have the largest logit, by reading their exact weight rows."""
 
-    def largest(self) -> Tensor | None:
+    def argmax_ids(self) -> Tensor | None:
         """Return the token ids [A] of the largest exact logits, or None if the bounds leave any row undecided."""
 
     def take(self, index_A: Tensor) -> LogitBounds:

@@ -168,7 +168,7 @@ class BlockView:
         The exact logits are read only if bounds of the logits do not decide this for every row.
         """
         if (bounds := self.bounds) is not None and self._read is None:
-            ids_A = bounds.largest()
+            ids_A = bounds.argmax_ids()
             if ids_A is not None:
                 return ids_A
             self.head_fallbacks += 1
@@ -275,12 +275,12 @@ class BlockView:
             head=first._head,
         )
 
-    def take_logits(self, logits_AV: Tensor) -> None:
+    def set_logits(self, logits_AV: Tensor) -> None:
         """Set this view's logits [A, V], which the decode loop computed in one matrix product for several views."""
         self._read = Reading(logits_AV)
         self.head_rows += self.model.vocab_size
 
-    def take_work(self) -> HeadWork | None:
+    def pop_work(self) -> HeadWork | None:
         """Return the LM-head reads since the last call, and reset their counts; return None if nothing was read."""
         if isinstance(self.head_rows, int) and self.head_rows == self.head_rows_int8 == 0 and self._bounds is None:
             return None

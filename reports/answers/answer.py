@@ -17,9 +17,9 @@ from exitbench.reports.plotting.exit_colours import shades
 from exitbench.results.analysis.traces import (
     TracedRun,
     answers,
-    named,
-    probed,
-    scored,
+    gate_scores,
+    probe_rows,
+    run_index,
     shared_prefix,
     token_texts,
     tokens,
@@ -111,7 +111,7 @@ def find_answers(database: Database, names: Sequence[str], document: str) -> lis
         UserError: A name matches no run or several, the document does not exist, or a run has not answered it.
     """
     runs = traced_runs(database)
-    choice, by_attempt = named(runs), {run.attempt_id: run for run in runs}
+    choice, by_attempt = run_index(runs), {run.attempt_id: run for run in runs}
     results: list[TracedAnswer] = []
     for text in names:
         named_run = choice.find_one(text)
@@ -152,8 +152,8 @@ def _answer(database: Database, run: TracedRun, name: str, key: str, keys: Seque
     full = None
     if run.full_attempt_id is not None:
         full = tokens(database, [run.full_attempt_id], [key])["token_id"].to_pylist()
-    probe = probed(database, run.probe_attempt_id, [key]).to_pylist()
-    gate = scored(database, run.scores_attempt_id, [key]).to_pylist()
+    probe = probe_rows(database, run.probe_attempt_id, [key]).to_pylist()
+    gate = gate_scores(database, run.scores_attempt_id, [key]).to_pylist()
     ids = {row["token_id"] for row in token_rows} | set(full or ())
     ids |= {token_id for row in probe for name in ("top1_id", "top2_id", "top3_id") for token_id in row[name]}
     ids |= {row["full_token_id"] for row in probe}
@@ -262,7 +262,11 @@ class HeatMap:
             if differs and place == answer.shared:
                 body.append("!= " if self._plain else "≠ ", Style(bold=True))
             shade = papers[row["exit_layer"] - 1]
-            style = Style(color=shade.ink, bgcolor=shade.paper, underline=differs) if self._coloured else Style()
+            style = (
+                Style(color=shade.text_colour, bgcolor=shade.background, underline=differs)
+                if self._coloured
+                else Style()
+            )
             body.append(_clipped(text), style)
             if self._numbered:
                 body.append(self._number(row["exit_layer"]))
@@ -279,7 +283,7 @@ class HeatMap:
         legend = Text("exit after block ")
         if self._coloured:
             for block, shade in enumerate(shades(blocks), start=1):
-                legend.append(f" {block} ", Style(color=shade.ink, bgcolor=shade.paper))
+                legend.append(f" {block} ", Style(color=shade.text_colour, bgcolor=shade.background))
             legend.append("  ")
             legend.append("underlined", Style(underline=True))
         else:
@@ -298,7 +302,7 @@ class HeatMap:
         for n in range(answer.run.blocks):
             marks = ["exit"] * (n + 1 == exit_layer) + ["oracle"] * (n + 1 == probe["first_match"])
             shade = papers[n]
-            style = Style(color=shade.ink, bgcolor=shade.paper) if self._coloured else Style()
+            style = Style(color=shade.text_colour, bgcolor=shade.background) if self._coloured else Style()
             cells = [Text(f"{n + 1:>2} ", style), Text(" ".join(marks))]
             for ids, share in (("top1_id", "p1"), ("top2_id", "p2"), ("top3_id", "p3")):
                 hit = Style(bold=probe[ids][n] == probe["full_token_id"])

@@ -47,7 +47,7 @@ class RunGroup:
         keys: Keys of all documents, sorted.
         bundled: Indices into `keys` of the documents bundled, in order.
         of_runs: Number of runs in the database, bundled or not.
-        token_bytes: Estimated bytes of one document's answers by all of `runs`, before compression.
+        document_bytes: Estimated bytes of one document's answers by all of `runs`, before compression.
         recommended: The run that the page opens on, one of `runs`; None if no run is recommended.
     """
 
@@ -55,7 +55,7 @@ class RunGroup:
     keys: tuple[str, ...]
     bundled: tuple[int, ...]
     of_runs: int
-    token_bytes: float
+    document_bytes: float
     recommended: TracedRun | None
 
     @property
@@ -95,12 +95,12 @@ def _group(database: Database, runs: Sequence[TracedRun], best: Sequence[str]) -
     scored = len({run.scores_attempt_id for run in runs} - {None})
     per_block = _PROBED_BLOCK_BYTES + _SCORED_BLOCK_BYTES * scored
     tokens = sum(row["n_output"] for row in lengths) / max(1, len(lengths))
-    token_bytes = tokens * (runs[0].blocks * per_block + _TOKEN_BYTES * len(runs))
+    document_bytes = tokens * (runs[0].blocks * per_block + _TOKEN_BYTES * len(runs))
     if runs[0].classifies:
-        token_bytes += runs[0].blocks * _ASKED_BYTES * len(runs) + sum(row["input_bytes"] for row in lengths) / max(
+        document_bytes += runs[0].blocks * _ASKED_BYTES * len(runs) + sum(row["input_bytes"] for row in lengths) / max(
             1, len(keys)
         )
-    return RunGroup(tuple(runs), tuple(keys), tuple(range(len(keys))), len(runs), token_bytes, first)
+    return RunGroup(tuple(runs), tuple(keys), tuple(range(len(keys))), len(runs), document_bytes, first)
 
 
 def _by_merit(runs: Sequence[TracedRun], merit: Mapping[str, Mapping[str, float | None]]) -> list[TracedRun]:
@@ -157,14 +157,16 @@ def _depths(database: Database, groups: Sequence[RunGroup]) -> list[dict[str, fl
 def _bytes(groups: Sequence[RunGroup], documents: int | None = None) -> float:
     """Return the estimated bytes of the groups' packs with at most `documents` documents each; None for all."""
     return sum(
-        group.token_bytes * (len(group.keys) if documents is None else min(documents, len(group.keys)))
+        group.document_bytes * (len(group.keys) if documents is None else min(documents, len(group.keys)))
         for group in groups
     )
 
 
 def _with_fewer_runs(group: RunGroup) -> RunGroup:
     dropped = max(0, len(group.runs) - _METHODS)
-    return replace(group, runs=group.runs[:_METHODS], token_bytes=group.token_bytes * (1 - dropped / len(group.runs)))
+    return replace(
+        group, runs=group.runs[:_METHODS], document_bytes=group.document_bytes * (1 - dropped / len(group.runs))
+    )
 
 
 def _spread(group: RunGroup, depths: Mapping[str, float], documents: int) -> RunGroup:

@@ -41,9 +41,9 @@ from exitbench.results.analysis.traces import (
     answers,
     classified,
     content_digests,
-    probed,
+    gate_scores,
+    probe_rows,
     read_once,
-    scored,
     token_texts,
     tokens,
 )
@@ -92,7 +92,7 @@ def documents_payload(
 def _shades(blocks: int) -> list[list[str]]:
     """Return background and text colours of each exit layer, for the light and the dark theme."""
     pairs = zip(shades(blocks), shades(blocks, dark=True), strict=True)
-    return [[light.paper, light.ink, dark.paper, dark.ink] for light, dark in pairs]
+    return [[light.background, light.text_colour, dark.background, dark.text_colour] for light, dark in pairs]
 
 
 def _entry(group: RunGroup, groups: Sequence[RunGroup]) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def _packed(database: Database, group: RunGroup) -> bytes:
     if group.runs[0].classifies:
         return packed_texts(database, group)
     attempts, keys = [run.attempt_id for run in group.runs], group.bundled_keys
-    probe = probed(database, group.runs[0].probe_attempt_id, keys)
+    probe = probe_rows(database, group.runs[0].probe_attempt_id, keys)
     token_rows = tokens(database, attempts, keys)
     token_rows = token_rows.take(_order(token_rows, attempts, keys))
     answer_rows = answers(database, attempts, keys)
@@ -165,10 +165,10 @@ def _packed(database: Database, group: RunGroup) -> bytes:
         token_rows["token_id"], *(probe[name] for name in ("token_id", "full_token_id", "gold_token_id", *_ID_LISTS))
     )
     texts = token_texts(database, group.runs[0].tokenizer_sha256, ids)
-    places = _Places(ids)
+    token_index = _TokenIndex(ids)
     # Gate scores were recorded at the probe's tokens; a document that one of the two lacks has no scores.
     by_block = [
-        _scores(scored(database, attempt_id, keys), probe, group.runs[0].blocks) for attempt_id in score_attempts
+        _scores(gate_scores(database, attempt_id, keys), probe, group.runs[0].blocks) for attempt_id in score_attempts
     ]
     exits = [
         quantised(token_rows["score"].to_numpy()[rows], _SCORE_PLANES) for rows in _rows_by_run(token_rows, attempts)
@@ -187,18 +187,18 @@ def _packed(database: Database, group: RunGroup) -> bytes:
     }
     columns = {
         "length": (_lengths(token_rows, attempts, keys), 2),
-        "token": (places.lookup(token_rows["token_id"]), places.planes),
+        "token": (token_index.lookup(token_rows["token_id"]), token_index.planes),
         "exit": (token_rows["exit_layer"].to_numpy(), 1),
         "reason": (ranks(token_rows["reason"], reasons), 1),
         "score": (np.concatenate([steps for steps, _ in exits]), _SCORE_PLANES),
         "document_score": (scores, 2),
-        **_probe_columns(probe, keys, places),
+        **_probe_columns(probe, keys, token_index),
         **{f"gate{n}": (steps, 1) for n, (steps, _) in enumerate(by_block)},
     }
     return pack(header, columns)
 
 
-class _Places:
+class _TokenIndex:
     """Lookup from a token id to its index in the pack's list of token texts."""
 
     def __init__(self, ids: Sequence[int]) -> None:
@@ -257,11 +257,12 @@ def _rows_by_run(token_rows: pa.Table, attempts: Sequence[str]) -> Iterable[slic
     return [slice(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
 
 
-def _probe_columns(probe: pa.Table, keys: Sequence[str], places: _Places) -> dict[str, tuple[Any, int]]:
+def _probe_columns(probe: pa.Table, keys: Sequence[str], token_index: _TokenIndex) -> dict[str, tuple[Any, int]]:
     return {
         "probed": (np.bincount(ranks(probe["doc_key"], keys), minlength=len(keys)), 2),
         **{
-            name: (places.lookup(probe[name]), places.planes) for name in ("full_token_id", "gold_token_id", *_ID_LISTS)
+            name: (token_index.lookup(probe[name]), token_index.planes)
+            for name in ("full_token_id", "gold_token_id", *_ID_LISTS)
         },
         "first_match": (probe["first_match"].to_numpy(), 1),
         "rank_final": (_flat(probe["rank_final"]).clip(0, none_of(_RANK_PLANES) - 1), _RANK_PLANES),
@@ -298,7 +299,7 @@ def packed_texts(database: Database, group: RunGroup) -> bytes:
     )
     names = sorted(set(label_texts)) if is_number else _labels(answer_rows, gate_rows, golds)
     places = [names.index(text) for text in label_texts] if is_number else token_rows["token_id"].to_numpy()
-    n, at = len(keys) * blocks, _places(gate_rows, keys, blocks)
+    n, at = len(keys) * blocks, _flat_indices(gate_rows, keys, blocks)
     run_at = ranks(gate_rows["attempt_id"], attempts) * n + at
     value, value_range = quantised(_at(n, at, gate_rows["prediction" if is_number else "probability"]), _PLANES)
     scores = _at(len(attempts) * n, run_at, gate_rows["score"]).reshape(len(attempts), n)
@@ -363,7 +364,7 @@ def _by_key(answer_rows: pa.Table, name: str) -> dict[str, str]:
     return {key: text for key, text in pairs if text is not None}
 
 
-def _places(gate_rows: pa.Table, keys: Sequence[str], blocks: int) -> NDArray[np.int64]:
+def _flat_indices(gate_rows: pa.Table, keys: Sequence[str], blocks: int) -> NDArray[np.int64]:
     """Return each gate row's index in a flattened array of [documents, blocks]."""
     block_N: NDArray[np.int64] = gate_rows["block"].to_numpy().astype(np.int64)
     return ranks(gate_rows["doc_key"], keys) * blocks + block_N - 1

@@ -16,10 +16,10 @@ _INKS: Final = ("#000000", "#ffffff")
 
 @dataclass(frozen=True)
 class Shade:
-    """Background (`paper`) and text colour (`ink`) of an exit layer as ``#rrggbb``, with a contrast of 4.5 or more."""
+    """Background and text colour of an exit layer as ``#rrggbb``, with a contrast of 4.5 or more."""
 
-    paper: str
-    ink: str
+    background: str
+    text_colour: str
 
 
 def shades(blocks: int, *, dark: bool = False) -> list[Shade]:

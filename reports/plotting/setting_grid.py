@@ -31,7 +31,8 @@ class ModelLines:
 
     Attributes:
         rows: The model's rows of the frame, for the settings in `lines`.
-        lines: Settings from top to bottom: line i is at y = i. If there are too many, `thinned` keeps some per method.
+        lines: Settings from top to bottom: line i is at y = i. If there are too many, `subsample` keeps
+            some per method.
         panels: One panel per column.
     """
 
@@ -67,7 +68,7 @@ def setting_grid(frame: Frame, headings: Sequence[str], *, share_x: bool = True)
     axes_inches = 0 if share_x else _TICKS_INCHES * len(models)
     room = _MOST_LINES - len(settings) - ceil(axes_inches / _LINE_INCHES)
     most = _fair_share([len(group) for group in settings], room)
-    lines = [thinned(group, most) for group in settings]
+    lines = [subsample(group, most) for group in settings]
     heights = [len(group) + 1.0 for group in lines]
     figure = figure_of(_LINE_INCHES * sum(heights) + _MARGINS_INCHES + axes_inches)
     grid = figure.subplots(
@@ -96,7 +97,7 @@ def setting_grid(frame: Frame, headings: Sequence[str], *, share_x: bool = True)
     ]
 
 
-def thinned(lines: Sequence[Setting], most: int) -> list[Setting]:
+def subsample(lines: Sequence[Setting], most: int) -> list[Setting]:
     """Return at most `most` of the settings, in their order: about equally many per method, evenly spaced."""
     if len(lines) <= most:
         return list(lines)

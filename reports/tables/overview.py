@@ -22,10 +22,11 @@ CAPTION = (
     "One row per model and task: full depth's quality, and the setting that saves most within 5 % of it. Agreement "
     "at L/2: share of full depth's tokens that the block at half the depth predicts (from a probe). Oracle: mean "
     "exit layer if every token exits at the first block that agrees with the last, which no method knows "
-    "beforehand. Best setting: the one that saves most work (full depth's bytes read over the method's; for "
-    "encoders, blocks) among those whose loss has a bound of 5 % of full depth's quality. Δ is its difference to "
+    "beforehand. Best setting: the one that saves most work (full depth's bytes read over the method's) "
+    "among those whose loss has a bound of 5 % of full depth's quality. Δ is its difference to "
     "full depth, paired by document. It was chosen on the same documents, and its interval is not corrected for the "
-    "number of settings. Speed-up: measured, of whole requests. Brackets are 95 % intervals; a dash: not measured, "
+    "number of settings. None is chosen where full depth is near its floor: below 5 of 100, or not shown to be better "
+    "than guessing. Speed-up: measured, of whole requests. Brackets are 95 % intervals; a dash: not measured, "
     "or no such setting."
 )
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `quality` cells."
@@ -44,6 +45,8 @@ def _of_blocks(heading: str, name: str) -> TableColumn:
 
 
 def _setting(row: Row) -> TableCell:
+    if row["is_near_floor"]:
+        return TableCell("full depth is near its floor", None)
     if row["method"] is None:
         return TableCell(ABSENT, None)
     label = labels([row])[setting(row)]

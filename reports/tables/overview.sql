@@ -1,7 +1,7 @@
 -- One row per model and task: how well full depth does, how early its answers are settled, and the setting that reads least
 -- among those whose loss is shown to be at most 5 % of full depth's quality (paired by document).
 -- agreement_mid: share of full depth's tokens that block L/2 predicts, from a probe; oracle_exit: the oracle's mean exit
--- layer, which no method can know beforehand.
+-- layer, which no method can know beforehand. No setting is chosen if full depth is near its floor, where no loss can be seen.
 WITH agreement AS (
     SELECT p.model, p.task_label, avg((p.top1_id[greatest(r.blocks // 2, 1)] = p.full_token_id)::INTEGER) AS agreement_mid
     FROM probe_trace AS p JOIN runs AS r USING (attempt_id)
@@ -11,6 +11,9 @@ WITH agreement AS (
 oracle AS (
     SELECT model, task_label, conditions, min(mean_exit_layer) AS oracle_exit
     FROM frontier WHERE method = 'oracle' AND execution = 'real' GROUP BY ALL
+),
+near_floor AS (
+    SELECT attempt_id FROM qc WHERE rule = 'near_floor' GROUP BY attempt_id
 ),
 best AS (
     SELECT f.*, r.setting_id, p.delta_low, p.delta_high
@@ -26,14 +29,15 @@ SELECT
     f.model, f.task_label AS task, f.conditions AS setting, d.source = 'builtin' AS is_generated, f.metric, f.n, f.lower_is_better, f.value AS full_value, f.ci_low AS full_low, f.ci_high AS full_high, f.blocks,
     a.agreement_mid, o.oracle_exit,
     b.method, b.params, b.kv_policy, b.value, b.delta, b.delta_low, b.delta_high, b.mean_exit_layer, b.ideal_speedup_bytes,
-    b.speedup, b.speedup_low, b.speedup_high, b.timed_documents, coalesce(b.conforms, f.conforms) AS conforms, f.cell_id
+    near_floor.attempt_id IS NOT NULL AS is_near_floor, b.speedup, b.speedup_low, b.speedup_high, b.timed_documents, coalesce(b.conforms, f.conforms) AS conforms, f.cell_id
 FROM frontier AS f
 JOIN runs AS r USING (attempt_id)
 JOIN cell AS c ON c.cell_id = f.cell_id
 JOIN dataset_artifact AS d USING (data_id)
 LEFT JOIN agreement AS a ON a.model = f.model AND a.task_label = f.task_label
 LEFT JOIN oracle AS o ON o.model = f.model AND o.task_label = f.task_label AND o.conditions = f.conditions
-LEFT JOIN best AS b ON b.model = f.model AND b.task_label = f.task_label AND b.conditions = f.conditions AND b.metric = f.metric
+LEFT JOIN near_floor ON near_floor.attempt_id = f.attempt_id
+LEFT JOIN best AS b ON near_floor.attempt_id IS NULL AND b.model = f.model AND b.task_label = f.task_label AND b.conditions = f.conditions AND b.metric = f.metric
     AND b.setting_id = r.setting_id
 WHERE f.is_full_depth AND f.execution = 'real'
 QUALIFY row_number() OVER (PARTITION BY f.model, f.task_label, f.conditions, f.metric ORDER BY b.cell_id IS NULL, f.n DESC, f.cell_id) = 1

@@ -82,11 +82,11 @@ def compare_attempts(stored: Path, repeated: Path) -> list[FileComparison]:
             other = "other tensors" if name == FITTED_FILE else "other bytes, and gc removed the rows that say where"
             compared.append(FileComparison(name, None, 0, 0, None if same else other))
         else:
-            compared.append(_tables(name, stored, repeated))
+            compared.append(_compare_file(name, stored, repeated))
     return compared
 
 
-def _tables(name: str, stored: Path, repeated: Path) -> FileComparison:
+def _compare_file(name: str, stored: Path, repeated: Path) -> FileComparison:
     """Compare a Parquet file of two attempts by rows: another version of the writer may encode equal rows differently.
 
     Args:

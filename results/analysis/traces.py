@@ -153,7 +153,7 @@ def traced_runs(database: Database) -> list[TracedRun]:
     return [TracedRun(**{**row, "params": json.loads(row["params"])}) for row in database.query(_RUNS).to_pylist()]
 
 
-def named(runs: Sequence[TracedRun]) -> RunIndex:
+def run_index(runs: Sequence[TracedRun]) -> RunIndex:
     """Return an index that selects these runs by id, prefix of an id, or glob over names."""
     names = ("attempt_id", "cell_id", "model", "task_label", "method", "params", "newest")
     return RunIndex(
@@ -189,7 +189,7 @@ def tokens(database: Database, attempts: Collection[str], keys: Collection[str])
     return database.query(_TOKENS, {"attempts": list(attempts), "keys": list(keys)})
 
 
-def probed(database: Database, attempt_id: str | None, keys: Collection[str]) -> pa.Table:
+def probe_rows(database: Database, attempt_id: str | None, keys: Collection[str]) -> pa.Table:
     """Return what a probe recorded for the documents `keys`: one row per token, ordered by document and position.
 
     Lists in a row have one entry per block.
@@ -197,7 +197,7 @@ def probed(database: Database, attempt_id: str | None, keys: Collection[str]) ->
     return database.query(_PROBED, {"attempts": [attempt_id], "keys": list(keys)})
 
 
-def scored(database: Database, attempt_id: str | None, keys: Collection[str]) -> pa.Table:
+def gate_scores(database: Database, attempt_id: str | None, keys: Collection[str]) -> pa.Table:
     """Return the gate's scores for the documents `keys`: one row per probed token, ordered by document and position.
 
     A row has one score per block; NaN if the gate was not evaluated there.

@@ -52,13 +52,13 @@ class Derived:
 
     Attributes:
         kind: Folder and file names of the records.
-        maker: Key of status.json whose value names what made the record: `metric_version` or `tagger`.
+        producer_key: Key of status.json whose value names what made the record: `metric_version` or `tagger`.
         files: Files of a record besides status.json.
         repair_hint: Instruction for messages on how to write a damaged record again.
     """
 
     kind: RecordKind
-    maker: str
+    producer_key: str
     files: tuple[str, ...]
     repair_hint: str
 
@@ -72,23 +72,23 @@ class Derived:
         """Names of a record's files whose digests are in its DONE file."""
         return (*self.files, _STATUS)
 
-    def place(self, spool_root: Path, attempt_id: str, maker: str) -> Path:
-        """Return the folder of an attempt's record; its name is a digest of `maker`, the metric version or tagger.
+    def record_folder(self, spool_root: Path, attempt_id: str, producer: str) -> Path:
+        """Return the folder of an attempt's record; its name is a digest of `producer`, the metric version or tagger.
 
-        The maker itself may contain characters that are invalid in a folder's name.
+        The producer itself may contain characters that are invalid in a folder's name.
         """
-        return spool_root / self.kind.folder / attempt_id / _digest(maker)
+        return spool_root / self.kind.folder / attempt_id / _digest(producer)
 
-    def has(self, spool_root: Path, attempt_id: str, maker: str) -> bool:
-        """Return whether the spool has a complete record of an attempt and `maker`, a metric version or tagger."""
-        return (self.place(spool_root, attempt_id, maker) / "DONE").is_file()
+    def has(self, spool_root: Path, attempt_id: str, producer: str) -> bool:
+        """Return whether the spool has a complete record of an attempt and `producer`, a metric version or tagger."""
+        return (self.record_folder(spool_root, attempt_id, producer) / "DONE").is_file()
 
-    def record(self, spool_root: Path, maker: str, status: Mapping[str, Any], fill: Callable[[Path], None]) -> None:
+    def record(self, spool_root: Path, producer: str, status: Mapping[str, Any], fill: Callable[[Path], None]) -> None:
         """Write a record of an attempt into the spool, unless it exists.
 
         Args:
             spool_root: The spool.
-            maker: Metric version or tagger that made the record.
+            producer: Metric version or tagger that made the record.
             status: Content of status.json besides `format`; includes `attempt_id`.
             fill: Function that writes `files` into an empty folder.
 
@@ -100,7 +100,7 @@ class Derived:
             fill(folder)
             write_json(folder / _STATUS, {"format": _FORMAT, **status})
 
-        write_digested_folder(self.place(spool_root, status["attempt_id"], maker), fill_all)
+        write_digested_folder(self.record_folder(spool_root, status["attempt_id"], producer), fill_all)
 
     def load(
         self, engine: sa.Engine, spool_root: Path, known_sql: str, add: Callable[[Path, Mapping[str, Any]], None]
@@ -112,12 +112,12 @@ class Derived:
         Args:
             engine: An open, writable database.
             spool_root: The spool.
-            known_sql: SQL that selects (attempt id, maker) of the records that the database has.
+            known_sql: SQL that selects (attempt id, producer) of the records that the database has.
             add: Function that adds one record, given its checked folder and the content of its status.json.
         """
         with engine.connect() as connection:
             attempts: Set[str] = set(connection.execute(sa.select(ATTEMPT.c.attempt_id)).scalars())
-            stored = {(attempt_id, _digest(maker)) for attempt_id, maker in connection.exec_driver_sql(known_sql)}
+            stored = {(attempt_id, _digest(producer)) for attempt_id, producer in connection.exec_driver_sql(known_sql)}
 
         def is_new(folder: Path) -> bool:
             return folder.parent.name in attempts and (folder.parent.name, folder.name) not in stored
@@ -140,19 +140,19 @@ class Derived:
         check_digested_folder(folder, self.all_files)
         path = folder / _STATUS
         status = read_json(path)
-        if fault := first_fault(status, {"": {**_KEYS, self.maker: TEXT}}):
+        if fault := first_fault(status, {"": {**_KEYS, self.producer_key: TEXT}}):
             raise DamagedFile(f"{path}: {fault}")
         if status["format"] > _FORMAT:
             raise SpoolError(f"{path}: written by a newer version (format {status['format']}; this one: {_FORMAT}).")
         if status["attempt_id"] != folder.parent.name:
             raise DamagedFile(f"{path}: is of attempt {status['attempt_id']}, not of its folder's.")
-        if _digest(status[self.maker]) != folder.name:
-            raise DamagedFile(f"{path}: its folder's name is not the digest of its {self.maker}.")
+        if _digest(status[self.producer_key]) != folder.name:
+            raise DamagedFile(f"{path}: its folder's name is not the digest of its {self.producer_key}.")
         return status
 
 
-def _digest(maker: str) -> str:
-    return content_id(maker)[:_DIGITS]
+def _digest(producer: str) -> str:
+    return content_id(producer)[:_DIGITS]
 
 
 def load_records(

@@ -15,8 +15,8 @@ from exitbench.errors import UserError
 from exitbench.results.database import published
 from exitbench.results.database.current import (
     comment_on_everything,
-    find,
     has_these_tables,
+    name_and_catalogue,
     publications_are_current,
     views_are_current,
     views_digest,
@@ -110,7 +110,7 @@ def upgrade_schema(engine: sa.Engine, location: str) -> None:
         UserError: The tables are not this version's, or the database contains a trigger or a type.
     """
     with engine.begin() as connection:
-        name, contents = find(driver_connection(connection))
+        name, contents = name_and_catalogue(driver_connection(connection))
         has_tables = has_these_tables(driver_connection(connection), name, contents, location)
         if foreign := sorted(contents.triggers | contents.types):
             raise UserError(

@@ -53,7 +53,7 @@ def sections() -> Mapping[str, Mapping[str, Any]]:
     return parsed
 
 
-def described(view: str, column: str) -> str | None:
+def column_description(view: str, column: str) -> str | None:
     """Return the description of a view's column, as declared for the view, all views or a table; None if undeclared."""
     view_columns, shared = sections().get(view, {}), sections()[SHARED]
     of_tables = (entry.about for table in shown_tables(view) for entry in TABLES[table].columns if entry.name == column)
@@ -74,7 +74,7 @@ def comment_on_everything(duck: duckdb.DuckDBPyConnection) -> None:
         for statement in _on_table(table):
             duck.execute(statement)
     for view, column in columns:
-        if (text := described(view, column)) is not None:
+        if (text := column_description(view, column)) is not None:
             duck.execute(_on_column(view, column, text))
 
 
@@ -122,7 +122,7 @@ def is_up_to_date(duck: duckdb.DuckDBPyConnection, location: str) -> bool:
     Raises:
         UserError: As for `has_these_tables`.
     """
-    name, contents = find(duck)
+    name, contents = name_and_catalogue(duck)
     return (
         has_these_tables(duck, name, contents, location)
         and declared_tables().items() <= contents.tables.items()
@@ -181,7 +181,7 @@ def is_empty(duck: duckdb.DuckDBPyConnection, database: str, catalogue: Catalogu
     return True
 
 
-def find(duck: duckdb.DuckDBPyConnection) -> tuple[str, Catalogue]:
+def name_and_catalogue(duck: duckdb.DuckDBPyConnection) -> tuple[str, Catalogue]:
     """Return the name under which a connection has opened its database file, and the contents of the database."""
     attached = duck.execute("SELECT database_name, path FROM system.main.duckdb_databases()").fetchall()
     (name,) = (name for name, path in attached if path is not None)

@@ -34,7 +34,7 @@ Name = tuple[str | None, str]
 """Schema and table."""
 
 
-def _nothing(default: Callable[[], Any]) -> Callable[..., Iterator[tuple[Name, Any]]]:
+def _empty_reflection(default: Callable[[], Any]) -> Callable[..., Iterator[tuple[Name, Any]]]:
     """Return a reflection method that returns SQLAlchemy's default value for every requested table.
 
     It serves for objects that no table of ExitBench has, such as foreign keys.
@@ -64,12 +64,12 @@ class ExitBenchDialect(duckdb_engine.Dialect):  # type: ignore[misc]
         positional, named = super().create_connect_args(url)
         return positional, {"read_only": url.database not in (None, ":memory:"), **named}
 
-    get_multi_foreign_keys = _nothing(ReflectionDefaults.foreign_keys)
-    get_multi_indexes = _nothing(ReflectionDefaults.indexes)
-    get_multi_unique_constraints = _nothing(ReflectionDefaults.unique_constraints)
-    get_multi_check_constraints = _nothing(ReflectionDefaults.check_constraints)
-    get_multi_table_comment = _nothing(ReflectionDefaults.table_comment)
-    get_multi_table_options = _nothing(ReflectionDefaults.table_options)
+    get_multi_foreign_keys = _empty_reflection(ReflectionDefaults.foreign_keys)
+    get_multi_indexes = _empty_reflection(ReflectionDefaults.indexes)
+    get_multi_unique_constraints = _empty_reflection(ReflectionDefaults.unique_constraints)
+    get_multi_check_constraints = _empty_reflection(ReflectionDefaults.check_constraints)
+    get_multi_table_comment = _empty_reflection(ReflectionDefaults.table_comment)
+    get_multi_table_options = _empty_reflection(ReflectionDefaults.table_options)
 
     def get_multi_pk_constraint(
         self,

@@ -116,7 +116,7 @@ def check_digest(path: Path, digest: str) -> None:
         DamagedFile: The file is missing, no regular file or changed; the message names it.
         SpoolError: The file cannot be read.
     """
-    with _explained(path):
+    with _as_spool_errors(path):
         actual = sha256(path)
     if actual != digest:
         raise DamagedFile(f"{path}: was changed after it was written (its SHA-256 differs from the one in {SEAL}).")
@@ -129,7 +129,7 @@ def read_json(path: Path) -> dict[str, Any]:
         DamagedFile: The file is missing, no regular file, too large, or not a JSON object in UTF-8.
         SpoolError: The file cannot be read.
     """
-    with _explained(path):
+    with _as_spool_errors(path):
         content = read_regular(path, JSON_BYTES)
     try:
         value = json.loads(content.decode("utf-8"))
@@ -162,7 +162,7 @@ def sha256(path: Path) -> str:
 
 
 @contextmanager
-def _explained(path: Path) -> Iterator[None]:
+def _as_spool_errors(path: Path) -> Iterator[None]:
     """Convert any OSError to a SpoolError: a DamagedFile if the file is missing, irregular or too large."""
     try:
         yield

@@ -30,14 +30,14 @@ Keys = Mapping[str, Mapping[str, Value]]
 """Keys of a JSON file: at the top level ('') and in its objects."""
 
 
-def or_none(value: Value) -> Value:
+def nullable(value: Value) -> Value:
     """Return a rule that allows null in addition to what the rule `value` allows."""
     return replace(value, words=f"{value.words} or null", allows=lambda v: v is None or value.allows(v))
 
 
-def optional(value: Value) -> Value:
+def optional_key(value: Value) -> Value:
     """Return a rule that allows null and a missing key in addition to what the rule `value` allows."""
-    return replace(or_none(value), needed=False)
+    return replace(nullable(value), needed=False)
 
 
 def integer(low: int, high: int) -> Value:

@@ -93,16 +93,16 @@ def _rows(run: dict[str, Any], documents: list[dict[str, Any]]) -> Iterator[dict
     """
     differences = np.array([row["difference"] for row in documents], dtype=np.float64)
     chooses = np.array([is_choosing(row["doc_key"]) for row in documents], dtype=bool)
-    moved = _moved(run["metric"], run["delta"], differences, documents)
+    contributed = _document_contributions(run["metric"], run["delta"], differences, documents)
     parts = {"all": np.ones(len(differences), dtype=bool), "choosing": chooses, "confirming": ~chooses}
     for part, is_in in parts.items():
         n = int(is_in.sum())
-        if part != "all" and (moved is None or not n):
+        if part != "all" and (contributed is None or not n):
             continue
         interval = (
             point(float("nan"), n)
-            if moved is None
-            else _interval(moved[is_in], None if run["has_no_scale"] else run["scale"])
+            if contributed is None
+            else _interval(contributed[is_in], None if run["has_no_scale"] else run["scale"])
         )
         yield {
             **{name: run[name] for name in _KEY.split(", ")},
@@ -110,13 +110,13 @@ def _rows(run: dict[str, Any], documents: list[dict[str, Any]]) -> Iterator[dict
             "n": n,
             "n_up": int((differences[is_in] > 0).sum()),
             "n_down": int((differences[is_in] < 0).sum()),
-            "delta": None if moved is None else interval.value,
+            "delta": None if contributed is None else interval.value,
             "delta_low": interval.low,
             "delta_high": interval.high,
         }
 
 
-def _moved(
+def _document_contributions(
     metric: str, delta: float, differences: NDArray[np.float64], documents: list[dict[str, Any]]
 ) -> NDArray[np.float64] | None:
     """Return each document's contribution to a metric's difference `delta` between a run and full depth.
@@ -125,7 +125,7 @@ def _moved(
     """
     if not documents:
         return None
-    if _gives(differences, delta):
+    if _has_mean(differences, delta):
         return differences
     runs = [[row[column] for row in documents] for column in ("statistics", "full_statistics")]
     if len({None if row is None else len(row) for run in runs for row in run}) != 1 or runs[0][0] is None:
@@ -134,19 +134,23 @@ def _moved(
     if own is None or full_depth is None:
         return None
     scaled = (scale * (own - full_depth) for scale in _SCALES)
-    return next((moved for moved in scaled if _gives(moved, delta)), None)
+    return next((contributed for contributed in scaled if _has_mean(contributed, delta)), None)
 
 
-def _gives(moved: NDArray[np.float64], delta: float) -> bool:
-    return bool(abs(moved.mean() - delta) < _EQUAL)
+def _has_mean(contributed: NDArray[np.float64], delta: float) -> bool:
+    return bool(abs(contributed.mean() - delta) < _EQUAL)
 
 
-def _interval(moved: NDArray[np.float64], scale: float | None) -> Interval:
-    value = float(moved.mean())
-    if len(moved) < 2:
-        return point(value, len(moved))
+def _interval(contributed: NDArray[np.float64], scale: float | None) -> Interval:
+    value = float(contributed.mean())
+    if len(contributed) < 2:
+        return point(value, len(contributed))
     if scale is not None:
-        return difference_interval(value, moved, scale)
-    reach = standard_error(moved) * t_quantile(len(moved))
+        return difference_interval(value, contributed, scale)
+    reach = standard_error(contributed) * t_quantile(len(contributed))
     # If no document differs, the spread of other documents is unknown.
-    return point(value, len(moved)) if reach == 0 else Interval(value, value - reach, value + reach, None, len(moved))
+    return (
+        point(value, len(contributed))
+        if reach == 0
+        else Interval(value, value - reach, value + reach, None, len(contributed))
+    )

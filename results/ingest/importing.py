@@ -70,7 +70,7 @@ from exitbench.results.spool.records import (
     TRAINING,
     VOCABULARY,
     RecordKind,
-    linked,
+    link_message,
     records,
 )
 from exitbench.results.spool.schema import CARD_FILE, TABLES, TRAINING_LOG_FILE
@@ -276,7 +276,7 @@ def import_spool(source: Path, spool_root: Path, stored: Mapping[str, str]) -> I
     Raises:
         UserError: An attempt is known with other files (then nothing is imported), or this spool cannot be written.
     """
-    problems = [linked(link) for link in links_in(source)]
+    problems = [link_message(link) for link in links_in(source)]
     attempts = list(_finished(source, problems))
     require_equal(source, {entry.attempt_id: digest for entry, digest in attempts}, stored)
     added = existing = 0

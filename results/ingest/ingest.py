@@ -18,7 +18,7 @@ from exitbench.results.database.connection import (
     open_database,
     require_complete,
 )
-from exitbench.results.database.current import find, is_empty
+from exitbench.results.database.current import is_empty, name_and_catalogue
 from exitbench.results.files.duckdb_files import require_duckdb_file
 from exitbench.results.ingest.load import IngestReport, SpoolLoader, load_spool
 from exitbench.terminal import number_of
@@ -104,7 +104,7 @@ def _require_replaceable(old: Database, new: Path, report: IngestReport, forget:
     Raises:
         UserError: The old database must be kept.
     """
-    name, catalogue = find(old.duck)
+    name, catalogue = name_and_catalogue(old.duck)
     if is_empty(old.duck, name, catalogue, str(old.path)) or forget:
         return
     if "attempt" not in catalogue.tables:

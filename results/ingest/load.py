@@ -29,7 +29,7 @@ from exitbench.results.spool.attempts import (
     read_attempt,
     scan_spool,
 )
-from exitbench.results.spool.records import linked
+from exitbench.results.spool.records import link_message
 from exitbench.results.spool.schema import TABLES
 from exitbench.results.tables import FILES
 
@@ -98,7 +98,7 @@ class SpoolLoader:
             stored = set(connection.execute(sa.select(ATTEMPT.c.attempt_id)).scalars())
         if self._seen == 0:
             side_problems = (*load_trainings(engine, self.spool_root), *load_vocabularies(engine, self.spool_root))
-            links = (linked(link) for link in links_in(self.spool_root))
+            links = (link_message(link) for link in links_in(self.spool_root))
             self._count(quarantined=(*side_problems, *links))
         artifacts: set[str] = set()
         for group, checked in self._checked_groups(stored):

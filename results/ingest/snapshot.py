@@ -110,7 +110,7 @@ def load_snapshot(engine: sa.Engine, folder: Path) -> int:
         require_sound(driver_connection(connection), sources, str(folder))
         incoming, stored = (attempt_digests(connection, table) for table in (sources["attempt"], "attempt"))
         require_equal(folder, incoming, stored)
-        for table in sorted(tables, key=_turn):
+        for table in sorted(tables, key=_insert_rank):
             if not TABLES[table].local:
                 connection.exec_driver_sql(_insert(table, tables[table]))
     return len(incoming.keys() - stored.keys())
@@ -148,7 +148,7 @@ def _new_rows(table: str, rows: str) -> str:
     )
 
 
-def _turn(table: str) -> int:
+def _insert_rank(table: str) -> int:
     """Return the rank of a table in the order of insertion: 0, then 1 for attempts, then 2 for rescores and the like.
 
     Rows of an attempt are recognized as new only as long as the attempt itself is missing.
@@ -315,7 +315,7 @@ def _load_snapshots(engine: sa.Engine, folders: Sequence[Path]) -> tuple[int, li
     added, problems, loaded = 0, [], []
     for folder in folders:
         try:
-            if not _is_whole(engine, folder):
+            if not _is_fully_loaded(engine, folder):
                 added += load_snapshot(engine, folder)
             loaded.append(folder)
         except (UserError, duckdb.Error, sa.exc.DBAPIError) as error:
@@ -324,7 +324,7 @@ def _load_snapshots(engine: sa.Engine, folders: Sequence[Path]) -> tuple[int, li
             problems.append(str(error) if isinstance(error, UserError) else f"{folder}: {driver_error(error)}")
     for folder in loaded:
         # Scores of attempts that came with a later folder.
-        if not _is_whole(engine, folder):
+        if not _is_fully_loaded(engine, folder):
             load_snapshot(engine, folder)
     return added, problems
 
@@ -388,7 +388,7 @@ def _utc(text: str) -> datetime:
     return (time if time.tzinfo is None else time.astimezone(UTC)).replace(tzinfo=None)
 
 
-def _is_whole(engine: sa.Engine, folder: Path) -> bool:
+def _is_fully_loaded(engine: sa.Engine, folder: Path) -> bool:
     """Return whether the database has all rows of a snapshot; False if the snapshot cannot be read."""
     try:
         return is_loaded(engine, folder)

@@ -82,8 +82,8 @@ def find_garbage(spool_root: Path, path: Path, *, superseded: bool, traces: bool
     finished = [attempt for attempt in attempts if attempt.finished]
     dead = [attempt for attempt in attempts if not attempt.finished and _is_dead(attempt.path)]
     garbage = [Garbage("killed attempt", attempt.path, folder_bytes(attempt.path)) for attempt in dead]
-    garbage += [_other("quarantined attempt", folder) for folder in sorted((spool_root / QUARANTINE).glob("*/*"))]
-    garbage += [_other("leftover", leftover) for leftover in _half_written(spool_root, path)]
+    garbage += [_garbage_at("quarantined attempt", folder) for folder in sorted((spool_root / QUARANTINE).glob("*/*"))]
+    garbage += [_garbage_at("leftover", leftover) for leftover in _leftovers(spool_root, path)]
     if superseded or traces:
         stored = _StoredAttempts.read(path)
     old = _superseded(finished, stored, imported_attempts(spool_root)) if superseded else []
@@ -92,13 +92,13 @@ def find_garbage(spool_root: Path, path: Path, *, superseded: bool, traces: bool
         for old_attempt in old
     ]
     derived = [spool_root / kind.folder / old_attempt.attempt_id for kind in (RESCORES, TAGS) for old_attempt in old]
-    garbage += [_other("superseded attempt", folder) for folder in derived if folder.is_dir()]
+    garbage += [_garbage_at("superseded attempt", folder) for folder in derived if folder.is_dir()]
     if traces:
         garbage += _traces([attempt for attempt in finished if attempt not in old], stored)
     return garbage
 
 
-def free(garbage: Sequence[Garbage], path: Path, progress: Callable[[int, int], None] | None = None) -> None:
+def remove_garbage(garbage: Sequence[Garbage], path: Path, progress: Callable[[int, int], None] | None = None) -> None:
     """Remove the files returned by `find_garbage`, and the rows of superseded attempts from the database at `path`.
 
     Raises:
@@ -129,12 +129,12 @@ def _is_dead(folder: Path) -> bool:
     return owner_of(folder) is None and time.time() - folder.stat().st_mtime > _BEGINNING_S
 
 
-def _other(kind: Kind, path: Path) -> Garbage:
+def _garbage_at(kind: Kind, path: Path) -> Garbage:
     files = path.rglob("*") if path.is_dir() else [path]
     return Garbage(kind, path, sum(file.stat().st_size for file in files if file.is_file()))
 
 
-def _half_written(spool_root: Path, path: Path) -> Iterator[Path]:
+def _leftovers(spool_root: Path, path: Path) -> Iterator[Path]:
     """Yield temporary files and folders that killed processes left: of records, imports and rebuilt databases."""
     hidden = ("trainings/.*", "vocabularies/.*", "imports/.*", "rescores/*/.*", ".importing-*", ".import-*")
     rebuilt = path.parent.glob(f".{path.name}.*/")

@@ -29,7 +29,7 @@ from exitbench.results.spool.attempts import (
     read_attempt,
     scan_spool,
 )
-from exitbench.results.spool.records import IMPORT, linked
+from exitbench.results.spool.records import IMPORT, link_message
 from exitbench.results.tables import FILES, REFERENCES, TABLES
 from exitbench.terminal import number_of
 
@@ -112,7 +112,7 @@ def check(spool_root: Path, path: Path, progress: Callable[[int, int], None] | N
         *check_trainings(spool_root),
         *check_records(spool_root, IMPORT, Manifest.read),
     ]
-    problems += [linked(link) for link in links_in(spool_root)]
+    problems += [link_message(link) for link in links_in(spool_root)]
     return CheckReport(len(attempts), n_files, stored.total, tuple(problems))
 
 

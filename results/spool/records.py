@@ -47,7 +47,7 @@ def records(spool_root: Path, kind: RecordKind) -> tuple[list[Path], list[str]]:
     """
     top = spool_root / kind.folder
     if top.is_symlink():
-        return [], [linked(top)]
+        return [], [link_message(top)]
     folders, problems = ([top] if top.is_dir() else []), []
     for form in kind.names:
         matching = []
@@ -69,7 +69,7 @@ def _visible(folder: Path) -> list[Path]:
 
 def _fault(path: Path, form: re.Pattern[str], *, is_file: bool) -> str | None:
     if path.is_symlink():
-        return linked(path)
+        return link_message(path)
     if not form.fullmatch(path.name):
         return f"{path}: is no record by its name, which is not of the form {form.pattern}."
     if not (path.is_file() if is_file else path.is_dir()):
@@ -77,6 +77,6 @@ def _fault(path: Path, form: re.Pattern[str], *, is_file: bool) -> str | None:
     return None
 
 
-def linked(path: Path) -> str:
+def link_message(path: Path) -> str:
     """Return the message that a path in a spool is a link, through which nothing is read."""
     return f"{path}: is a link, and nothing is read through one. Put what it leads to in its place."

@@ -20,7 +20,7 @@ WIDEST: Final = 10.0
 """An interval whose upper end is more than this many times its lower end is not a measurement."""
 
 
-def typical(readings: Iterable[tuple[str, float]]) -> dict[str, float]:
+def median_times(readings: Iterable[tuple[str, float]]) -> dict[str, float]:
     """Return the median time per document, from (document key, time) pairs of full depth or of a method."""
     by_document: defaultdict[str, list[float]] = defaultdict(list)
     for doc_key, reading in readings:
@@ -39,7 +39,7 @@ def speedup_interval(
         seed: Seed of the bootstrap.
         n_boot: Number of resamples.
     """
-    full_times, other_times = typical(full), typical(other)
+    full_times, other_times = median_times(full), median_times(other)
     return ratio_interval(
         list(full_times.values()), [other_times[doc_key] for doc_key in full_times], seed=seed, n_boot=n_boot
     )

@@ -24,7 +24,7 @@ QUESTION_KINDS: dict[int, tuple[Kind, ...]] = {
 """Question kinds per level, drawn with equal probability; a repeated kind is drawn more often."""
 
 
-def mood(draw: Draw, level: int) -> Record:
+def labelled_sentence(draw: Draw, level: int) -> Record:
     """Generate a sentence and its label, 1 for happy and 0 for not; number words point, word to word, to the mood."""
     kind = draw.choose(QUESTION_KINDS[level])
     label = draw.chance(0.5)
@@ -85,7 +85,7 @@ def build_tokenizer() -> Tokenizer:
 MAKERS: dict[str, Callable[[Draw, int], Record]] = {
     "squad": questions.question,
     "samsum": dialogues.dialogue,
-    "sst2": mood,
+    "sst2": labelled_sentence,
     "wmt-en-fr": translation.translation,
 }
 TEACHING = {"train": {"squad": questions.exercise}, "validation": {"squad": questions.exercise}}

@@ -61,7 +61,7 @@ class Leaf:
         """Split that lm-eval evaluates: test or, if there is none, validation."""
         return "test" if self.task.has_test_docs() else "validation"
 
-    def kind_of(self, split: str) -> str:
+    def resolve_split(self, split: str) -> str:
         """Return lm-eval's split (test, validation or train) that a split named in a suite stands for.
 
         If the task has no test or no validation split, the split that lm-eval evaluates takes its place.
@@ -74,31 +74,31 @@ class Leaf:
             "validation": self.task.has_validation_docs(),
             "test": self.task.has_test_docs(),
         }
-        kind = self.evaluated if split in ("test", "validation") and not has[split] else split
-        if not has.get(kind):
+        resolved = self.evaluated if split in ("test", "validation") and not has[split] else split
+        if not has.get(resolved):
             allowed = [name for name, exists in has.items() if exists]
             raise UserError(f"lm-eval: task {self.name!r} has no split {split!r}.{suggestion(split, allowed)}")
-        return kind
+        return resolved
 
-    def docs(self, kind: str) -> list[Any]:
+    def docs(self, split: str) -> list[Any]:
         """Return the task's documents of a split (test, validation or train), in lm-eval's order."""
-        if kind not in self._docs:
+        if split not in self._docs:
             read = {
                 "train": self.task.training_docs,
                 "validation": self.task.validation_docs,
                 "test": self.task.test_docs,
             }
             with _seeded(), _without_bars():
-                self._docs[kind] = list(read[kind]())
-        return self._docs[kind]
+                self._docs[split] = list(read[split]())
+        return self._docs[split]
 
-    def subset_task(self, kind: str, ordinals: Sequence[int], chat: Chat | None) -> Any:
+    def subset_task(self, split: str, ordinals: Sequence[int], chat: Chat | None) -> Any:
         """Return a copy of lm-eval's task that is restricted to the documents with these indices in a split.
 
         A document's few-shot examples are the same as when all documents are evaluated, so its prompt does not depend
         on the selection.
         """
-        docs, draws = self.docs(kind), self._drawn(kind)
+        docs, draws = self.docs(split), self._drawn(split)
         subset: Any = copy(self.task)
         system, template = chat or (None, None)
         ordinal_of_doc = {id(docs[ordinal]): ordinal for ordinal in ordinals}
@@ -137,23 +137,23 @@ class Leaf:
         subset.process_results, subset.apply_filters = process_results, apply_filters
         return subset
 
-    def _drawn(self, kind: str) -> list[Any]:
+    def _drawn(self, split: str) -> list[Any]:
         """Return the few-shot examples of each document of a split, drawn as in lm-eval; empty if none are drawn."""
         from lm_eval.api.task import ConfigurableTask
 
         n = self.config.num_fewshot
         if not n or not isinstance(self.task, ConfigurableTask):
             return []
-        if kind not in self._draws:
+        if split not in self._draws:
             self.task.set_fewshot_seed(self.seed)
             config = self.task.config
             # For its evaluated split, lm-eval ensures that no document is its own example; for other splits we do.
-            exclude_self = kind != self.evaluated or self.task.fewshot_cfg.split == config.test_split
+            exclude_self = split != self.evaluated or self.task.fewshot_cfg.split == config.test_split
             with named_errors(self.name):
-                self._draws[kind] = [
-                    self.task.sampler.sample(n=n, eval_doc=doc if exclude_self else None) for doc in self.docs(kind)
+                self._draws[split] = [
+                    self.task.sampler.sample(n=n, eval_doc=doc if exclude_self else None) for doc in self.docs(split)
                 ]
-        return self._draws[kind]
+        return self._draws[split]
 
 
 class _FixedSampler:

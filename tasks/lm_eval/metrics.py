@@ -177,7 +177,7 @@ class LmEvalMetric:
         filter: lm-eval's name of the filter.
         aggregation: Computes the metric from sums over documents.
         scale: Factor from lm-eval's value to this project's: 100 for proportions, else 1.
-        item: lm-eval's name of the per-document result that this metric sums.
+        result_key: lm-eval's name of the per-document result that this metric sums.
     """
 
     name: str
@@ -186,7 +186,7 @@ class LmEvalMetric:
     aggregation: Aggregation
     scale: float
     higher_is_better: bool
-    item: str
+    result_key: str
 
     def aggregate(self, total: FloatArray, n: FloatArray) -> FloatArray:
         """Return the metric's value [...] from sums [..., S] over `n` documents [...].
@@ -263,9 +263,9 @@ def document_score(metrics: Sequence[LmEvalMetric], by_filter: Mapping[str, Mapp
     values: dict[str, float] = {}
     statistics: dict[str, list[float]] = {}
     for metric in metrics:
-        if metric.item not in by_filter.get(metric.filter, ()):
+        if metric.result_key not in by_filter.get(metric.filter, ()):
             continue
-        item = by_filter[metric.filter][metric.item]
+        item = by_filter[metric.filter][metric.result_key]
         values[metric.name] = metric.scale * metric.aggregation.document_value(item)
         if not metric.is_mean:
             statistics[metric.name] = metric.aggregation.summands(item)
@@ -344,10 +344,12 @@ def evaluate(
     """
     from lm_eval.evaluator import evaluate as evaluate_in_lm_eval
 
-    by_name = {f"{leaf.name}/{kind}": (leaf, kind, documents) for leaf, kind, documents in selection}
+    by_name = {f"{leaf.name}/{split}": (leaf, split, documents) for leaf, split, documents in selection}
     if len(by_name) < len(selection):
         raise UserError("lm-eval: documents of one task and split are from several sources.")
-    tasks = {name: leaf.subset_task(kind, sorted(documents), chat) for name, (leaf, kind, documents) in by_name.items()}
+    tasks = {
+        name: leaf.subset_task(split, sorted(documents), chat) for name, (leaf, split, documents) in by_name.items()
+    }
     results = evaluate_in_lm_eval(
         lm=lm, task_dict={"tasks": tasks}, bootstrap_iters=0, log_samples=True, confirm_run_unsafe_code=True
     )
@@ -370,21 +372,21 @@ def score(
     See `LmEvalTask.score_responses`.
     """
     scores: dict[str, DocumentScore] = {}
-    for leaf, kind, documents in selection:
+    for leaf, split, documents in selection:
         with named_errors(leaf.name):
-            scores |= _scores_of(leaf, kind, documents, responses, metrics)
+            scores |= _scores_of(leaf, split, documents, responses, metrics)
     return scores
 
 
 def _scores_of(
     leaf: Leaf,
-    kind: str,
+    split: str,
     documents: Mapping[int, Document],
     responses: Mapping[str, Sequence[Any]],
     metrics: Sequence[LmEvalMetric],
 ) -> dict[str, DocumentScore]:
     scores: dict[str, DocumentScore] = {}
-    task = leaf.subset_task(kind, sorted(documents), None)
+    task = leaf.subset_task(split, sorted(documents), None)
     task.build_all_requests()
     by_ordinal: dict[int, list[Any]] = {}
     for instance in task.instances:
@@ -397,7 +399,7 @@ def _scores_of(
     task.apply_filters()
     for ordinal, instances in by_ordinal.items():
         instances.sort(key=lambda request: request.idx)
-        doc = leaf.docs(kind)[ordinal]
+        doc = leaf.docs(split)[ordinal]
         returned = {
             name: task.process_results(doc, [request.filtered_resps[name] for request in instances])
             for name in instances[0].filtered_resps
@@ -406,9 +408,9 @@ def _scores_of(
     return scores
 
 
-def filtered(leaf: Leaf, kind: str, ordinal: int, text: str) -> dict[str, Any]:
-    """Return, by filter, what a task's filters extract from a text generated for document `ordinal` of split `kind`."""
-    task = leaf.subset_task(kind, [ordinal], None)
+def filter_output(leaf: Leaf, split: str, ordinal: int, text: str) -> dict[str, Any]:
+    """Return, by filter, what a task's filters extract from a text generated for document `ordinal` of a split."""
+    task = leaf.subset_task(split, [ordinal], None)
     task.build_all_requests()
     (instance,) = task.instances
     instance.resps = [text] * (instance.repeats or 1)
@@ -435,7 +437,7 @@ def _aggregated(results: Mapping[str, Any], names: Iterable[str], metrics: Seque
 
     aggregated = {}
     for metric in metrics:
-        key = f"{metric.item},{metric.filter}"
+        key = f"{metric.result_key},{metric.filter}"
         rows = [results[name] for name in names if key in results[name]]
         if not rows or metric.name != name_of(metric.metric, metric.filter):
             continue

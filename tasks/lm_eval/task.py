@@ -102,8 +102,8 @@ class LmEvalTask(Task):
             chat: A system message and a chat template; None for neither.
         """
         by_key: dict[str, list[Instance]] = {}
-        for leaf, kind, by_ordinal in self._group_by_leaf(documents):
-            subset = leaf.subset_task(kind, sorted(by_ordinal), chat)
+        for leaf, split, by_ordinal in self._group_by_leaf(documents):
+            subset = leaf.subset_task(split, sorted(by_ordinal), chat)
             subset.build_all_requests()
             for instance in subset.instances:
                 by_key.setdefault(by_ordinal[instance.doc_id].key, []).append(instance)
@@ -226,10 +226,10 @@ class LmEvalTask(Task):
         documents: list[Document] = []
         for leaf in leaves(self._own_name, self.settings, source):
             # local files stand for the split they are given for; only a slice of it can be requested
-            part, kind = _part(leaf, "test" if source.files and "[" not in split else split)
-            docs = leaf.docs(kind)
+            part, resolved = _part(leaf, "test" if source.files and "[" not in split else split)
+            docs = leaf.docs(resolved)
             for ordinal in part:
-                fields = _fields(leaf.name, kind, ordinal, docs[ordinal])
+                fields = _fields(leaf.name, resolved, ordinal, docs[ordinal])
                 documents.append(LmEvalDocument(Document.from_fields(fields).key, fields, source=source))
         return documents
 
@@ -255,13 +255,13 @@ class LmEvalTask(Task):
             place = (_source(document), str(fields["task"]), str(fields["split"]))
             grouped.setdefault(place, {})[int(fields["doc_id"])] = document
         groups = []
-        for (source, name, kind), by_ordinal in grouped.items():
+        for (source, name, split), by_ordinal in grouped.items():
             leaf = self._leaf_named(source, name)
-            docs = leaf.docs(kind)
+            docs = leaf.docs(split)
             for ordinal, document in by_ordinal.items():
                 if ordinal >= len(docs) or plain(docs[ordinal]) != document.fields["doc"]:
                     raise UserError(f"lm-eval: task {name!r}, document {ordinal}: not what was planned.")
-            groups.append((leaf, kind, by_ordinal))
+            groups.append((leaf, split, by_ordinal))
         return groups
 
     def _leaf(self, doc: Document) -> tuple[Leaf, Any]:
@@ -283,16 +283,18 @@ class LmEvalTask(Task):
 
     def _same(self, doc: Document, output: str) -> DocumentScore:
         leaf, _ = self._leaf(doc)
-        kind, ordinal = str(doc.fields["split"]), int(doc.fields["doc_id"])
-        filtered = [metrics.filtered(leaf, kind, ordinal, text) for text in (str(doc.fields["reference"]), output)]
+        split, ordinal = str(doc.fields["split"]), int(doc.fields["doc_id"])
+        filtered = [
+            metrics.filter_output(leaf, split, ordinal, text) for text in (str(doc.fields["reference"]), output)
+        ]
         same = {
-            metric.name: _ends(metric)[filtered[0][metric.filter] == filtered[1][metric.filter]]
+            metric.name: _worst_and_best(metric)[filtered[0][metric.filter] == filtered[1][metric.filter]]
             for metric in self._metrics.values()
         }
         return DocumentScore({name: float(value) for name, value in same.items()})
 
 
-def _ends(metric: LmEvalMetric) -> tuple[float, float]:
+def _worst_and_best(metric: LmEvalMetric) -> tuple[float, float]:
     """Return the worst and the best possible value of a metric; 0 and 100 if it is unbounded."""
     low, high = metric.bounds or (0.0, 100.0)
     return (low, high) if metric.higher_is_better else (high, low)
@@ -337,10 +339,10 @@ def _version(configs: Sequence[LeafConfig]) -> str:
 def _part(leaf: Leaf, split: str) -> tuple[range, str]:
     """Return the indices of the documents of a split, or of a slice such as `train[50%:]`, and lm-eval's split name."""
     name, bracket, _ = split.partition("[")
-    kind = leaf.kind_of(name)
-    n = len(leaf.docs(kind))
+    resolved = leaf.resolve_split(name)
+    n = len(leaf.docs(resolved))
     if not bracket:
-        return range(n), kind
+        return range(n), resolved
     from datasets import ReadInstruction
 
     try:
@@ -349,7 +351,7 @@ def _part(leaf: Leaf, split: str) -> tuple[range, str]:
         raise UserError(
             f"lm-eval: split {split!r}: {error}. Allowed: a split, or a part such as 'train[50%:]'."
         ) from None
-    return range(n)[part.from_ : part.to], kind
+    return range(n)[part.from_ : part.to], resolved
 
 
 __all__ = ["Chat", "LmEvalDocument", "LmEvalMetric", "LmEvalTask"]

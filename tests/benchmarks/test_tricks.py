@@ -70,7 +70,7 @@ EARLY: dict[str, Undone] = {
 }
 IN_A_BATCH: dict[str, Undone] = {
     "rows-read-out-together": lambda: patch.object(Gate, "chooses_from_logits", property(lambda gate: False)),
-    "skipped-blocks-in-passing": lambda: patch.object(Transformer, "fills_in_passing", False),
+    "skipped-blocks-in-passing": lambda: patch.object(Transformer, "fills_exited_rows", False),
     "stretches-of-rows-not-copied": lambda: patch.object(model_module, "GATHERED_NUMEL", 2**40),
 }
 

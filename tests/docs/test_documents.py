@@ -110,7 +110,7 @@ def test_the_readmes_other_commands_are_commands(tmp_path: Path, monkeypatch: py
     for command in readme_commands():
         words = shlex.split(command)
         if words[0] == "exitbench":
-            assert cli.parsed(words[1:])
+            assert cli.parse_command_line(words[1:])
         else:
             assert command.startswith("python3 -m pip install nox && python3 -m nox -s ")
             assert f"def {words[-1]}(session" in (ROOT / "noxfile.py").read_text()

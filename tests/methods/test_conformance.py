@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from exitbench.harness.conformance.costs import uncounted
+from exitbench.harness.conformance.costs import cost_mismatches
 from exitbench.harness.engine.decoding.block_runner import BlockRunner
 from exitbench.harness.engine.decoding.decode import decode, decode_step, prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
@@ -300,4 +300,4 @@ def test_declared_cost_is_what_a_flop_counter_sees_at_every_exit(
 ) -> None:
     """The cost of verification is not per step; tests/harness/engine/test_verification.py counts whole answers."""
     parts = bind(method)
-    assert list(uncounted(tiny.checkpoint, parts, prompts[1], sorted(allowed(parts)))) == []
+    assert list(cost_mismatches(tiny.checkpoint, parts, prompts[1], sorted(allowed(parts)))) == []

@@ -30,7 +30,8 @@ loaded by the hosted engine, and checked on 20 prompts of different length or fe
 `engine = "hosted"`: {lean}.
 
 * read-out: *direct* where logits are those of norm and LM head alone; *within* where the model's own code adds a scale,
-  a soft cap or a bias: methods that read single rows of the LM head are skipped there.
+  a soft cap or a bias, and *reference* where transformers' whole forward pass gives the logits: methods that read
+  single rows of the LM head are skipped in both.
 * rows: *alone* where rows that are padded on the left count positions with their padding, so that prompts of different
   length cannot be decoded together.
 * attention: transformers' implementation that is used.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from exitbench.reports.labels import between, called, listed, percent, times
+from exitbench.reports.labels import between, join_words, percent, short_name, times
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,7 @@ def test_a_share_is_whole_only_where_it_is(share: float, text: str) -> None:
 
 def test_ratios_have_their_interval_and_lists_their_last_word() -> None:
     assert (times(1.736), times(2, 1.5, 2.5), times(2, None, 2.5)) == ("1.74×", "2.00× [1.50, 2.50]", "2.00×")
-    assert [listed(list(parts)) for parts in ("", "a", "ab", "abc")] == ["", "a", "a and b", "a, b and c"]
+    assert [join_words(list(parts)) for parts in ("", "a", "ab", "abc")] == ["", "a", "a and b", "a, b and c"]
 
 
 def test_a_range_says_where_its_ends_are_and_is_one_number_where_all_agree() -> None:
@@ -25,4 +25,4 @@ def test_a_range_says_where_its_ends_are_and_is_one_number_where_all_agree() -> 
 
 
 def test_no_name_makes_a_sentence_long() -> None:
-    assert len(called("x" * 900)) < 60
+    assert len(short_name("x" * 900)) < 60

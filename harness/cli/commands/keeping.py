@@ -15,7 +15,7 @@ from exitbench.results.ingest.importing import merge
 from exitbench.results.ingest.ingest import rebuild
 from exitbench.results.ingest.snapshot import omission_note, write_snapshot
 from exitbench.results.maintenance.every_eval_ever import write_every_eval_ever
-from exitbench.results.maintenance.gc import find_garbage, free
+from exitbench.results.maintenance.gc import find_garbage, remove_garbage
 from exitbench.results.maintenance.integrity import check, require_whole_spool
 from exitbench.tasks.registry import get_task, task_names
 from exitbench.terminal import number_of, tell
@@ -81,7 +81,7 @@ def gc(arguments: Namespace) -> int:
         print(f"\nTo free: {summary}. Nothing was removed; the same command with --yes does it.")
     else:
         with counting("freeing") as on_item:
-            free(garbage, path, on_item)
+            remove_garbage(garbage, path, on_item)
         print(f"\nFreed: {summary}.")
     return 0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from exitbench.errors import UserError, suggestion
 from exitbench.harness.cli.commands.common import data_size, duration, run_options
-from exitbench.harness.planning.contracts import tried
+from exitbench.harness.planning.contracts import conformance_lines
 from exitbench.harness.planning.estimate import estimate_plan, of_group
 from exitbench.harness.planning.first_run import BASIS as BYTES_PER_TOKEN
 from exitbench.harness.planning.memory import shortages
@@ -39,7 +39,7 @@ def plan(arguments: Namespace) -> int:
     tell("\n".join(_lines(suite_plan, retry, estimates)), sys.stdout)
     for line in shortages(suite_plan, retry):
         tell(f"On this machine: {line}", sys.stdout)
-    for line in tried(suite_plan, retry, options.runs):
+    for line in conformance_lines(suite_plan, retry, options.runs):
         tell(f"Contracts: {line}", sys.stdout)
     return 0
 

@@ -73,22 +73,24 @@ def _described(name: str, arguments: Namespace) -> EnvironmentDescription:
 
     described = this_machine(available_cores())
     return (
-        replace(described, sections={**described.sections, **_products()}) if arguments.action == "show" else described
+        replace(described, sections={**described.sections, **_fastest_products()})
+        if arguments.action == "show"
+        else described
     )
 
 
-def _products() -> dict[str, dict[str, Any]]:
+def _fastest_products() -> dict[str, dict[str, Any]]:
     """Return the implementations of matrix products that were measured to be fastest on this machine.
 
     They are keyed by number of threads, number format and file; empty if nothing was measured.
     """
-    from exitbench.harness.engine.products.kept import all_kept
+    from exitbench.harness.engine.products.kept import list_choices
     from exitbench.harness.engine.products.kept import this_machine as machine
 
     machine_key = {key: value for key, value in machine(threads=0).items() if key != "threads"}
     forms = {
         f"{number_of(conditions['threads'], 'thread')}, {conditions['dtype']} ({name})": chosen
-        for name, conditions, chosen in all_kept(machine_key)
+        for name, conditions, chosen in list_choices(machine_key)
     }
     return {"products": forms} if forms else {}
 

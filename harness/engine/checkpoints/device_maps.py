@@ -97,7 +97,7 @@ def _shared_out(location: str, device: str, folder: Path, dtype: str) -> DeviceM
 
     from exitbench.harness.engine.checkpoints.hosted_loading import skeleton
     from exitbench.harness.engine.checkpoints.loading import read_config
-    from exitbench.harness.engine.hosted.stack import find_stack, shared_out
+    from exitbench.harness.engine.hosted.stack import assign_blocks, find_stack
 
     count = torch.cuda.device_count() if device == "cuda" else 0
     if not count:
@@ -113,4 +113,4 @@ def _shared_out(location: str, device: str, folder: Path, dtype: str) -> DeviceM
     blocks = find_stack(lm).blocks
     numel = sum(weight.numel() for weight in lm.parameters())
     other_numel = numel - sum(weight.numel() for block in blocks for weight in block.parameters())
-    return shared_out(len(blocks), other_numel * getattr(torch, dtype).itemsize, room)
+    return assign_blocks(len(blocks), other_numel * getattr(torch, dtype).itemsize, room)

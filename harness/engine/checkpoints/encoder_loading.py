@@ -13,13 +13,13 @@ from exitbench.errors import UserError
 from exitbench.harness.cells.cell import EngineName
 from exitbench.harness.engine.checkpoints.exit_head_files import load_off_ramps
 from exitbench.harness.engine.checkpoints.files import CONFIG, check_plain
-from exitbench.harness.engine.checkpoints.hosted_loading import filled, read_hosted_config
+from exitbench.harness.engine.checkpoints.hosted_loading import load_transformers_model, read_hosted_config
 from exitbench.harness.engine.checkpoints.sizes import require_room
 from exitbench.harness.engine.checkpoints.tensor_files import Tensors
 from exitbench.harness.engine.encoders.families import FAMILIES
 from exitbench.harness.engine.encoders.model import EncoderClassifier
 from exitbench.harness.engine.encoders.stack import EncoderStack, find_encoder_stack
-from exitbench.harness.engine.hosted.proof import Differs, same, tried
+from exitbench.harness.engine.hosted.proof import Differs, as_user_errors, same
 from exitbench.harness.reading.config_values import shortened
 from exitbench.harness.reading.regular_files import read_json
 from exitbench.tasks.base import ModelKind
@@ -74,7 +74,7 @@ def load_encoder(folder: Path, dtype: torch.dtype = torch.float32, device: str =
     config = read_hosted_config(path, raw)
     if config.problem_type == "multi_label_classification":
         raise UserError(f"{path}: problem_type {config.problem_type!r}; allowed: one label a text, or a number.")
-    with tried(name):
+    with as_user_errors(name):
         stack = find_encoder_stack(_lm(folder, name, config, dtype, device))
         if device != "meta":
             _prove(stack)
@@ -92,7 +92,11 @@ def _lm(folder: Path, family: str, config: Any, dtype: torch.dtype, device: str)
     read = [name for name in tensors.files if not any(pattern.fullmatch(name) for pattern in harmless)]
     attention = "sdpa" if getattr(cls, "_supports_sdpa", False) else "eager"
     unread = {name: tensors.unread(name) for name in read}
-    return filled(folder, cls, config, unread, dtype, attention, {"": device}).eval().requires_grad_(False)
+    return (
+        load_transformers_model(folder, cls, config, unread, dtype, attention, {"": device})
+        .eval()
+        .requires_grad_(False)
+    )
 
 
 @torch.inference_mode()

@@ -48,7 +48,7 @@ def _join(*parts: Linear) -> Linear:
 
 
 def _block(**parts: Any) -> BlockWeights:
-    return BlockWeights(**parts).converted(Linear.laid_out)
+    return BlockWeights(**parts).map_projections(Linear.laid_out)
 
 
 def _head(tensors: Tensors, embedded: str, embedding: Tensor, vocab_size: int, *, tied: bool) -> Tensor:
@@ -245,7 +245,7 @@ def _read_llama(config: Any, tensors: Tensors, variant: _Variant) -> tuple[Archi
         attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
         qkv = joined(attention, "qkv", {"q": heads * size, "k": groups * size, "v": groups * size}, bias=qkv_bias)
         if rotated < size:
-            qkv = _halves_apart(qkv, heads + groups, size, rotated)
+            qkv = _reorder_rotary_dims(qkv, heads + groups, size, rotated)
         attention_out = tensors.linear(f"{attention}.o_proj", (width, heads * size), bias=out_bias)
         up = joined(mlp, "gate_up", {"gate": inner, "up": inner}, bias=mlp_bias)
         down = tensors.linear(f"{mlp}.down_proj", (width, inner), bias=mlp_bias)
@@ -284,7 +284,7 @@ def _normed(projection: Linear, norm: Linear, eps: float) -> NormedLinear:
     return NormedLinear(projection, norm.weight, eps)
 
 
-def _halves_apart(projection: Linear, n_heads: int, size: int, rotated: int) -> Linear:
+def _reorder_rotary_dims(projection: Linear, n_heads: int, size: int, rotated: int) -> Linear:
     """Reorder the query and key dimensions of partly rotated heads, so that rotary positions apply to whole heads.
 
     Rotary positions pair dimension i with i + rotated/2 in the files and with i + size/2 in the engine, where ``size``

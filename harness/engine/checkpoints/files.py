@@ -162,7 +162,7 @@ def listed(names: list[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {n_more} more" if n_more > 0 else "")
 
 
-def completed(path: Path, family: str, values: dict[str, Any]) -> Any:
+def transformers_config(path: Path, family: str, values: dict[str, Any]) -> Any:
     """Return transformers' configuration object of a model family with these values; ``path`` is for messages.
 
     Raises:

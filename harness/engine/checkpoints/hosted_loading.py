@@ -17,11 +17,11 @@ import torch
 
 from exitbench.errors import UserError, one_line
 from exitbench.harness.cells.cell import DeviceMap
-from exitbench.harness.engine.checkpoints.files import CONFIG, completed, listed
+from exitbench.harness.engine.checkpoints.files import CONFIG, listed, transformers_config
 from exitbench.harness.engine.checkpoints.tensor_files import Tensors, Unread, prefix_note
 from exitbench.harness.engine.encoders.families import FAMILIES as ENCODERS
 from exitbench.harness.engine.hosted.model import HostedTransformer
-from exitbench.harness.engine.hosted.proof import prove, tried
+from exitbench.harness.engine.hosted.proof import as_user_errors, prove
 from exitbench.harness.engine.hosted.stack import find_stack, hand_over_whole_blocks, modules_on
 from exitbench.harness.reading.config_values import shortened
 
@@ -86,10 +86,10 @@ def load_hosted(
     cls = _class_for(path, raw, config)
     attention = "sdpa" if getattr(cls, "_supports_sdpa", False) else "eager"
     tensors = Tensors(folder, None, "meta" if device == "meta" else "cpu")
-    unread = {name: tensors.unread(name) for name in tensors.files if not _is_mask(name, cls, tensors)}
+    unread = {name: tensors.unread(name) for name in tensors.files if not _is_unused_buffer(name, cls, tensors)}
     places = {"": device} if device_map is None else _places(folder, raw, device_map)
-    lm = filled(folder, cls, config, unread, dtype, attention, places).eval().requires_grad_(False)
-    with tried(raw["model_type"]):
+    lm = load_transformers_model(folder, cls, config, unread, dtype, attention, places).eval().requires_grad_(False)
+    with as_user_errors(raw["model_type"]):
         stack = find_stack(lm)
         hand_over_whole_blocks(stack.blocks)
         model = HostedTransformer(stack)
@@ -116,7 +116,7 @@ def read_hosted_config(path: Path, raw: dict[str, Any]) -> Any:
     _check_numbers(path, "", raw)
     values = _described(raw)
     del values["model_type"]
-    return completed(path, raw["model_type"], values)
+    return transformers_config(path, raw["model_type"], values)
 
 
 def _described(raw: dict[str, Any]) -> dict[str, Any]:
@@ -177,7 +177,7 @@ def _class_for(path: Path, raw: dict[str, Any], config: Any) -> Any:
     return getattr(transformers, classes[kind])
 
 
-def filled(
+def load_transformers_model(
     folder: Path,
     cls: Any,
     config: Any,
@@ -256,7 +256,7 @@ def without_bars() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _is_mask(name: str, cls: Any, tensors: Tensors) -> bool:
+def _is_unused_buffer(name: str, cls: Any, tensors: Tensors) -> bool:
     """Return whether a tensor holds no weights and may be skipped: position ids, or causal masks in old files."""
     patterns = (_POSITIONS, *(getattr(cls, "_keys_to_ignore_on_load_unexpected", None) or ()))
     return any(re.search(pattern, name) for pattern in patterns) and not tensors.holds_weights(name)

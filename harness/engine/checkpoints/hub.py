@@ -153,7 +153,7 @@ def fetch(name: HubName, say: Callable[[str], object]) -> Located:
     """
     if is_commit(name.revision) and (cached := find(name)) is not None and not cached.remarks:
         return cached
-    commit, sizes = _ask(name)
+    commit, sizes = _query_hub(name)
     if CONFIG not in sizes:
         raise UserError(f"{name}: no {CONFIG} in the repository; allowed: checkpoints as transformers saves them.")
     if not _has_weights(sizes):
@@ -162,11 +162,11 @@ def fetch(name: HubName, say: Callable[[str], object]) -> Located:
             f"{name}: no {SINGLE} and no {INDEX} in the repository (found {listed(found_names) or 'no weights'}). Only "
             "safetensors weights of these names are fetched, never pickles."
         )
-    folder = _download(name, commit, _small(sizes), sizes, say)
+    folder = _download(name, commit, _small_files(sizes), sizes, say)
     # Small files first, so that unsupported models are refused before gigabytes are downloaded.
     check_plain(folder, read_json(folder / CONFIG))
     tokenizer_files(folder)
-    _download(name, commit, _large(folder, sizes), sizes, say)
+    _download(name, commit, _weight_files(folder, sizes), sizes, say)
     if missing := _missing(folder, sizes):
         raise UserError(
             f"{name}: no {listed(missing)} in {folder} after the download: the repository lacks it, or something that "
@@ -182,7 +182,7 @@ def _source(name: HubName, commit: str) -> str:
 # ------------------------------------------------------------------------------------------- which files
 
 
-def _small(names: Collection[str]) -> list[str]:
+def _small_files(names: Collection[str]) -> list[str]:
     """Return configuration, tokenizer and weight index files, sorted; files in subfolders are excluded."""
     index = () if SINGLE in names else (INDEX,)
     return sorted(name for name in names if name in (*_SMALL, *index) or _of_tokenizer(name))
@@ -197,7 +197,7 @@ def _has_weights(names: Collection[str]) -> bool:
     return SINGLE in names or INDEX in names
 
 
-def _large(folder: Path, names: Collection[str]) -> list[str]:
+def _weight_files(folder: Path, names: Collection[str]) -> list[str]:
     """Return the weight files and trained heads among a repository's files; shards are listed in the folder's index.
 
     Raises:
@@ -212,8 +212,8 @@ def _missing(folder: Path, names: Collection[str]) -> list[str]:
 
     Weight files are looked for only if no other file is missing.
     """
-    small = [name for name in _small(names) if not (folder / name).is_file()]
-    return small or [name for name in _large(folder, names) if not (folder / name).is_file()]
+    small = [name for name in _small_files(names) if not (folder / name).is_file()]
+    return small or [name for name in _weight_files(folder, names) if not (folder / name).is_file()]
 
 
 def _listing(repository: str, commit: str) -> list[str] | None:
@@ -230,7 +230,7 @@ def _listing(repository: str, commit: str) -> list[str] | None:
 # ------------------------------------------------------------------------------------------- the network
 
 
-def _ask(name: HubName) -> tuple[str, dict[str, int]]:
+def _query_hub(name: HubName) -> tuple[str, dict[str, int]]:
     """Query the hub; return the commit of a model's revision, and the size in bytes of each file in that commit."""
     from huggingface_hub import HfApi
 

@@ -13,7 +13,13 @@ from exitbench.harness.cells.cell import DeviceMap, EngineChoice, EngineName
 from exitbench.harness.cells.number_formats import check_format
 from exitbench.harness.engine.checkpoints.exit_head_files import load_exit_heads
 from exitbench.harness.engine.checkpoints.families import FAMILIES, Family
-from exitbench.harness.engine.checkpoints.files import CONFIG, check_plain, completed, listed, not_a_checkpoint
+from exitbench.harness.engine.checkpoints.files import (
+    CONFIG,
+    check_plain,
+    listed,
+    not_a_checkpoint,
+    transformers_config,
+)
 from exitbench.harness.engine.checkpoints.sizes import require_room
 from exitbench.harness.engine.checkpoints.tensor_files import OtherTensors, Tensors
 from exitbench.harness.engine.encoders.families import FAMILIES as ENCODERS
@@ -124,7 +130,7 @@ def _unknown(family: str) -> str:
 
 def _lacking(path: Path, raw: dict[str, Any], family: Family) -> str | None:
     try:
-        return family.why_not(completed(path, raw["model_type"], checked(path, raw, family.values)))
+        return family.why_not(transformers_config(path, raw["model_type"], checked(path, raw, family.values)))
     except UserError:  # loading reports what is wrong, once it knows the number of blocks from the tensors
         return None
 
@@ -213,7 +219,7 @@ def _load_lean(folder: Path, raw: dict[str, Any], dtype: torch.dtype, device: st
     values = checked(folder / CONFIG, raw, family.values)
     tensors = Tensors(folder, computes_in(dtype), device)
     _check_depth(values, tensors, family)
-    config = completed(folder / CONFIG, raw["model_type"], values)
+    config = transformers_config(folder / CONFIG, raw["model_type"], values)
     arch, weights = family.read(config, tensors)
     tensors.check_all_read(family.harmless)
     eos_ids, start = _ends_and_start(folder, raw, config, arch.vocab_size, is_seq2seq=bool(arch.encoder_blocks))

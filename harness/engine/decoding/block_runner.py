@@ -92,7 +92,7 @@ class BlockRunner:
         if drafts:
             drafts_ND = torch.stack([token.state_D for token in drafts])
             logits_NV = self.model.logits(torch.cat((view.hidden_AD, drafts_ND)))
-            view.take_logits(logits_NV[:n_rows])
+            view.set_logits(logits_NV[:n_rows])
             for token, logits_V in zip(drafts, logits_NV[n_rows:], strict=True):
                 token.logits_V = logits_V
 
@@ -196,7 +196,7 @@ class BlockRunner:
         if not self.parts.reads_skipped:
             return
         self._to_fill.append((block, hidden_AD, rows_A))
-        if rows_A is not None and self.model.fills_in_passing:
+        if rows_A is not None and self.model.fills_exited_rows:
             if self._exited_BD is None:
                 self._exited_BD = hidden_AD.new_empty(self.cache.n_rows, self.model.d_model)
             self._exited_BD.index_copy_(0, rows_A, hidden_AD)

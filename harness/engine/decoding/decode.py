@@ -422,7 +422,7 @@ def _decided(runner: BlockRunner, view: BlockView) -> tuple[Tensor, list[bool]]:
     parts = runner.parts
     level: float | Tensor | None = None
     if (bounds := view.bounds) is not None:
-        level = _level(parts.threshold, view, bounds.lower_AV)
+        level = _threshold_value(parts.threshold, view, bounds.lower_AV)
         for may_sharpen in (True, False):
             low_A, high_A = parts.gate.bounds(bounds.lower_AV, bounds.upper_AV)
             leaves_A = low_A > level
@@ -435,7 +435,7 @@ def _decided(runner: BlockRunner, view: BlockView) -> tuple[Tensor, list[bool]]:
         view.head_fallbacks += 1
     score_A = parts.gate.score(view)
     if level is None:
-        level = _level(parts.threshold, view, score_A)
+        level = _threshold_value(parts.threshold, view, score_A)
     return score_A, exceeds_threshold(score_A, level)
 
 
@@ -448,7 +448,7 @@ def exceeds_threshold(score_A: Tensor, level: float | Tensor) -> list[bool]:
     return leaves
 
 
-def _level(threshold: Threshold, view: BlockView, score_A: Tensor) -> float | Tensor:
+def _threshold_value(threshold: Threshold, view: BlockView, score_A: Tensor) -> float | Tensor:
     """Return the threshold for the rows of ``view``: one number, or a tensor [A] if their rules or positions differ."""
     positions_A, rules_A = view.active.positions_A, view.active.thresholds_A
     if not rules_A and len(set(positions_A)) == 1:

@@ -254,7 +254,7 @@ class _Scorer:
             for exit_depth in sorted(set(exits)):
                 chosen = [branch for branch in branches if exits[branch.context] == exit_depth]
                 self._later_tokens(cache, chosen, firsts, keeping(self.parts, exit_depth))
-        self._tell()
+        self._append_results()
 
     # ------------------------------------------------------- the first token, one row a context
 
@@ -349,7 +349,9 @@ class _Scorer:
         )
         if mask_BT is not None:
             number_BT = number_BT.masked_fill(~mask_BT, -1)
-        wide = cache.widened(model, self._tensor([row[0].context for row in rows]), cache.length + tokens_BT.shape[1])
+        wide = cache.copied_with_room(
+            model, self._tensor([row[0].context for row in rows]), cache.length + tokens_BT.shape[1]
+        )
         embedded = model.embed_branches(tokens_BT, number_BT, offset_BT, wide)
         self._at_once(embedded, mask_BT, [branch for row in rows for branch in row], firsts, parts, depth)
 
@@ -440,7 +442,7 @@ class _Scorer:
             records = self.trace.records
         self._read.append((places, records, reader))
 
-    def _tell(self) -> None:
+    def _append_results(self) -> None:
         """Copy the results of all positions to the host at once, and append them to the `Scored` entries."""
         for places, records, reader in self._read:
             rows = zip(places, reader.logprob_BK.tolist(), reader.greedy_BK.tolist(), strict=True)

@@ -122,7 +122,7 @@ def states_of(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs:
 
 
 @dataclass(frozen=True)
-class Fed:
+class TeacherForcedInput:
     """Teacher-forced decoder input: the whole output at once.
 
     Attributes:
@@ -136,7 +136,9 @@ class Fed:
     predicts_BT: Tensor
 
 
-def teacher_forced(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> Fed:
+def teacher_forced(
+    checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]
+) -> TeacherForcedInput:
     """Return the decoder input for one pass over outputs; in a decoder-only model, prompts precede them."""
     model = checkpoint.model
     if checkpoint.start_id is not None:
@@ -151,10 +153,10 @@ def teacher_forced(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], out
         lengths_B = torch.tensor([len(output) for output in outputs], device=model.device)
         places = torch.arange(tokens.shape[1], device=model.device)
         predicts = places[None, :] >= tokens.shape[1] - lengths_B[:, None]
-    return Fed(tokens, cache, predicts)
+    return TeacherForcedInput(tokens, cache, predicts)
 
 
-def _forward(model: Engine, fed: Fed) -> Iterator[Tensor]:
+def _forward(model: Engine, fed: TeacherForcedInput) -> Iterator[Tensor]:
     hidden, context = model.embed(fed.tokens_BT, fed.cache)
     yield hidden
     for block in range(1, model.n_blocks + 1):

@@ -38,7 +38,7 @@ def signals(model: Engine, states_LND: Tensor, target_N: Tensor | None = None) -
     # Before the chunks are processed, which overwrites the logits.
     logit_LN1 = None if target_N is None else logits_LNV[1:].gather(-1, target_N.expand(model.n_blocks, -1)[..., None])
     few = max(1, PIECE_NUMEL // logits_LNV[:, 0].numel())
-    pieces = [_of_logits(piece_LNV) for piece_LNV in torch.split(logits_LNV, few, dim=1)]
+    pieces = [_logit_columns(piece_LNV) for piece_LNV in torch.split(logits_LNV, few, dim=1)]
     columns = {name: torch.cat([piece[name] for piece in pieces]) for name in pieces[0]}
     agrees_NL = columns["top1_id"] == columns["top1_id"][:, -1:]
     stable_NL = agrees_NL.flip(1).cummin(1).values.flip(1)
@@ -49,11 +49,11 @@ def signals(model: Engine, states_LND: Tensor, target_N: Tensor | None = None) -
         "first_match": agrees_NL.int().argmax(1) + 1,
         "stable_from": stable_NL.int().argmax(1) + 1,
         **columns,
-        **_of_states(model, states_LND),
+        **_state_columns(model, states_LND),
     }
 
 
-def _of_states(model: Engine, states_LND: Tensor) -> dict[str, Tensor]:
+def _state_columns(model: Engine, states_LND: Tensor) -> dict[str, Tensor]:
     normed_LND, raw_LND = model.final_normed(states_LND).float(), states_LND.float()
     return {
         "cosine_previous": F.cosine_similarity(raw_LND[:-1], raw_LND[1:], dim=-1).T,
@@ -62,7 +62,7 @@ def _of_states(model: Engine, states_LND: Tensor) -> dict[str, Tensor]:
     }
 
 
-def _of_logits(logits_LNV: Tensor) -> dict[str, Tensor]:
+def _logit_columns(logits_LNV: Tensor) -> dict[str, Tensor]:
     largest_LN3, ids_LN3 = _three_largest(logits_LNV[1:])
     final_N1 = ids_LN3[-1, :, :1]
     final_logit_LN1 = logits_LNV[1:].gather(-1, final_N1.expand(len(ids_LN3), -1, -1))

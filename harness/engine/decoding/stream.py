@@ -72,7 +72,7 @@ class Stream:
             RuntimeError: There is no memory for a single row (see `is_out_of_memory`).
         """
         while self._waiting():
-            if not self._fits():
+            if not self._answer_within_memory():
                 self.rows = max(1, self.rows // 2)
                 if torch.cuda.is_available():
                     torch.cuda.empty_cache()
@@ -81,7 +81,7 @@ class Stream:
         """Return the answers to the prompt with this index, one per threshold."""
         return [answer for answer in self.answers[prompt] if answer is not None]
 
-    def _fits(self) -> bool:
+    def _answer_within_memory(self) -> bool:
         """Answer all unanswered prompts; return False, with their tensors freed, if memory ran out for several rows."""
         try:
             self._answer()

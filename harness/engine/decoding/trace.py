@@ -112,7 +112,7 @@ class Trace(Observer, TokenColumns):
 
     def read(self, view: BlockView) -> None:
         """Count the LM-head rows multiplied for the rows of ``view`` since the last call; keep their largest logits."""
-        rows, work = view.active.rows, view.take_work()
+        rows, work = view.active.rows, view.pop_work()
         if work is None:
             return
         for row, head_rows in zip(rows, work.head_rows_A, strict=True):

@@ -189,7 +189,7 @@ class HostedCache(DecodingCache):
             self.past = EncoderDecoderCache(self.past, Cache(layers=self.source_layers))
         self.windows: dict[tuple[int, int], Any] = {}  # window steps recorded in this step, by start and end
 
-    def _twin(self) -> HostedCache:
+    def _shallow_copy(self) -> HostedCache:
         has_source = bool(self.source_layers)
         twin = HostedCache(len(self.layers), self.n_rows, self.room, self.device, has_source=has_source)
         twin.length, twin.padding_B, twin.fed_BS = self.length, self.padding_B, self.fed_BS
@@ -217,7 +217,7 @@ class HostedCache(DecodingCache):
         """Device of the token ids; keys and values of a block are on the device of this block."""
         return self.fed_BS.device
 
-    def stand_at(self, position: int) -> None:
+    def set_position(self, position: int) -> None:
         """Set the number of cached positions of every block to ``position``, where the next keys will be written."""
         for layer in self.layers:
             layer.length = position
@@ -246,7 +246,7 @@ class HostedCache(DecodingCache):
             self.source_BSD = self.source_BSD.index_select(0, rows)
             self.source_mask_BS = self.source_mask_BS.index_select(0, rows)
 
-    def _move(self, rows: int | slice, source: slice, target: slice) -> None:
+    def _copy_positions(self, rows: int | slice, source: slice, target: slice) -> None:
         self.windows.clear()
         self.fed_BS[rows, target] = self.fed_BS[rows, source].clone()
         for layer in self.layers:

@@ -101,7 +101,7 @@ class HostedTransformer(Headed):
     """
 
     engine: EngineName = "hosted"
-    fills_in_passing = False
+    fills_exited_rows = False
 
     def __init__(self, stack: Stack, exit_heads: ExitHeads | None = None) -> None:
         self.stack, self.exit_heads = stack, exit_heads
@@ -149,7 +149,7 @@ class HostedTransformer(Headed):
 
     def final_normed(self, hidden: Tensor) -> Tensor:
         """Return the states [..., D] after the modules that follow the decoder's last block, such as the final norm."""
-        return self.read_out.ended(hidden)
+        return self.read_out.head_input(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [..., V] of states [..., D] as the model itself computes them."""
@@ -157,17 +157,17 @@ class HostedTransformer(Headed):
 
     def logits_of_normed(self, normed: Tensor) -> Tensor:
         """Return the logits [..., V] of states [..., D] that have passed the final norm already."""
-        return self.read_out.of_ended(normed)
+        return self.read_out.logits_of_head_input(normed)
 
     def logits_of(self, hidden_AD: Tensor, weights_AKD: Tensor) -> Tensor:
         """Return the logits [A, K] of states [A, D] for K rows of the LM head per state, given as ``weights_AKD``.
 
         If these rows have one more column than D, it is their bias.
         """
-        ended = self.final_normed(hidden_AD)
-        if weights_AKD.shape[-1] > ended.shape[-1]:
-            ended = torch.cat((ended, torch.ones_like(ended[:, :1])), dim=-1)
-        return torch.bmm(weights_AKD, ended[:, :, None])[:, :, 0]
+        head_input = self.final_normed(hidden_AD)
+        if weights_AKD.shape[-1] > head_input.shape[-1]:
+            head_input = torch.cat((head_input, torch.ones_like(head_input[:, :1])), dim=-1)
+        return torch.bmm(weights_AKD, head_input[:, :, None])[:, :, 0]
 
     def why_not(self, parts: Parts, n_rows: int) -> str | None:
         """Return why a method cannot be run on this model in batches of ``n_rows`` rows; None if it can."""
@@ -259,7 +259,7 @@ class HostedTransformer(Headed):
         return step.recorded.embedding_BTD, step
 
     def _record(self, cache: HostedCache, start: int, end: int) -> HostedStep:
-        cache.stand_at(start)
+        cache.set_position(start)
         recorded = RecordedCalls(cache.n_rows)
         arguments: dict[str, Any] = {"input_ids": cache.fed_BS[:, start:end], "past_key_values": cache.past}
         if cache.source_BSD is not None:

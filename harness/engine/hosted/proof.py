@@ -34,7 +34,7 @@ class Differs(Exception):
 
 
 @contextmanager
-def tried(family: str) -> Iterator[None]:
+def as_user_errors(family: str) -> Iterator[None]:
     """Convert any exception to a `UserError` while entered, when a model is split into blocks and checked.
 
     Raises:

@@ -48,7 +48,7 @@ class ReadOut:
         read = {"direct": self._direct, "within": self._inside_model, "reference": self._reference}[way or self.way]
         return read(states_N1D)[:, 0].reshape(*states.shape[:-1], -1)
 
-    def of_ended(self, ended: Tensor) -> Tensor:
+    def logits_of_head_input(self, head_input: Tensor) -> Tensor:
         """Return logits [..., V] of states [..., D] that have passed the modules of `ending` already.
 
         Raises:
@@ -59,29 +59,31 @@ class ReadOut:
                 "exit heads of kinds norm and residual-mlp change the state between the model's final norm and its LM "
                 "head, and this model's read-out cannot be divided there. Use heads of kind lens, linear or mlp."
             )
-        ended_N1D = ended.reshape(-1, 1, ended.shape[-1])
-        logits: Tensor = self._stack.head(ended_N1D) if self.way == "direct" else self._after_decoder(ended_N1D)
-        return logits[:, 0].reshape(*ended.shape[:-1], -1)
+        head_input_N1D = head_input.reshape(-1, 1, head_input.shape[-1])
+        logits: Tensor = (
+            self._stack.head(head_input_N1D) if self.way == "direct" else self._after_decoder(head_input_N1D)
+        )
+        return logits[:, 0].reshape(*head_input.shape[:-1], -1)
 
-    def ended(self, states: Tensor) -> Tensor:
+    def head_input(self, states: Tensor) -> Tensor:
         """Return the input of the LM head: the final norm of states [..., D], and any modules after it."""
         for module in self.ending:
             states = module(states)
         return states
 
     def _direct(self, states_N1D: Tensor) -> Tensor:
-        logits: Tensor = self._stack.head(self.ended(states_N1D))
+        logits: Tensor = self._stack.head(self.head_input(states_N1D))
         return logits
 
     def _inside_model(self, states_N1D: Tensor) -> Tensor:
-        return self._after_decoder(self.ended(states_N1D))
+        return self._after_decoder(self.head_input(states_N1D))
 
-    def _after_decoder(self, ended_N1D: Tensor) -> Tensor:
-        output = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=ended_N1D)
+    def _after_decoder(self, head_input_N1D: Tensor) -> Tensor:
+        output = BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=head_input_N1D)
         decoder = self._stack.decoder
         decoder.forward = lambda *_, **__: output
         try:
-            return self._forward(ended_N1D)
+            return self._forward(head_input_N1D)
         finally:
             del decoder.forward  # uncovers the class's own method
 

@@ -172,7 +172,7 @@ def hand_over_whole_blocks(blocks: Sequence[Any]) -> None:
             remove_hook_from_module(inner, recurse=True)
 
 
-def shared_out(n_blocks: int, rest_bytes: int, room: Mapping[str, int]) -> DeviceMap:
+def assign_blocks(n_blocks: int, rest_bytes: int, room: Mapping[str, int]) -> DeviceMap:
     """Return the number of blocks on each device, by memory; the first device also holds everything but the blocks.
 
     Args:

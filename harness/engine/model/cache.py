@@ -45,7 +45,7 @@ class DeferredToken:
         place: Position of the token in the cache.
         n_blocks_run: Number of blocks that have run, and have written keys and values.
         states: States of all tokens that ran block ``n_blocks_run`` together.
-        at: Index of this token's state in ``states``.
+        index: Index of this token's state in ``states``.
         embedding_D: Embedding of the token, if the KV policy reruns it from block 1; else None.
         logits_V: Logits of the token after the last block; None if not computed yet.
     """
@@ -53,18 +53,18 @@ class DeferredToken:
     place: int
     n_blocks_run: int
     states: Tensor
-    at: tuple[int, ...]
+    index: tuple[int, ...]
     embedding_D: Tensor | None = None
     logits_V: Tensor | None = None
 
     @property
     def state_D(self) -> Tensor:
         """State of the token after the last block that it ran, [D]: the input of the next block."""
-        return self.states[self.at]
+        return self.states[self.index]
 
-    def ran(self, n_blocks_run: int, states: Tensor, at: tuple[int, ...]) -> None:
+    def ran(self, n_blocks_run: int, states: Tensor, index: tuple[int, ...]) -> None:
         """Record the number of blocks that the token has run, and where its state after them is."""
-        self.n_blocks_run, self.states, self.at = n_blocks_run, states, at
+        self.n_blocks_run, self.states, self.index = n_blocks_run, states, index
 
 
 class SharedSources:
@@ -74,16 +74,16 @@ class SharedSources:
 
     Attributes:
         sources_B: Index of each row's source, ascending from 0 without gaps.
-        most: Largest number of rows of one source.
-        slots_B: Index of each row in the queries, which have ``most`` slots per source.
+        max_rows: Largest number of rows of one source.
+        slots_B: Index of each row in the queries, which have ``max_rows`` slots per source.
         n_sources: Number of sources.
     """
 
     def __init__(self, sources_B: Sequence[int], device: torch.device) -> None:
         self.sources_B = list(sources_B)
         rows_of = [list(rows) for _, rows in itertools.groupby(range(len(sources_B)), sources_B.__getitem__)]
-        self.n_sources, self.most = len(rows_of), max(map(len, rows_of))
-        slots = [source * self.most + slot for source, rows in enumerate(rows_of) for slot in range(len(rows))]
+        self.n_sources, self.max_rows = len(rows_of), max(map(len, rows_of))
+        slots = [source * self.max_rows + slot for source, rows in enumerate(rows_of) for slot in range(len(rows))]
         self.slots_B = torch.tensor(slots, device=device)
 
 
@@ -123,7 +123,7 @@ class DecodingCache(ABC):
         """Device of the cached keys and values."""
 
     @abstractmethod
-    def _twin(self) -> Self:
+    def _shallow_copy(self) -> Self:
         """Return a shallow copy that shares all tensors; `_select` on one of the two does not affect the other."""
 
     @abstractmethod
@@ -131,7 +131,7 @@ class DecodingCache(ABC):
         """Keep only these rows of all per-row tensors except padding and deferred tokens, which `keep` selects."""
 
     @abstractmethod
-    def _move(self, rows: int | slice, source: slice, target: slice) -> None:
+    def _copy_positions(self, rows: int | slice, source: slice, target: slice) -> None:
         """Copy keys and values of these rows from the positions ``source`` to the positions ``target``."""
 
     def keep(self, rows: Tensor) -> None:
@@ -160,7 +160,7 @@ class DecodingCache(ABC):
 
     def copied(self, rows: Tensor) -> Self:
         """Return a cache with copies of these rows and their deferred tokens; a row may be repeated."""
-        twin = self._twin()
+        twin = self._shallow_copy()
         twin.waiting = self.waiting
         twin.keep(rows)
         twin.waiting = [[replace(token) for token in tokens] for tokens in twin.waiting]
@@ -175,7 +175,7 @@ class DecodingCache(ABC):
         self.length -= least
         for row, dropped in enumerate(dropped_B):
             if shift := dropped - least:
-                self._move(row, slice(self.length - shift), slice(shift, self.length))
+                self._copy_positions(row, slice(self.length - shift), slice(shift, self.length))
         if max(dropped_B) > least:
             shifts_B = torch.tensor([dropped - least for dropped in dropped_B], device=self.device)
             self.padding_B = shifts_B if self.padding_B is None else self.padding_B + shifts_B
@@ -193,7 +193,7 @@ class DecodingCache(ABC):
             return
         assert self.padding_B is not None, "a row without padding ends before the room does"
         shared = int(self.padding_B.min())
-        self._move(slice(None), slice(shared, self.length), slice(self.length - shared))
+        self._copy_positions(slice(None), slice(shared, self.length), slice(self.length - shared))
         self.length -= shared
         self.padding_B = self.padding_B - shared
         for token in (token for tokens in self.waiting for token in tokens):
@@ -310,12 +310,12 @@ class Cache(DecodingCache):
             cached = self._by_block[name] = kv, list(zip(k.unbind(), v.unbind(), strict=True))
         return cached[1]
 
-    def _twin(self) -> Self:
+    def _shallow_copy(self) -> Self:
         twin = copy.copy(self)
         twin._by_block, twin.graphs, twin.captures = {}, None, False
         return twin
 
-    def widened(self, model: Transformer, rows: Tensor, room: int) -> Cache:
+    def copied_with_room(self, model: Transformer, rows: Tensor, room: int) -> Cache:
         """Return a cache with copies of these rows and space for ``room`` positions; deferred tokens are not copied."""
         wide = Cache(model, len(rows), room)
         wide.self_kv[..., : self.length, :] = self.self_kv[..., : self.length, :].index_select(1, rows)
@@ -426,7 +426,7 @@ class Cache(DecodingCache):
             mask = self.cross_kv.new_zeros((n_sources, 1, 1, n_source))
         return F.pad(mask, (0, longest - n_source), value=torch.finfo(mask.dtype).min)
 
-    def _move(self, rows: int | slice, source: slice, target: slice) -> None:
+    def _copy_positions(self, rows: int | slice, source: slice, target: slice) -> None:
         self.self_kv[:, rows, ..., target, :] = self.self_kv[:, rows, ..., source, :].clone()
         if self.depth_BS is not None:
             self.depth_BS[rows, target] = self.depth_BS[rows, source].clone()

@@ -65,7 +65,7 @@ class Engine(ModelInterface, Protocol):
         """Whether prompts of a decoder-only model may be padded on the left, to batch prompts of different length."""
 
     @property
-    def fills_in_passing(self) -> bool:
+    def fills_exited_rows(self) -> bool:
         """Whether `block` accepts ``exited_BD``, and so also writes keys and values of rows that have exited."""
 
     def new_cache(self, n_rows: int, room: int, padding_B: Tensor | None = None) -> Any:
@@ -128,7 +128,7 @@ class Engine(ModelInterface, Protocol):
             places: Other cache positions to run at, prepared by `places`; None means the positions of the step.
             exited_BD: Exit states of the rows that do not run, each at its row's index; their keys and values are
                 written as by `fill`. Entries of running rows are overwritten. None means that nothing is written for
-                rows that do not run; must be None unless the engine `fills_in_passing`.
+                rows that do not run; must be None unless the engine `fills_exited_rows`.
 
         Returns:
             The residual stream after the block, shaped like ``hidden``.

@@ -303,7 +303,7 @@ class LogitIntervals:
         rows = torch.arange(len(ids), device=ids.device)[:, None].expand_as(ids)
         self._rescore(rows.flatten(), ids.flatten())
 
-    def largest(self) -> Tensor | None:
+    def argmax_ids(self) -> Tensor | None:
         """Return the token id of each row's largest logit, [A]; None if any row remains undecided.
 
         Rows of the exact head are read for all ids that may be the largest. If they are more than `MOST_RESCORED` per

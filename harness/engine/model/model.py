@@ -70,7 +70,7 @@ class Transformer(Headed):
 
     engine: EngineName = "lean"
     pads_left = True
-    fills_in_passing = True
+    fills_exited_rows = True
 
     def __init__(self, arch: Architecture, weights: Weights, exit_heads: ExitHeads | None = None) -> None:
         self.arch = arch
@@ -274,7 +274,7 @@ class Transformer(Headed):
         """
         n_rows, n_new, n_heads, size = q.shape
         slots_A = rows_of(shared.slots_B, rows_A)
-        queries = q.new_zeros(shared.n_sources * shared.most, n_new, n_heads, size).index_copy_(0, slots_A, q)
+        queries = q.new_zeros(shared.n_sources * shared.max_rows, n_new, n_heads, size).index_copy_(0, slots_A, q)
         queries = queries.view(shared.n_sources, -1, n_heads, size)
         mixed = self._attend(queries, cache.source_keys_and_values(block), cache.source_mask)
         mixed = mixed.view(-1, n_new * n_heads * size).index_select(0, slots_A)

@@ -167,7 +167,7 @@ class BlockWeights:
     key_norm: HeadNorm | None = None
     rotates: bool = True
 
-    def converted(self, form: Callable[[Linear], Linear], names: Sequence[str] | None = None) -> BlockWeights:
+    def map_projections(self, form: Callable[[Linear], Linear], names: Sequence[str] | None = None) -> BlockWeights:
         """Return a copy of the block with ``form`` applied to every projection, or only to the fields in ``names``."""
 
         def new(part: Linear | NormedLinear) -> Linear | NormedLinear:

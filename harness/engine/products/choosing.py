@@ -32,7 +32,7 @@ from exitbench.harness.engine.products.forms import (
     convert_blocks,
     offered,
 )
-from exitbench.harness.engine.products.kept import keep, stored_choices, this_machine
+from exitbench.harness.engine.products.kept import store_choices, stored_choices, this_machine
 
 Product = Callable[[Tensor], Tensor]
 Clock = Callable[[], float]
@@ -110,7 +110,7 @@ def _choice(rounds: Sequence[Mapping[str, float]], names: Sequence[str]) -> str:
     return min(clear, key=lambda name: statistics.median(took[name] for took in rounds), default=default)
 
 
-def rows_to_multiply(numbers: Sequence[int], width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
+def ones_inputs(numbers: Sequence[int], width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Return one input of ones for each number of rows, each of shape [rows, ``width``]."""
     return tuple(torch.ones(rows, width, dtype=dtype) for rows in numbers)
 
@@ -156,7 +156,7 @@ class _Product:
         return offered(self.projection.weight.dtype, self.role, self.projection.weight.shape)
 
     @property
-    def of_few_rows(self) -> str:
+    def few_rows_place(self) -> str:
         """Key under which a form is chosen for inputs of few rows."""
         return f"{self.place} few rows"
 
@@ -177,7 +177,7 @@ def use_fastest(model: Engine) -> Choices | None:
     key = _cache_key(model)
     chosen = stored_choices(key)
     if chosen is None:
-        chosen = keep(key, measured(model))
+        chosen = store_choices(key, measured(model))
     if chosen is not None:
         _use(model, chosen)
     return chosen
@@ -209,7 +209,7 @@ def _cache_key(model: Transformer) -> dict[str, Any]:
     dtype = str(model.lm_head.weight.dtype).removeprefix("torch.")
     places = {place: {"products": counts[place], "forms": names} for place, names in forms.items()}
     if _has_room(model):
-        packed = {product.of_few_rows: product.place for product in products if product.role != "skipped"}
+        packed = {product.few_rows_place: product.place for product in products if product.role != "skipped"}
         places |= {few: {"products": counts[place], "forms": list(_FEW)} for few, place in packed.items()}
     return {**this_machine(torch.get_num_threads()), "dtype": dtype, "places": places}
 
@@ -248,7 +248,7 @@ def _step(model: Transformer) -> list[Timed]:
     for product, sample in _sample(model):
         forms = FORMS[product.projection.weight.dtype][product.role]
         products = {name: forms[name](sample) for name in product.forms}
-        step.append(Timed(product.place, rows_to_multiply((1,), sample.weight.shape[1], model.dtype), products))
+        step.append(Timed(product.place, ones_inputs((1,), sample.weight.shape[1], model.dtype), products))
     return step
 
 
@@ -259,8 +259,8 @@ def _step_of_few_rows(model: Transformer, chosen: Choices) -> list[Timed]:
         if product.role != "skipped":
             single = FORMS[product.projection.weight.dtype][product.role][chosen[product.place]](sample)
             products = dict(zip(_FEW, (single, PackedForFew.from_form(single)), strict=True))
-            inputs = rows_to_multiply(FEW_ROWS, sample.weight.shape[1], model.dtype)
-            step.append(Timed(product.of_few_rows, inputs, products))
+            inputs = ones_inputs(FEW_ROWS, sample.weight.shape[1], model.dtype)
+            step.append(Timed(product.few_rows_place, inputs, products))
     return step
 
 
@@ -290,18 +290,18 @@ def _use(model: Transformer, chosen: Choices) -> None:
     """Convert a model's projections to the chosen forms, in place."""
     forms = FORMS[model.lm_head.weight.dtype]
 
-    def converted(product: _Product) -> Linear:
+    def in_chosen_form(product: _Product) -> Linear:
         single = forms[product.role][chosen[product.place]](product.projection)
-        return PackedForFew.from_form(single) if chosen.get(product.of_few_rows) == _PACKED else single
+        return PackedForFew.from_form(single) if chosen.get(product.few_rows_place) == _PACKED else single
 
     def convert(block: BlockWeights) -> BlockWeights:
-        return block.converted(lambda projection: converted(_Product("block", projection)), _EACH_TOKEN)
+        return block.map_projections(lambda projection: in_chosen_form(_Product("block", projection)), _EACH_TOKEN)
 
     skipped = next((place for place in chosen if place.startswith("skipped ")), None)
     head = _Product("head", model.lm_head)
     convert_blocks(model, convert)
     if skipped is not None:
         model.weights = replace(model.weights, skipped_form=forms["skipped"][chosen[skipped]])
-    few = chosen.get(head.of_few_rows) == _PACKED
+    few = chosen.get(head.few_rows_place) == _PACKED
     if few or chosen[head.place] != head.forms[0]:  # the original stays: single rows are read too
-        model.weights = replace(model.weights, read_out=converted(head))
+        model.weights = replace(model.weights, read_out=in_chosen_form(head))

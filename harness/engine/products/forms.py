@@ -202,6 +202,6 @@ def convert_blocks(model: Transformer, convert: Callable[[BlockWeights], BlockWe
 def quantise(model: Transformer) -> None:
     """Round every projection of a bf16 model to int8, in place, including the encoder's and the LM head."""
     form: Callable[[Linear], Linear] = Int8.from_projection if model.device.type == "cpu" else ByBf16.from_projection
-    convert_blocks(model, lambda block: block.converted(form))
-    encoder_blocks = tuple(block.converted(form) for block in model.weights.encoder_blocks)
+    convert_blocks(model, lambda block: block.map_projections(form))
+    encoder_blocks = tuple(block.map_projections(form) for block in model.weights.encoder_blocks)
     model.weights = replace(model.weights, encoder_blocks=encoder_blocks, lm_head=form(model.weights.lm_head))

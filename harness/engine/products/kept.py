@@ -51,7 +51,7 @@ def stored_choices(key: ChoiceKey) -> dict[str, str] | None:
     return _usable(_path(key), key)
 
 
-def keep(key: ChoiceKey, chosen: Mapping[str, str]) -> dict[str, str] | None:
+def store_choices(key: ChoiceKey, chosen: Mapping[str, str]) -> dict[str, str] | None:
     """Store choices under a cache key, and return those in effect: the first that any process stored.
 
     Returns None if nothing can be stored.
@@ -74,7 +74,7 @@ def keep(key: ChoiceKey, chosen: Mapping[str, str]) -> dict[str, str] | None:
     return _usable(path, key)
 
 
-def all_kept(machine: ChoiceKey) -> Iterator[tuple[str, ChoiceKey, dict[str, str]]]:
+def list_choices(machine: ChoiceKey) -> Iterator[tuple[str, ChoiceKey, dict[str, str]]]:
     """Yield all choices stored for a machine: the id in the file's name, the cache key, and the form by place."""
     for path in sorted(user_cache().glob(f"{_PREFIX}*.json")):
         key = _content(path).get("key")

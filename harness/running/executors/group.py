@@ -111,7 +111,7 @@ _LEAK_REPORT: Final = ("nanobind: ", " - leaked ", " - ... skipped", "See https:
 
 
 @dataclass(frozen=True)
-class _Death:
+class _WorkerExit:
     """How a worker process ended: status and reason for cells that it left unfinished.
 
     Attributes:
@@ -188,20 +188,20 @@ class GroupRun:
         watch = self._watch
         while not self.interrupted and (remaining := self._remaining()):
             before = len(watch.statuses)
-            death = self._run_worker(replace(self.spec, cells=remaining, shares=self._shares), variables or {})
+            worker_exit = self._run_worker(replace(self.spec, cells=remaining, shares=self._shares), variables or {})
             if watch.full is not None:
                 raise UserError(f"{watch.full}. What is finished is kept; the same command goes on.")
-            if watch.current is not None and watch.cells > 1 and not death.interrupted:
+            if watch.current is not None and watch.cells > 1 and not worker_exit.interrupted:
                 lost, self._shares = [], False  # any of these cells may be the cause, so each runs separately
             elif watch.current is not None:
                 lost = [item for item in remaining if item.cell.cell_id == watch.current]
-            elif len(watch.statuses) == before and not death.interrupted:
+            elif len(watch.statuses) == before and not worker_exit.interrupted:
                 lost = list(remaining)  # nothing started: another worker would fail too
             else:
                 lost = []
             for item in lost:
-                _record(self.spec, item, death)
-                watch.end(item.cell.cell_id, death.status)
+                _record(self.spec, item, worker_exit)
+                watch.end(item.cell.cell_id, worker_exit.status)
         return watch.statuses
 
     def interrupt(self, reason: str) -> None:
@@ -223,7 +223,7 @@ class GroupRun:
     def _remaining(self) -> tuple[CellJob, ...]:
         return tuple(item for item in self.spec.cells if item.cell.cell_id not in self._watch.statuses)
 
-    def _run_worker(self, spec: WorkerSpec, variables: Mapping[str, str]) -> _Death:
+    def _run_worker(self, spec: WorkerSpec, variables: Mapping[str, str]) -> _WorkerExit:
         """Run one worker process and return how it ended; its specification and log stay in ``logs``."""
         self._logs.mkdir(parents=True, exist_ok=True)
         stem = f"{datetime.now(UTC):%Y%m%dT%H%M%S%f}-{spec.cells[0].cell.model.name}"
@@ -237,7 +237,7 @@ class GroupRun:
         out_of_memory = killed_for_memory or (returncode != 0 and says_out_of_memory("".join(lines[-1:])))
         if returncode in _END_REQUESTED:
             self.interrupted = self.interrupted or "the worker was terminated on request"
-        return _Death(returncode, self.interrupted, killed_for, out_of_memory, "\n".join(lines))
+        return _WorkerExit(returncode, self.interrupted, killed_for, out_of_memory, "\n".join(lines))
 
     def _start(self, spec_path: Path, variables: Mapping[str, str], log: IO[str]) -> Callable[[Sequence[int]], Process]:
         """Return a function that starts the worker, given the descriptors of its pipes.
@@ -284,13 +284,13 @@ class GroupRun:
         return f"took longer than cell_timeout_s = {self._watch.limit_s:g}{suffix}"
 
 
-def _record(spec: WorkerSpec, item: CellJob, death: _Death) -> None:
+def _record(spec: WorkerSpec, item: CellJob, worker_exit: _WorkerExit) -> None:
     """Write an attempt for a cell whose worker died."""
     env = environment_and_hardware(spec.threads)
     with AttemptWriter(spec.spool, item.cell_record(), env) as attempt:
-        attempt.log_path.write_text(death.log_tail, encoding="utf-8")
-        exit_code = None if death.signal else death.returncode
-        attempt.finish(death.status, death.reason, exit_code=exit_code, signal=death.signal)
+        attempt.log_path.write_text(worker_exit.log_tail, encoding="utf-8")
+        exit_code = None if worker_exit.signal else worker_exit.returncode
+        attempt.finish(worker_exit.status, worker_exit.reason, exit_code=exit_code, signal=worker_exit.signal)
 
 
 def _oom_kills() -> int:

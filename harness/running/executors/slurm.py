@@ -119,7 +119,7 @@ class SlurmExecutor:
         try:
             while followed.unfinished():
                 ended = len(followed.statuses)
-                self._look(followed, specs)
+                self._poll(followed, specs)
                 if len(followed.statuses) > ended:
                     ingest()
                     pause_s = POLL_S[0]
@@ -133,13 +133,13 @@ class SlurmExecutor:
             raise
         return followed.statuses
 
-    def _look(self, followed: _Followed, specs: Sequence[WorkerSpec]) -> None:
+    def _poll(self, followed: _Followed, specs: Sequence[WorkerSpec]) -> None:
         """Check Slurm's queue, then the spool; record the outcome of ended jobs, and submit groups that are ready."""
         try:
             # Only one controller at a time closes and submits.
             with locked(self._folder / "LOCK", wait=True):
                 closed = self._close()
-                _note(followed, specs[0].spool)
+                _update_statuses(followed, specs[0].spool)
                 for cell_id, status in closed.items():
                     followed.end(cell_id, status)
                 if ready := list(self._ready(specs, followed)):
@@ -215,7 +215,7 @@ def _note_array(submission: Path, job_id: str) -> None:
     (submission / _SUBMITTED).write_text(job_id.split("_")[0], encoding="utf-8")
 
 
-def _note(followed: _Followed, spool: Path) -> None:
+def _update_statuses(followed: _Followed, spool: Path) -> None:
     """Update progress and statuses of followed cells from their attempts in the spool."""
     for item in followed.unfinished():
         if (status := outcome(spool, item)) is not None:
@@ -230,7 +230,7 @@ def _settle(task: _ArrayTask, job: Job) -> dict[str, str]:
     """Write an attempt for each cell left unfinished by an ended job; return the status of every cell of the job."""
     for item in task.spec.cells:
         if outcome(task.spec.spool, item) is None:
-            _look_again(task.spec.spool, item.cell.cell_id)
+            _refresh_listing(task.spec.spool, item.cell.cell_id)
     attempts = {item.cell.cell_id: attempts_since(task.spec.spool, item) for item in task.spec.cells}
     how = ENDED[job.state]
     statuses = {}
@@ -253,7 +253,7 @@ def _settle(task: _ArrayTask, job: Job) -> dict[str, str]:
     return statuses
 
 
-def _look_again(spool: Path, cell_id: str) -> None:
+def _refresh_listing(spool: Path, cell_id: str) -> None:
     """Force NFS to refresh its cached listing of a cell's directory, by writing there."""
     cell = spool / cell_id[:2] / cell_id
     for folder in (spool, cell.parent, cell, *cell.glob("*/")):

@@ -11,7 +11,7 @@ DEFAULT_TIME: Final = "4:00:00"
 MAX_TIMEOUTS: Final = 20
 """Maximum number of times that a timed-out job is requeued."""
 
-OURS: Final = (
+RESERVED: Final = (
     *("array", "error", "job-name", "nodes", "ntasks", "ntasks-per-node"),
     *("open-mode", "output", "requeue", "signal", "wait", "wrap"),
 )
@@ -60,8 +60,8 @@ def read_options(texts: Sequence[str]) -> SlurmOptions:
         name, equals, value = text.partition("=")
         if not re.fullmatch(r"[a-z][a-z-]*", name) or (equals and not value):
             raise UserError(f"--slurm {text}: expected KEY=VALUE with a long option of sbatch, e.g. partition=gpu.")
-        if name in OURS:
-            raise UserError(f"--slurm {text}: {name} is set by ExitBench; not allowed: {', '.join(OURS)}.")
+        if name in RESERVED:
+            raise UserError(f"--slurm {text}: {name} is set by ExitBench; not allowed: {', '.join(RESERVED)}.")
         if name in flags:
             raise UserError(f"--slurm {text}: {name} is given twice.")
         flags[name] = value if equals else True

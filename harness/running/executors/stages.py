@@ -44,7 +44,7 @@ def stages(specs: Sequence[WorkerSpec], cores: int | None = None, memory_bytes: 
     cores = cores or available_cores()
     untimed, timed = (_only(specs, timing=timing) for timing in (False, True))
     parts = _parts(untimed, cores)
-    workers = max(1, min(cores, len(parts), _that_fit(untimed, memory_bytes)))
+    workers = max(1, min(cores, len(parts), _max_models_in_memory(untimed, memory_bytes)))
     shared = tuple(replace(part, threads=min(part.threads, max(1, cores // workers))) for part in parts)
     side_by_side = (Stage(shared, workers, quiet=False),) if shared else ()
     return (*side_by_side, *(Stage((spec,), 1, quiet=True) for spec in timed))
@@ -55,7 +55,7 @@ def _only(specs: Sequence[WorkerSpec], *, timing: bool) -> list[WorkerSpec]:
     return [replace(spec, cells=cells) for spec, cells in zip(specs, chosen, strict=True) if cells]
 
 
-def _that_fit(specs: Sequence[WorkerSpec], memory_bytes: int | None) -> int:
+def _max_models_in_memory(specs: Sequence[WorkerSpec], memory_bytes: int | None) -> int:
     """Return how many models as large as the largest one fit in memory at the same time."""
     memory = memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cells = [item.cell for spec in specs for item in spec.cells]

@@ -9,7 +9,7 @@ from matplotlib.ticker import PercentFormatter
 
 from exitbench.reports.figures.explain import FULL_DEPTH, label_quality, pairs_of_panels, split
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import listed, percent
+from exitbench.reports.labels import join_words, percent
 from exitbench.reports.plotting.panels import (
     draw_intervals,
     draw_points,
@@ -39,7 +39,7 @@ def finding(frame: Frame) -> str:
         f"{percent(fmean([row['token_match'] for row in rows]))} with {label}"
         for label, rows in split(frame, "loss", LOSSES).items()
     ]
-    return f"Tokens equal to full depth's, mean over thresholds (at different depths): {listed(parts)}."
+    return f"Tokens equal to full depth's, mean over thresholds (at different depths): {join_words(parts)}."
 
 
 def plot(frame: Frame) -> Figure:

@@ -7,7 +7,7 @@ from matplotlib.ticker import PercentFormatter
 
 from exitbench.reports.figures.explain import FULL_DEPTH, draw_by_block, label_quality, pairs_of_panels, split
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import listed, percent
+from exitbench.reports.labels import join_words, percent
 from exitbench.reports.plotting.panels import legend_of_series
 from exitbench.reports.plotting.style import MUTED, SeriesStyle, series_styles
 
@@ -35,7 +35,7 @@ def finding(frame: Frame) -> str:
         if shares:
             parts.append(f"{percent(fmean(shares))} cut {words}")
     return (
-        f"Tokens equal to full depth's under a decaying list, on average: {listed(parts)}."
+        f"Tokens equal to full depth's under a decaying list, on average: {join_words(parts)}."
         if parts
         else "Fixed lists alone were run."
     )

@@ -8,7 +8,7 @@ from matplotlib.ticker import PercentFormatter
 
 from exitbench.reports.figures.heads import SETTINGS, epsilon_axis, titles
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, listed, percent
+from exitbench.reports.labels import count, join_words, percent
 from exitbench.reports.plotting.panels import (
     draw_intervals,
     grid_of_panels,
@@ -38,7 +38,7 @@ def finding(frame: Frame) -> str:
         if stay:
             parts.append(f"{percent(1 - fmean(stay))} at an epsilon of {epsilon:g}")
     return (
-        f"Tokens that exit at a head: {listed(parts)}, mean over tasks and heads."
+        f"Tokens that exit at a head: {join_words(parts)}, mean over tasks and heads."
         if parts
         else "All tokens exit at a head."
     )

@@ -10,7 +10,7 @@ from matplotlib.lines import Line2D
 
 from exitbench.reports.figures.mee import block_axis, intervals
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, listed, shorten
+from exitbench.reports.labels import count, join_words, shorten
 from exitbench.reports.plotting.panels import (
     draw_intervals,
     grid_of_panels,
@@ -42,7 +42,9 @@ def finding(frame: Frame) -> str:
         if halfway:
             means[kind] = fmean(halfway)
     parts = [f"{value:.2f} for {kind} documents" for kind, value in sorted(means.items(), key=lambda item: -item[1])]
-    return f"Halfway through the blocks the cosine to the last state is {listed(parts)}, mean over models and tasks."
+    return (
+        f"Halfway through the blocks the cosine to the last state is {join_words(parts)}, mean over models and tasks."
+    )
 
 
 def plot(frame: Frame) -> Figure:

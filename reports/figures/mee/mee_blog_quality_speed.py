@@ -9,7 +9,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator, PercentFor
 
 from exitbench.reports.figures.mee import filter_origin
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import called, count, is_sweep, listed, times
+from exitbench.reports.labels import count, is_sweep, join_words, short_name, times
 from exitbench.reports.plotting.panels import (
     FLOOR_NOTE,
     LENGTH_NOTE,
@@ -59,9 +59,9 @@ def finding(frame: Frame) -> str:
         best = max(
             (row for row in candidates if _beyond_noise(row)), key=lambda row: float(row["speedup"]), default=None
         )
-        name = "none" if best is None else f"{called(best['method'])} at {_interval(best)}"
-        parts.append(f"on {called(task)} {name}")
-    return f"Fastest measure with at least 99 % of full depth's quality: {listed(parts[:4])}." if parts else ""
+        name = "none" if best is None else f"{short_name(best['method'])} at {_interval(best)}"
+        parts.append(f"on {short_name(task)} {name}")
+    return f"Fastest measure with at least 99 % of full depth's quality: {join_words(parts[:4])}." if parts else ""
 
 
 def _beyond_noise(row: Row) -> bool:

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from exitbench.reports.figures.natcap import intervals_around
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import called, count, differing_conditions, row_label, shorten, times
+from exitbench.reports.labels import count, differing_conditions, row_label, short_name, shorten, times
 from exitbench.reports.plotting.panels import (
     FLOOR_NOTE,
     LENGTH_NOTE,
@@ -65,7 +65,7 @@ def finding(frame: Frame) -> str:
     threshold = "" if best["threshold"] is None else f" at {float(best['threshold']):g}"
     fast = times(best["speedup"], best["speedup_low"], best["speedup_high"])
     return (
-        f"Fastest gate that keeps 98 % of full depth's score: {called(best['method'])}{threshold} "
+        f"Fastest gate that keeps 98 % of full depth's score: {short_name(best['method'])}{threshold} "
         f"({row_label(best, ('model', 'task'))}), {fast}."
     )
 

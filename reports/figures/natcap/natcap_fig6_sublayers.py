@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from exitbench.reports.figures.mee import block_axis
 from exitbench.reports.figures.natcap import TRAINED, intervals_around
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import called, count, percent
+from exitbench.reports.labels import count, percent, short_name
 from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_of_series, title_panel
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
 
@@ -33,7 +33,7 @@ def finding(frame: Frame) -> str:
     if not shares:
         return "Models of one block have no earlier read-outs."
     share, read_out = max(shares)
-    sentence = f"{called(read_out)} reads out as the final token most often: for {percent(share)} of tokens"
+    sentence = f"{short_name(read_out)} reads out as the final token most often: for {percent(share)} of tokens"
     return f"Before the last block, {sentence}."
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from exitbench.reports.frame import Frame, Row
 
 
-def series_of(frame: Frame) -> str:
+def series_column(frame: Frame) -> str:
     """Return the column whose values are told apart by colour: the method if there is one model, else the model."""
     return "model" if len(frame.distinct("model")) > 1 else "method"
 

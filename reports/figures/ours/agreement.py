@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from exitbench.reports.figures.ours import series_of
+from exitbench.reports.figures.ours import series_column
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import between, count, differing_conditions, is_sweep, percent, setting
 from exitbench.reports.plotting.panels import (
@@ -70,7 +70,7 @@ def plot(frame: Frame) -> Figure:
     Markers are settings, filled for real decodes, hollow for replays. Frame: one row per task, setting and execution,
     with depth (x), match (y) and its interval.
     """
-    by = series_of(frame)
+    by = series_column(frame)
     styles = series_styles(frame.distinct(by))
     simulated = [simulated_entry()] if "simulated" in frame.values("execution") else []
     groups = list(frame.groups("task", "setting"))

@@ -56,7 +56,7 @@ def plot(frame: Frame) -> Figure:
     headings = [measure.heading for measure in _MEASURES]
     figure, models = setting_grid(clipped, headings)
     for model in models:
-        _ways(model, styles)
+        _draw_random_to_oracle(model, styles)
         draw_measures(model, _MEASURES, styles)
         for at in (0, 1):
             model.panels[1].axvline(at, color=MUTED, linewidth=0.8)
@@ -71,7 +71,7 @@ def plot(frame: Frame) -> Figure:
     return figure
 
 
-def _ways(model: ModelLines, styles: dict[str, SeriesStyle]) -> None:
+def _draw_random_to_oracle(model: ModelLines, styles: dict[str, SeriesStyle]) -> None:
     axes = model.panels[0]
     for row in model.rows.rows:
         y = height_of(model, row, list(styles))

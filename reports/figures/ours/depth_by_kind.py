@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import called, natural_key, percent, shorten
+from exitbench.reports.labels import natural_key, percent, short_name, shorten
 from exitbench.reports.plotting.panels import draw_intervals, figure_of, legend_above, title_panel
 from exitbench.reports.plotting.style import COLOURS, MUTED
 from exitbench.terminal import abbreviate_uniquely
@@ -55,10 +55,10 @@ def finding(frame: Frame) -> str:
     kinds = sorted((mean, kind) for (name, kind), mean in means.items() if name == task)
     (early, first), (late, last) = kinds[0], kinds[-1]
     if first == last:
-        return f"On {called(task)} all words are of one kind."
+        return f"On {short_name(task)} all words are of one kind."
     return (
-        f"On {called(task)} words of kind {called(last)} are settled last, after {percent(late)} of the blocks "
-        f"(mean over models), those of kind {called(first)} first, after {percent(early)}."
+        f"On {short_name(task)} words of kind {short_name(last)} are settled last, after {percent(late)} of the blocks "
+        f"(mean over models), those of kind {short_name(first)} first, after {percent(early)}."
     )
 
 

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import called, count, extremes, labels, percent, shorten
+from exitbench.reports.labels import count, extremes, labels, percent, short_name, shorten
 from exitbench.reports.plotting.panels import draw_intervals, draw_points, figure_of, title_panel
 from exitbench.reports.plotting.style import DOUBLE_INCHES, MUTED, SINGLE_INCHES, SeriesStyle, series_styles
 
@@ -46,7 +46,7 @@ def finding(frame: Frame) -> str:
     if percent(worst["value"]) == percent(best["value"]):
         return f"Agreement is the same under all KV policies: {percent(best['value'])} of full depth's tokens."
     return (
-        f"KV policies differ most on {called(task)}: {best['policy']} has {percent(best['value'])} of full depth's "
+        f"KV policies differ most on {short_name(task)}: {best['policy']} has {percent(best['value'])} of full depth's "
         f"tokens, {worst['policy']} {percent(worst['value'])}."
     )
 

@@ -16,12 +16,12 @@ from exitbench.reports.labels import (
     NOT_MEASURABLE,
     OTHER_LENGTH,
     Setting,
-    called,
     count,
     differing_conditions,
+    join_words,
     label_of,
     labels,
-    listed,
+    short_name,
     times,
 )
 from exitbench.reports.plotting.panels import (
@@ -73,9 +73,9 @@ def finding(frame: Frame) -> str:
         if chosen := recommended(rows):
             best = chosen[model]
             fast = times(best["speedup"], best["speedup_low"], best["speedup_high"])
-            parts.append(f"on {called(task)} {label_of(names, best)} ({called(model)}) at {fast}")
+            parts.append(f"on {short_name(task)} {label_of(names, best)} ({short_name(model)}) at {fast}")
     if parts:
-        return f"Fastest of those shown to lose at most 1 % of full depth's quality: {listed(parts[:_MOST_TOLD])}."
+        return f"Fastest of those shown to lose at most 1 % of full depth's quality: {join_words(parts[:_MOST_TOLD])}."
     if any(row["speed_status"] == "timed" and not row["is_full_depth"] for row in frame.rows):
         return "No timed setting is shown to lose at most 1 % of full depth's quality."
     why = f"speed-ups are {NOT_MEASURABLE}" if _is_too_wide(frame) else "no setting was timed"
@@ -101,7 +101,7 @@ def plot(frame: Frame) -> Figure:
     named = differing_conditions(frame.distinct("setting"))
     for (model, task, conditions, metric), rows in timed + untimed:
         depth = next(panels)
-        title = f"{called(model)} on {called(task)}\n{named[conditions]}".rstrip()
+        title = f"{short_name(model)} on {short_name(task)}\n{named[conditions]}".rstrip()
         unmeasured = f"; speed-up {NOT_MEASURABLE}" if not _is_timed(rows) and _is_too_wide(rows) else ""
         title_panel(depth, title, count(rows.values("n"), "documents") + unmeasured)
         depth.set_ylabel(f"{metric}, of full depth's")

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, PercentFormatter
 
-from exitbench.reports.figures.ours import series_of
+from exitbench.reports.figures.ours import series_column
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count, percent
 from exitbench.reports.plotting.panels import draw_intervals, figure_of, legend_of_series, title_panel
@@ -55,7 +55,7 @@ def plot(frame: Frame) -> Figure:
     Left, x is the ideal and y the measured speed-up of decoding (ideal, speedup). Right, x is the measured over the
     ideal one (realised), y the method. Frame: one row per timed setting.
     """
-    by = series_of(frame)
+    by = series_column(frame)
     styles = series_styles(frame.distinct(by))
     groups = list(frame.groups("setting"))
     methods = frame.distinct("method")

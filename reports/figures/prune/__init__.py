@@ -65,7 +65,7 @@ def split_published(frame: Frame) -> tuple[Frame, Frame]:
     return frame.filter(lambda row: row["origin"] == "ours"), frame.filter(lambda row: row["origin"] != "ours")
 
 
-def series_of(frame: Frame, names: Series) -> dict[str, list[Row]]:
+def rows_by_series(frame: Frame, names: Series) -> dict[str, list[Row]]:
     """Return the rows of each (method, head) by its display name, in the order of `names`, without empty groups."""
     parts = {name: [row for row in frame.rows if (row["method"], row["head"]) == key] for key, name in names.items()}
     return {name: rows for name, rows in parts.items() if rows}
@@ -80,7 +80,7 @@ def mean_depths(frame: Frame, names: Series) -> str:
             for row in rows
             if row["is_depth"]
         }
-        for label, rows in series_of(local, names).items()
+        for label, rows in rows_by_series(local, names).items()
     }
     common = set.intersection(*(set(by_key) for by_key in depths.values())) if depths else set()
     if not common:
@@ -99,7 +99,7 @@ def sweep(frame: Frame, names: Series) -> Figure:
             is_depth, value (blocks, or the metric's unit), ci_low, ci_high, full_value, n.
         names: Display names of the series.
     """
-    styles = series_styles(series_of(frame, names).keys())
+    styles = series_styles(rows_by_series(frame, names).keys())
     groups = list(frame.groups("task", "model", "setting"))
     columns = _COLUMNS * (1 if len(groups) <= _FEW_GROUPS else 2)
     figure, panels = grid_of_panels(2 * len(groups), columns=columns)
@@ -126,8 +126,8 @@ def sweep(frame: Frame, names: Series) -> Figure:
 
 def _sweep_panel(axes: Axes, frame: Frame, names: Series, styles: Mapping[str, SeriesStyle]) -> None:
     local, published = split_published(frame)
-    draw_by_block(axes, series_of(local, names), styles, ("value", "ci_low", "ci_high"), connect=True)
-    for name, rows in series_of(published, names).items():
+    draw_by_block(axes, rows_by_series(local, names), styles, ("value", "ci_low", "ci_high"), connect=True)
+    for name, rows in rows_by_series(published, names).items():
         x, y = ([row[column] for row in rows] for column in ("min_exit", "value"))
         draw_published(axes, x, y, connect=True, line_colour=styles[name].colour)
     metric = local.rows[0]["metric"]

@@ -19,7 +19,7 @@ import pytest
 
 from exitbench import __version__
 from exitbench.harness.cli.arguments.common import DAILY
-from exitbench.harness.cli.main import main, parsed, whole_parser
+from exitbench.harness.cli.main import main, parse_command_line, whole_parser
 from exitbench.harness.engine.checkpoints.digest import inspect_checkpoint
 from exitbench.harness.planning import plan
 from exitbench.results.database.connection import open_database
@@ -149,7 +149,7 @@ def test_every_command_explains_itself_with_examples_that_are_commands(
     for example in examples:
         for part in example.split(" && "):
             words = shlex.split(re.split(" [<>] ", part)[0])
-            assert words[0] == "exitbench" and parsed(words[1:]), example
+            assert words[0] == "exitbench" and parse_command_line(words[1:]), example
 
 
 def test_a_suite_from_plan_to_query(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from exitbench.harness.cli.main import main, parsed
+from exitbench.harness.cli.main import main, parse_command_line
 from exitbench.harness.scaffolds import MOST_CHARACTERS, method_files, python_task_files, task_files
 from exitbench.results.database.connection import open_database
 
@@ -227,4 +227,4 @@ def test_every_kind_explains_itself_with_examples_that_are_commands(
     examples = re.findall(r"^  exitbench (new .*)$", capsys.readouterr().out.replace("\\\n", ""), re.MULTILINE)
     assert examples
     for example in examples:
-        assert parsed(shlex.split(example)).name.startswith("my-")
+        assert parse_command_line(shlex.split(example)).name.startswith("my-")

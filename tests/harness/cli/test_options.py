@@ -4,7 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from exitbench.harness.cli.commands.common import run_options
-from exitbench.harness.cli.main import parsed
+from exitbench.harness.cli.main import parse_command_line
 from exitbench.harness.running.shard import Shard
 from exitbench.harness.service.options import RunOptions
 
@@ -15,7 +15,7 @@ def test_every_option_of_run_reaches_the_run(tmp_path: Path) -> None:
         *("--shard", "1/3", "--shard", "2/3", "--data-dir", str(tmp_path), "--retry", "stale", "--threads", "2"),
         *("--executor", "slurm", "--slurm", "time=1:00", "--slurm", "mem=1G", "--hub", "--confirm-run-unsafe-code"),
     ]
-    assert run_options(parsed(words)) == RunOptions(
+    assert run_options(parse_command_line(words)) == RunOptions(
         suite="builtin",
         runs=Path("elsewhere"),
         only="*/squad/*",
@@ -33,6 +33,6 @@ def test_every_option_of_run_reaches_the_run(tmp_path: Path) -> None:
 
 
 def test_the_defaults_of_the_command_are_those_of_a_run() -> None:
-    arguments = parsed(["run", "builtin"])
+    arguments = parse_command_line(["run", "builtin"])
     assert {field.name for field in fields(RunOptions)} <= vars(arguments).keys()
     assert run_options(arguments) == RunOptions("builtin")

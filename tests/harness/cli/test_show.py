@@ -121,7 +121,7 @@ def test_a_terminal_gets_colours_unless_it_says_no(example_database: Path) -> No
     _, tokens = stored(example_database, "calm-softmax", "0.3", 0)
     coloured = _in_a_terminal(example_database, COLORTERM="truecolor")
     for _, layer, _, _ in tokens:
-        red, green, blue = bytes.fromhex(shades(6)[layer - 1].paper[1:])
+        red, green, blue = bytes.fromhex(shades(6)[layer - 1].background[1:])
         assert f"48;2;{red};{green};{blue}m" in coloured
     assert "₁" not in coloured
     plain = _in_a_terminal(example_database, COLORTERM="truecolor", NO_COLOR="1")

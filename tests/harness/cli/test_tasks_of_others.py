@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from exitbench import plugins
-from exitbench.harness.cli.main import main, parsed
+from exitbench.harness.cli.main import main, parse_command_line
 from exitbench.methods import registry as methods
 from exitbench.tasks import registry
 
@@ -214,10 +214,10 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_every_argument_is_lm_evals() -> None:
     given = ["run", "--model", "exitbench", "--tasks", "x", "-h"]
-    assert parsed(["lm-eval", *given]).arguments == given
-    assert parsed(["lm-eval", "--model", "exitbench"]).arguments == ["--model", "exitbench"]
+    assert parse_command_line(["lm-eval", *given]).arguments == given
+    assert parse_command_line(["lm-eval", "--model", "exitbench"]).arguments == ["--model", "exitbench"]
     with pytest.raises(SystemExit) as end:
-        parsed(["lm-eval", "--help"])
+        parse_command_line(["lm-eval", "--help"])
     assert end.value.code == 0
 
 

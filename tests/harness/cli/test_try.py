@@ -118,8 +118,8 @@ PACE = Pace(together_s=0.5, alone_s=1.0, stage_s=5.0, pilot_s=30.0, minutes=10.0
 def test_what_is_planned_fits_the_time(minutes: float) -> None:
     pace = dataclasses.replace(PACE, minutes=minutes)
     timing = pace.timing(settings=4)
-    choosing_s = pace.searched(decodes=11) * pace.together_s * (3 + 8)
-    reporting_s = pace.reported * pace.together_s * 5
+    choosing_s = pace.n_search_documents(decodes=11) * pace.together_s * (3 + 8)
+    reporting_s = pace.n_report_documents * pace.together_s * 5
     timing_s = 4 * 3 * 2 * timing.documents * timing.least_rounds * pace.alone_s
     floor_s = 4 * 3 * 2 * 4 * 2 * pace.alone_s  # four documents in two rounds are always timed
     stages_s = pace.pilot_s + 3 * pace.stage_s
@@ -139,4 +139,4 @@ def test_too_little_time_is_refused_with_the_time_needed() -> None:
         slow.require_enough(11)
     needed = float(str(refusal.value).rsplit(maxsplit=1)[-1].rstrip("."))
     enough = dataclasses.replace(slow, minutes=needed)
-    assert enough.searched(11) >= FEWEST_DOCUMENTS
+    assert enough.n_search_documents(11) >= FEWEST_DOCUMENTS

@@ -11,7 +11,7 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
-from exitbench.harness.engine.hosted.stack import modules_on, shared_out
+from exitbench.harness.engine.hosted.stack import assign_blocks, modules_on
 
 GIB = 2**30
 TWO_DEVICES = Path(__file__).with_name("two_devices.py")
@@ -49,11 +49,11 @@ def test_all_but_the_later_blocks_is_on_the_first_device(twin: Any) -> None:
     ],
 )
 def test_blocks_are_shared_by_the_room_that_is_left(rest: int, room: dict[str, int], expected: Any) -> None:
-    assert shared_out(32, rest, room) == expected
+    assert assign_blocks(32, rest, room) == expected
 
 
 def test_one_block_is_at_home_whatever_is_there() -> None:
-    assert shared_out(2, 2 * GIB, {"cuda:0": GIB, "cuda:1": GIB}) == (("cuda:0", 1), ("cuda:1", 1))
+    assert assign_blocks(2, 2 * GIB, {"cuda:0": GIB, "cuda:1": GIB}) == (("cuda:0", 1), ("cuda:1", 1))
 
 
 def test_a_map_of_another_depth_is_refused(twin: Any) -> None:

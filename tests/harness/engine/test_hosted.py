@@ -185,7 +185,7 @@ def test_a_read_out_that_is_wrong_is_not_used(made: Any, folder: Path, monkeypat
     right = made("opt").model
     states = torch.randn(4, right.d_model, generator=torch.Generator().manual_seed(0))
     expected = right.logits(states)
-    monkeypatch.setattr(ReadOut, "ended", lambda read_out, states: states)  # as if there were no final norm
+    monkeypatch.setattr(ReadOut, "head_input", lambda read_out, states: states)  # as if there were no final norm
     model = load_checkpoint(folder).model
     assert model.read_out.way == "reference"
     torch.testing.assert_close(model.logits(states), expected)

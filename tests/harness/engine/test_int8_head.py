@@ -98,7 +98,7 @@ def test_sharpened_intervals_still_hold_them_and_are_narrower(head: Linear, stat
 @given(heads(), states())
 def test_the_largest_id_is_the_heads_own_or_not_told(head: Linear, states_AD: Tensor) -> None:
     states_AD = fed(head, states_AD)
-    told_A = Int8Head(head).read(states_AD).largest()
+    told_A = Int8Head(head).read(states_AD).argmax_ids()
     if told_A is not None:
         assert told_A.tolist() == head(states_AD).argmax(-1).tolist()
 
@@ -109,9 +109,9 @@ def test_the_largest_id_is_told_where_one_leads_and_not_where_two_are_tied() -> 
     led[7] *= 5
     tied[7] = tied[3] = weight_VD[7] * 5
     state_1D = weight_VD[7:8]
-    told = Int8Head(Linear(led)).read(state_1D).largest()
+    told = Int8Head(Linear(led)).read(state_1D).argmax_ids()
     assert told is not None and told.tolist() == [7]
-    assert Int8Head(Linear(tied)).read(state_1D).largest() is None
+    assert Int8Head(Linear(tied)).read(state_1D).argmax_ids() is None
 
 
 def test_a_logit_too_large_for_float16_is_held_as_infinite_and_is_not_told_from_others() -> None:
@@ -120,14 +120,14 @@ def test_a_logit_too_large_for_float16_is_held_as_infinite_and_is_not_told_from_
     assert head(state_1D).isinf().all()
     intervals = Int8Head(head).read(state_1D)
     assert contains(intervals, head(state_1D))
-    assert intervals.largest() is None
+    assert intervals.argmax_ids() is None
 
 
 def test_what_is_not_a_number_is_held_by_no_interval_and_decides_nothing() -> None:
     head = Linear(torch.randn(V, D))
     intervals = Int8Head(head).read(torch.full((1, D), float("nan")))
     assert not contains(intervals, head(torch.ones(1, D)))
-    assert intervals.largest() is None
+    assert intervals.argmax_ids() is None
 
 
 def test_rows_that_are_taken_have_read_nothing_yet() -> None:

@@ -227,7 +227,7 @@ def test_where_rows_go_on_the_others_are_filled_with_what_the_end_of_the_step_wo
     results = []
     for in_passing in (True, False):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Transformer, "fills_in_passing", in_passing)
+            patch.setattr(Transformer, "fills_exited_rows", in_passing)
             batch = start(family, prompts[: len(layers)])
             results.append((decode(endless(family), batch, parts(policy, layers)), batch.cache.self_kv))
     (result, kv), (expected, expected_kv) = results

@@ -85,9 +85,9 @@ intr 12345
 
 def test_ticks_that_others_hold_are_of_the_cores_that_are_asked_and_not_of_the_nice(tmp_path: Path) -> None:
     (tmp_path / "stat").write_text(STAT)
-    assert module._held_ticks({0}, tmp_path / "stat") == 100 + 50 + 2 + 1 + 3
-    assert module._held_ticks({0, 1}, tmp_path / "stat") == 156 + 200 + 50 + 3 + 3
-    assert module._held_ticks({0}, tmp_path / "none") is None
+    assert module._busy_ticks({0}, tmp_path / "stat") == 100 + 50 + 2 + 1 + 3
+    assert module._busy_ticks({0, 1}, tmp_path / "stat") == 156 + 200 + 50 + 3 + 3
+    assert module._busy_ticks({0}, tmp_path / "none") is None
 
 
 @pytest.mark.parametrize(("held", "free"), [(0.0, 4), (0.3, 4), (0.6, 3), (1.0, 3), (2.4, 2), (4.0, 1), (9.0, 1)])
@@ -95,7 +95,7 @@ def test_as_many_cores_are_free_as_other_processes_leave(
     held: float, free: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_affinity", lambda: {0, 1, 2, 3})
-    monkeypatch.setattr(module, "_held_cores", lambda cores: held)
+    monkeypatch.setattr(module, "_busy_cores", lambda cores: held)
     monkeypatch.setattr(module, "_cgroup_cores", lambda root, membership: None)
     assert free_cores() == free
 
@@ -110,7 +110,7 @@ def test_no_more_cores_are_free_than_the_control_group_allows(tmp_path: Path, mo
     assert allowed == 2.5
     assert module._cgroup_cores(tmp_path, tmp_path / "none") is None
     monkeypatch.setattr(module, "_affinity", lambda: {0, 1, 2, 3})
-    monkeypatch.setattr(module, "_held_cores", lambda cores: 0.0)
+    monkeypatch.setattr(module, "_busy_cores", lambda cores: 0.0)
     monkeypatch.setattr(module, "_cgroup_cores", lambda root, membership: allowed)
     assert free_cores() == 2
 
@@ -122,7 +122,7 @@ def test_a_core_that_a_process_holds_is_not_free(monkeypatch: pytest.MonkeyPatch
     ) as busy:
         try:
             time.sleep(0.3)
-            assert module._held_cores(core) == pytest.approx(1, abs=0.4)
+            assert module._busy_cores(core) == pytest.approx(1, abs=0.4)
         finally:
             busy.kill()
 

@@ -249,7 +249,7 @@ def test_a_restored_generator_goes_on_with_the_same_blocks(model: Any) -> None:
 def test_gradients_pass_skipped_blocks_by_and_leave_them_alone(model: Any) -> None:
     with LayerDropout(model, [0, 0, 1, 0], generator()):
         states = decoder_states(model, batch())
-        head_loss(states.readable(BLOCKS), states.head, states.gold).backward()
+        head_loss(states.head_input(BLOCKS), states.head, states.gold).backward()
     moved = [sum(p.grad.abs().sum().item() for p in block.parameters()) for block in decoder_blocks(model)]
     assert moved[2] == 0 and min(moved[0], moved[1], moved[3]) > 0
 
@@ -260,14 +260,14 @@ def test_gradients_are_those_of_sequences_run_alone(model: Any) -> None:
 
     with LayerDropout(model, [0, 0, 0.5, 0], generator()):
         states = decoder_states(model, batch())
-        got = gradients(head_loss(states.readable(BLOCKS), states.head, states.gold))
+        got = gradients(head_loss(states.head_input(BLOCKS), states.head, states.gold))
     keep = (torch.rand(BATCH, generator=generator()) >= 0.5).tolist()
     losses = []
     for row, kept in enumerate(keep):
         one = {name: tensor[row : row + 1] for name, tensor in batch().items()}
         with LayerDropout(model, [0, 0, 0 if kept else 1, 0], generator()):
             states = decoder_states(model, one)
-        losses.append(head_loss(states.readable(BLOCKS), states.head, states.gold))
+        losses.append(head_loss(states.head_input(BLOCKS), states.head, states.gold))
     torch.testing.assert_close(got, gradients(torch.stack(losses).mean()), rtol=1e-4, atol=1e-7)
 
 
@@ -278,7 +278,7 @@ def test_recomputed_blocks_draw_once(model: Any, checkpointed: bool) -> None:
     rng = generator()
     with LayerDropout(model, [0.5] * BLOCKS, rng):
         states = decoder_states(model, batch())
-        head_loss(states.readable(BLOCKS), states.head, states.gold).backward()
+        head_loss(states.head_input(BLOCKS), states.head, states.gold).backward()
     wanted = generator()
     for _ in range(BLOCKS):
         torch.rand(BATCH, generator=wanted)

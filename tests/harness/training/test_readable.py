@@ -30,7 +30,7 @@ from transformers import (
 
 from exitbench.errors import UserError
 from exitbench.harness.training.losses import IGNORED, block_weights, head_loss
-from exitbench.harness.training.readable import check_read_out, decoder_blocks, decoder_states, ended, final_norm
+from exitbench.harness.training.readable import apply_ending, check_read_out, decoder_blocks, decoder_states, final_norm
 
 Inputs = dict[str, Tensor]
 BLOCKS, WIDTH, VOCABULARY = 4, 16, 50
@@ -161,7 +161,7 @@ def test_the_last_block_is_read_as_transformers_reads_it(model: Any) -> None:
     wanted = torch.stack([own.logits[row, t] for row, t, _ in where])
     torch.testing.assert_close(states.logits_NV(BLOCKS), wanted)
     assert states.gold.tolist() == [label for *_, label in where]
-    read = states.readable(BLOCKS), states.head, states.gold
+    read = states.head_input(BLOCKS), states.head, states.gold
     torch.testing.assert_close(head_loss(*read, bias=states.head_bias), own.loss)
     check_read_out(model)
 
@@ -174,7 +174,7 @@ def test_every_block_is_what_its_module_returns(model: Any) -> None:
     wanted = [h[rows, positions] for h in seen]
     assert len(states.raw) == BLOCKS - 1 and len(states.normed) == BLOCKS
     torch.testing.assert_close(states.raw, wanted[:-1])
-    torch.testing.assert_close(states.normed, [ended(states.ending, h) for h in wanted])
+    torch.testing.assert_close(states.normed, [apply_ending(states.ending, h) for h in wanted])
     torch.testing.assert_close(states.logits(wanted[1]), states.logits_NV(2))
 
 
@@ -191,7 +191,7 @@ def test_every_block_with_a_loss_gets_a_gradient(model: Any) -> None:
     states = decoder_states(model, batch_for(model))
     weights = block_weights(BLOCKS, "last-70")
     losses = [
-        w * head_loss(states.readable(block), states.head, states.gold) for block, w in enumerate(weights, 1) if w > 0
+        w * head_loss(states.head_input(block), states.head, states.gold) for block, w in enumerate(weights, 1) if w > 0
     ]
     torch.stack(losses).sum().backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in decoder_blocks(model).parameters() if p.dim() > 1)

@@ -271,9 +271,9 @@ def test_an_empty_database_has_nothing_to_show(empty_database: Path) -> None:
 def test_every_exit_layer_can_be_read_and_told_from_the_next(blocks: int) -> None:
     for dark in (False, True):
         colours = shades(blocks, dark=dark)
-        assert len({shade.paper for shade in colours}) == len(colours) == blocks
-        assert all(contrast(shade.paper, shade.ink) >= 4.5 for shade in colours)
-        lightness = [contrast(shade.paper, "#000000") for shade in colours]
+        assert len({shade.background for shade in colours}) == len(colours) == blocks
+        assert all(contrast(shade.background, shade.text_colour) >= 4.5 for shade in colours)
+        lightness = [contrast(shade.background, "#000000") for shade in colours]
         assert lightness == sorted(lightness, reverse=not dark)
 
 

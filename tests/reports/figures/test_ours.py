@@ -28,7 +28,7 @@ from exitbench.reports.figures.ours import (
     suitability,
 )
 from exitbench.reports.frame import Frame
-from exitbench.reports.plotting.setting_grid import setting_grid, thinned
+from exitbench.reports.plotting.setting_grid import setting_grid, subsample
 from exitbench.reports.plotting.style import COLOURS
 from exitbench.reports.registry import discover
 from exitbench.results.database.connection import open_database
@@ -401,8 +401,8 @@ def test_findings_come_worst_first_and_a_row_tells_how_many_runs_have_it() -> No
 
 def test_of_too_many_settings_every_method_keeps_some_evenly_spread() -> None:
     lines = [("calm", f"{number:02}", "") for number in range(30)] + [("static", "4", "")]
-    assert thinned(lines, 31) == lines
-    few = thinned(lines, 5)
+    assert subsample(lines, 31) == lines
+    few = subsample(lines, 5)
     assert few == [("calm", "00", ""), ("calm", "10", ""), ("calm", "19", ""), ("calm", "29", ""), ("static", "4", "")]
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from exitbench.results.database.connection import open_database
-from exitbench.results.database.current import ROWS_OF, SHARED, described, sections, shown_tables
+from exitbench.results.database.current import ROWS_OF, SHARED, column_description, sections, shown_tables
 from exitbench.results.database.schema_doc import described_macros, described_tables, described_views, schema_markdown
 from exitbench.results.tables import TABLES
 
@@ -86,5 +86,5 @@ def _of_tables(view: str, column: str) -> list[str]:
 
 def test_a_view_says_what_the_table_says_whose_rows_it_shows() -> None:
     (head_rows,) = (column.about for column in TABLES["token_exit"].columns if column.name == "head_rows_int8")
-    assert described("token_trace", "head_rows_int8") == head_rows
+    assert column_description("token_trace", "head_rows_int8") == head_rows
     assert f"| head_rows_int8 | INTEGER | {head_rows} |" in schema_markdown().partition("### token_trace")[2]

@@ -15,7 +15,7 @@ from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.importing import merge
 from exitbench.results.ingest.ingest import ingest, rebuild
 from exitbench.results.ingest.snapshot import write_snapshot
-from exitbench.results.maintenance.gc import TRACES, Garbage, find_garbage, free
+from exitbench.results.maintenance.gc import TRACES, Garbage, find_garbage, remove_garbage
 from exitbench.results.maintenance.integrity import check, require_whole_spool
 from exitbench.results.spool.attempts import AttemptWriter, latest_status, read_status, scan_spool
 from exitbench.results.spool.heartbeat import OWNER_FILE
@@ -97,7 +97,7 @@ def test_what_killed_processes_left_is_found_and_freed(runs: Path, running: Atte
     garbage = find(runs)
     assert kinds(garbage) == {"killed attempt": 1, "quarantined attempt": 1, "leftover": 1}
     assert all(item.path.exists() for item in garbage)
-    free(garbage, runs / "exitbench.duckdb")
+    remove_garbage(garbage, runs / "exitbench.duckdb")
     assert not any(item.path.exists() for item in garbage)
     assert running.path.exists()
     assert find(runs) == []
@@ -110,7 +110,7 @@ def test_superseded_attempts_leave_spool_and_database_alike(runs: Path) -> None:
     states = latest_status(runs / "spool")
     garbage = [item for item in find(runs, superseded=True) if item.kind == "superseded attempt"]
     assert len(garbage) == 2
-    free(garbage, runs / "exitbench.duckdb")
+    remove_garbage(garbage, runs / "exitbench.duckdb")
     assert latest_status(runs / "spool") == states
     assert len([attempt for attempt in scan_spool(runs / "spool") if attempt.finished]) == 2
     assert is_whole(runs)
@@ -180,7 +180,7 @@ def test_what_is_half_written_is_freed_when_its_process_is_gone_and_nothing_in_i
     old(folder)
     (item,) = [item for item in find(runs) if item.path == folder]
     assert (item.kind, item.size_bytes) == ("leftover", 1000)
-    free([item], runs / "exitbench.duckdb")
+    remove_garbage([item], runs / "exitbench.duckdb")
     assert not folder.exists()
     if "{pid}" in name:
         running = unfinished_file(os.getpid())
@@ -192,7 +192,7 @@ def test_a_half_copied_file_is_freed(runs: Path, dead_pid: int) -> None:
     file.write_bytes(bytes(10))
     old(file)
     (item,) = [item for item in find(runs) if item.path == file]
-    free([item], runs / "exitbench.duckdb")
+    remove_garbage([item], runs / "exitbench.duckdb")
     assert (item.size_bytes, file.exists()) == (10, False)
 
 
@@ -200,7 +200,7 @@ def test_traces_are_freed_where_the_database_has_every_row(runs: Path) -> None:
     before, states = all_rows(runs), latest_status(runs / "spool")
     garbage = [item for item in find(runs, traces=True) if item.kind == "traces"]
     assert len(garbage) == 2  # those of failed attempts are in no database
-    free(garbage, runs / "exitbench.duckdb")
+    remove_garbage(garbage, runs / "exitbench.duckdb")
     assert sum(1 for _ in (runs / "spool").glob("??/*/*/tokens.parquet")) == 2
     assert all_rows(runs) == before
     assert latest_status(runs / "spool") == states
@@ -241,7 +241,7 @@ def test_every_kind_of_cell_can_lose_its_traces(example_spool: Path, tmp_path: P
     for prefix in sorted(example_spool.iterdir())[:30]:
         shutil.copytree(prefix, spool / prefix.name)
     ingest(spool, path)
-    free(find_garbage(spool, path, superseded=False, traces=True), path)
+    remove_garbage(find_garbage(spool, path, superseded=False, traces=True), path)
     remaining = {file.stem for file in spool.glob("??/*/*/*.parquet")}
     assert remaining & {"samples", "metrics"} and not remaining & set(TRACES)
     assert check(spool, path).problems == ()
