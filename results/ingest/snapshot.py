@@ -268,7 +268,9 @@ def _write_table(duck: Any, query: str, path: Path, names_paths: Sequence[str]) 
     """
     reader = duck.sql(query).to_arrow_reader(_BATCH_ROWS)
     try:
-        with pq.ParquetWriter(path, reader.schema, compression="zstd") as writer:
+        split, others = _leaf_paths(reader.schema)
+        encoding = {"use_byte_stream_split": split, "use_dictionary": others}
+        with pq.ParquetWriter(path, reader.schema, compression="zstd", compression_level=15, **encoding) as writer:
             rows = 0
             for batch in reader:
                 for name in names_paths:
@@ -280,6 +282,20 @@ def _write_table(duck: Any, query: str, path: Path, names_paths: Sequence[str]) 
         return rows
     finally:
         reader.close()  # remaining batches would prevent closing the connection
+
+
+def _leaf_paths(schema: pa.Schema) -> tuple[list[str], list[str]]:
+    """Return the Parquet paths of the columns with floating-point numbers, or lists of them, and of all other columns.
+
+    Split by byte, probabilities and scores compress to about half the size that the default encoding gives.
+    """
+    split, others = [], []
+    for field in schema:
+        path, kind = field.name, field.type
+        while pa.types.is_list(kind):
+            path, kind = f"{path}.list.element", kind.value_type
+        (split if pa.types.is_floating(kind) else others).append(path)
+    return split, others
 
 
 _BENCHMARKS: Final = arrow_schema(TABLES["perf_sample"])
