@@ -35,7 +35,7 @@ class LogitFeatures(Gate):
 
 
 def features_of(logits_AK: Tensor, depth: float) -> Tensor:
-    """Return largest probability, its margin over the second, and ``depth`` (block / L) as features, [A, 3]."""
+    """Return each row's features, [A, 3]: largest probability, its margin over the second, ``depth`` (block / L)."""
     p_AK = torch.softmax(logits_AK.float(), dim=-1)
     largest_A = p_AK.amax(-1)
     return torch.stack((largest_A, margin(p_AK), torch.full_like(largest_A, depth)), dim=-1)
@@ -44,7 +44,10 @@ def features_of(logits_AK: Tensor, depth: float) -> Tensor:
 @register
 @dataclass(frozen=True)
 class AdaInfer(TrainedGate):
-    """Exit when a linear classifier of the two largest probabilities predicts that this block's token is right."""
+    """Exit when a linear classifier of the two largest probabilities and the depth predicts that the token is right.
+
+    Right means equal to the token that full depth predicts, or to the reference's if `target` says so.
+    """
 
     name: ClassVar[str] = "adainfer"
     source: ClassVar[str] = "AdaInfer (abstract)"

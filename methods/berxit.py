@@ -22,7 +22,7 @@ BATCH = 256
 class LearnedCorrectness(Gate):
     """Gate whose score is sigmoid(w x + b) of the state x: the predicted probability that the off-ramp is right.
 
-    All blocks share w and b; x has the model's final norm applied.
+    Right means that the off-ramp's label is the reference's. All blocks share w and b; x has the final norm applied.
 
     Args:
         fitted: ``weight`` [D] and ``bias`` []; may be empty if `score` is never called.
@@ -46,7 +46,7 @@ class LearnedCorrectness(Gate):
 @register
 @dataclass(frozen=True)
 class Berxit(Thresholded, PeriodicGating):
-    """Exit when a linear module, shared by all blocks, predicts that the off-ramp is right.
+    """Exit when a linear module, shared by all blocks, predicts that the off-ramp's label is the reference's.
 
     The module is trained on the states of the frozen model, with the squared error of its prediction as loss.
     """
@@ -109,7 +109,10 @@ class Berxit(Thresholded, PeriodicGating):
 
 
 def _examples(data: FitData) -> tuple[Tensor, Tensor]:
-    """Return normed states [M, D] of M (block, document) pairs before block L, and whether its label is right, [M]."""
+    """Return normed states [M, D] of M (block, document) pairs, and whether the off-ramp is right (1) or not (0), [M].
+
+    Blocks are 1..L-1. Right means equal to the reference's label.
+    """
     head, states, right = TrainedHead(), [], []
     for block, state_ND in enumerate(data.states_LND[1:-1], start=1):
         states.append(data.model.final_normed(state_ND).float())

@@ -98,7 +98,7 @@ def _level(mean_K: Tensor, variance_K: Tensor, default: float) -> float:
 
 
 def _log_density(x_N: Tensor, alpha_K: Tensor, beta_K: Tensor) -> Tensor:
-    """Return the log-density of each number under each Beta distribution, [N, K]."""
+    """Return the log-density of each of N numbers under each of K Beta distributions, [N, K]."""
     x_N1 = x_N[:, None]
     norm_K = torch.lgamma(alpha_K + beta_K) - torch.lgamma(alpha_K) - torch.lgamma(beta_K)
     return (alpha_K - 1) * x_N1.log() + (beta_K - 1) * torch.log1p(-x_N1) + norm_K

@@ -15,7 +15,10 @@ NETWORKS = ("linear", "mlp")
 
 
 class ClassifierGate(Gate):
-    """Gate whose score is P(exit) from a small network on the state h^l; all blocks share the network."""
+    """Gate whose score is P(exit) from a small network on the state h^l; all blocks share the network.
+
+    ``kind`` is ``linear`` or ``mlp`` (one hidden layer); ``fitted`` has the network's weights.
+    """
 
     def __init__(self, kind: str, fitted: Mapping[str, Tensor]) -> None:
         self.kind = kind
@@ -38,7 +41,7 @@ class ClassifierGate(Gate):
 
 
 def build(kind: str, d_model: int) -> nn.Module:
-    """Return the untrained network: a linear layer, or for ``mlp`` two layers with a ReLU between them."""
+    """Return an untrained network; ``kind`` is ``linear`` (one layer) or ``mlp`` (two, with a ReLU between them)."""
     if kind == "linear":
         return nn.Sequential(nn.Linear(d_model, 2))
     return nn.Sequential(nn.Linear(d_model, d_model), nn.ReLU(), nn.Linear(d_model, 2))
@@ -47,7 +50,10 @@ def build(kind: str, d_model: int) -> nn.Module:
 @register
 @dataclass(frozen=True)
 class CalmClassifier(TrainedGate):
-    """Exit when a small network, trained on the frozen model's states, predicts that this block's token is right."""
+    """Exit when a small network, trained on the frozen model's states, predicts that this block's token is right.
+
+    Right means equal to the token that full depth predicts, or to the reference's if `target` says so.
+    """
 
     name: ClassVar[str] = "calm-classifier"
     source: ClassVar[str] = "CALM section 3.5"

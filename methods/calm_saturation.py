@@ -31,7 +31,10 @@ class Saturation(Gate):
         self.zero_first = zero_first
 
     def score(self, view: BlockView) -> Tensor:
-        """Return the cosine similarity of each active row's states before and after the block, [A]."""
+        """Return the cosine similarity of each active row's states before and after the block, [A].
+
+        With ``zero_first``, return 0 at the first gate block.
+        """
         if self.zero_first and view.previous_score_A is None:
             return torch.zeros(view.hidden_AD.shape[0], device=view.hidden_AD.device)
         state = view.normed_state if self.normed else view.state
@@ -39,7 +42,7 @@ class Saturation(Gate):
         return F.cosine_similarity(before_AD.float(), now_AD.float(), dim=-1)
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str:
-        """Return SQL that reads the cosine similarity from a probe."""
+        """Return SQL for the score at block ``l``, from a probe's columns (stored predictions of every block)."""
         cosine = "cosine_previous_normed[l]" if self.normed else "cosine_previous[l]"
         return f"CASE WHEN l = {gate_blocks[0]} THEN 0 ELSE {cosine} END" if self.zero_first and gate_blocks else cosine
 

@@ -54,7 +54,7 @@ class Contrast(Gate):
         return margin(self._vector(view, self.gate_score))
 
     def choose(self, view: BlockView) -> Tensor:
-        """Return the token with the largest entry of vector `emit_score`, [A]; at the last block, the model's own."""
+        """Return the token with the largest entry of vector `emit_score`, [A]; at the last block, the most probable."""
         if self.emit_score == "plain" or view.is_last:
             return super().choose(view)
         return view.best(self._vector(view, self.emit_score))
@@ -165,7 +165,8 @@ class ContrastiveBase(SoftmaxGated):
 class Contrastive(ContrastiveBase):
     """Exit on the contrast with the block at half the current depth; tokens outside the plausible set keep their p.
 
-    The values of all tokens therefore sum to more than 1.
+    The plausible set has the tokens with at least alpha times the largest probability. The values of all tokens sum to
+    more than 1.
     """
 
     name: ClassVar[str] = "contrastive"
@@ -177,7 +178,8 @@ class Contrastive(ContrastiveBase):
 class ContrastiveReweighted(ContrastiveBase):
     """Exit on the contrast with the block at half the current depth; tokens outside the plausible set get 0.
 
-    The values within the plausible set sum to its probability.
+    The plausible set has the tokens with at least alpha times the largest probability. Its values sum to its
+    probability.
     """
 
     name: ClassVar[str] = "contrastive-reweighted"
@@ -190,9 +192,9 @@ class ContrastiveReweighted(ContrastiveBase):
 @register
 @dataclass(frozen=True)
 class ContrastiveJsd(ContrastiveBase):
-    """Exit on the contrast with the earlier block of the largest divergence per distance.
+    """Exit on the contrast with the earlier block that has the largest Jensen-Shannon divergence per block of distance.
 
-    Tokens outside the plausible set keep their probability p.
+    Tokens outside the plausible set (less than alpha times the largest probability) keep their probability p.
     """
 
     name: ClassVar[str] = "contrastive-jsd"

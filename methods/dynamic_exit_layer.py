@@ -27,7 +27,7 @@ from exitbench.methods.thresholds import Constant
 
 
 class BestDraft(Gate):
-    """Gate that scores 1 at the exit layer chosen for a row's drafts, until the chosen number of drafts waits.
+    """Gate that scores 1 at the exit layer chosen for a row's drafts, until the chosen number of drafts is made.
 
     For each row and each of C candidate blocks, its answer memory counts comparisons with full depth (`compared_A`) and
     matches (`matches_AC`), weighted by age. From these it chooses `exit_layer_A` and the number of drafts `drafts_A`
@@ -49,7 +49,7 @@ class BestDraft(Gate):
         self._memory_decay, self._head_blocks = memory_decay, head_blocks
 
     def start_answers(self, n_rows: int, device: torch.device) -> dict[str, Tensor]:
-        """Return an answer memory of zeros: no drafts before the first comparison with full depth."""
+        """Return an answer memory of zeros: a row does not draft before its first comparison with full depth."""
         return {
             "matches_AC": torch.zeros(n_rows, len(self._candidates), dtype=torch.float64, device=device),
             "compared_A": torch.zeros(n_rows, dtype=torch.float64, device=device),
@@ -64,9 +64,9 @@ class BestDraft(Gate):
         return drafts_A.float()
 
     def remember(self, view: BlockView, token_A: Tensor) -> None:
-        """Update acceptance of every candidate block, and choose exit layer and number of drafts again.
+        """Update how often full depth accepts each candidate block's token, and choose the drafts anew for each row.
 
-        Only tokens of the last block count: they are compared with what the candidate blocks predict.
+        Only tokens of the last block count: ``token_A`` is compared with what the candidate blocks predict.
         """
         if not (view.is_last and self._candidates):
             return
@@ -87,7 +87,11 @@ class BestDraft(Gate):
         }
 
     def _choice(self, acceptance_AC: Tensor, n_blocks: int) -> tuple[Tensor, Tensor]:
-        """Return exit layer [A] and number of drafts [A] with the most expected tokens per block run (DEL's TPL)."""
+        """Return exit layer [A] and number of drafts [A] with the most expected tokens per block run (DEL's TPL).
+
+        Both are 0 for rows that had better not draft. ``acceptance_AC`` has the estimated probability that a draft of
+        each candidate block is accepted.
+        """
         lengths_K = torch.arange(self._max_drafts + 1, device=acceptance_AC.device)
         blocks_C = acceptance_AC.new_tensor(self._candidates)
         tokens_ACK = (acceptance_AC[:, :, None] ** lengths_K).cumsum(-1)
@@ -110,8 +114,8 @@ class BestDraft(Gate):
 class DynamicExitLayer(Method):
     """Draft with the exit layer and draft length that promise most tokens per block in this answer (DEL).
 
-    Both are chosen again after every full-depth token, from the acceptance seen in the answer so far. The answer
-    equals that of greedy full depth, as for `SelfSpeculation`.
+    Both are chosen again after every full-depth token, from the acceptance seen in the answer so far. Full depth
+    verifies every draft, so the answer equals that of greedy full depth up to rounding.
     """
 
     name: ClassVar[str] = "del"
@@ -130,7 +134,7 @@ class DynamicExitLayer(Method):
         check_block(self, "min_exit", n_blocks)
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
-        """Return the four parts, with the gate evaluated at every block that may draft."""
+        """Return gate, threshold, head and KV policy; the gate is evaluated at every block that may draft."""
         blocks = blocks_from(self.min_exit, n_blocks, self.every)
         gate = BestDraft(sorted(blocks), self.max_drafts, self.memory_decay, self.head_blocks)
         return Parts(gate, Constant(0.5), LMHead(), Speculation(self.max_drafts), blocks)

@@ -25,9 +25,10 @@ class InversePerplexity(Gate):
         return negative_entropy(view.logits_AK).exp()
 
     def bounds(self, lower_AV: Tensor, upper_AV: Tensor) -> tuple[Tensor, Tensor]:
-        """Return bounds of exp(-H), [A] each, from the smallest and largest -p log p within each probability's bounds.
+        """Return lower and upper bounds of exp(-H), [A] each, for logits between ``lower_AV`` and ``upper_AV``.
 
-        -p log p increases up to p = 1/e and decreases from there.
+        They come from the smallest and largest -p log p within each probability's bounds. -p log p increases up to
+        p = 1/e and decreases from there.
         """
         rounding, vocab_size = softmax_rounding(lower_AV.shape[1]), lower_AV.shape[1]
         top_A1 = upper_AV.amax(-1, keepdim=True)
@@ -43,7 +44,7 @@ class InversePerplexity(Gate):
         return (-high_A - slack_A).exp().clamp(0, 1), (slack_A - low_A).exp().clamp(0, 1)
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str:
-        """Return SQL that computes exp(-H) from the entropies in a probe."""
+        """Return SQL for the score at block ``l``, from a probe's columns (stored predictions of every block)."""
         return "exp(-entropy[l])"
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:

@@ -36,7 +36,7 @@ class HeadConfidence(Sampling):
     confidence: str = "breaking-ties"
 
     def score(self, view: BlockView) -> Tensor:
-        """Return the confidence of each active row, [A]."""
+        """Return the selected confidence measure of each active row, [A]."""
         return CONFIDENCES[self.confidence](view)
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
@@ -111,5 +111,8 @@ class TrainedExitHeads(Thresholded):
         return {name: value for name, value in super().score_params().items() if name != "temperature"}
 
     def fit(self, data: FitData, on_progress: Callable[[float], None]) -> Fitted:
-        """Fit thresholds for rule epsilon to the agreement of greedy tokens with full depth, at any temperature."""
+        """Fit thresholds for rule epsilon to the agreement of the exit heads' greedy tokens with full depth.
+
+        Greedy tokens are used at any sampling temperature. By other rules, nothing is fitted.
+        """
         return super(TrainedExitHeads, replace(self, temperature=0.0)).fit(data, on_progress)

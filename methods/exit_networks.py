@@ -31,7 +31,10 @@ LEAST_PRIOR = 1e-6  # a class that a batch lacks would give a logarithm of 0
 
 @dataclass(frozen=True)
 class TrainedGate(Gated):
-    """Base class of gated methods whose gate is a small network, fitted on the frozen model's states."""
+    """Base class of gated methods whose gate is a small network, fitted on the frozen model's states.
+
+    It learns whether a block's token is right: equal to full depth's, or to the reference's if `target` says so.
+    """
 
     first_block: ClassVar[int] = 1
     """First block at which the network can be evaluated."""
@@ -66,7 +69,10 @@ class TrainedGate(Gated):
             raise UserError(f"{self.name} needs a decoder of at least {self.first_block + 1} blocks, not {n_blocks}.")
 
     def gate_fit_params(self) -> dict[str, Any]:
-        """Return parameters by name, except threshold, gate blocks and KV policy, which do not affect the network."""
+        """Return the parameters that affect the network's training, by name.
+
+        These are all except those for threshold, decay, gate blocks and KV policy.
+        """
         shared = {item.name for item in dataclasses.fields(Gated)}
         return {name: value for name, value in self.params().items() if name not in shared}
 
@@ -110,13 +116,16 @@ class TrainedGate(Gated):
 
 @dataclass(frozen=True)
 class Examples:
-    """Training examples of an exit classifier, by block and token: features, and labels (1: the token is right)."""
+    """Training examples of an exit classifier: features of M blocks and N tokens, and labels (1: the token is right).
+
+    A block's token is right if it equals full depth's, or the reference's if the method's `target` says so.
+    """
 
     features_MNF: Tensor
     right_MN: Tensor
 
     def batches(self, generator: torch.Generator) -> Iterator[Examples]:
-        """Yield batches of tokens in random order; a batch has the examples of its tokens at all blocks."""
+        """Yield batches of tokens, in an order drawn from ``generator``; a batch has the examples at all M blocks."""
         for index_N in torch.split(torch.randperm(self.right_MN.shape[1], generator=generator), BATCH_TOKENS):
             yield Examples(self.features_MNF[:, index_N], self.right_MN[:, index_N])
 
@@ -127,7 +136,7 @@ def normed_states(data: FitData) -> Tensor:
 
 
 def argmax_tokens(data: FitData) -> Tensor:
-    """Return the argmax token of every block, [L, N], computed in chunks to limit memory."""
+    """Return the most probable token after every block, by the model's LM head, [L, N]; in chunks to limit memory."""
     states_LND = data.states_LND[1:]
     chunk = max(1, CHUNK_BYTES // (4 * data.model.vocab_size * len(states_LND)))
     pieces = [argmax_token(data.model.logits(piece)) for piece in torch.split(states_LND, chunk, dim=1)]
@@ -137,6 +146,7 @@ def argmax_tokens(data: FitData) -> Tensor:
 def exit_loss(name: LossName, logits_MNC: Tensor, batch: Examples) -> Tensor:
     """Return the training loss of an exit classifier's logits (CALM section 3.5 and t5x; FREE's util/losses.py).
 
+    ``logits_MNC`` has the logits for stay and exit, ``batch`` the labels, and ``name`` selects the loss.
     ``calm``: cross-entropy per block, averaged over blocks; positives are weighted by the share of negatives, and
     negatives by that of positives. ``logit-adjusted`` and ``free-code``: one cross-entropy over all blocks, of logits
     plus log class shares. ``geometric``: -log P(stop at the first right block), with

@@ -35,10 +35,10 @@ class Certainty(Gate):
 @register
 @dataclass(frozen=True)
 class FastBert(Thresholded, PeriodicGating):
-    """Exit when the normalized entropy (uncertainty) of a branch's prediction is below the threshold, called speed.
+    """Exit when the normalized entropy (uncertainty) of a branch's prediction is below the threshold.
 
-    The score is 1 - H / log C, so that higher is more confident. The checkpoint's off-ramps are read at the blocks that
-    have one.
+    The paper calls the threshold speed; its branches are off-ramps. The score is 1 - H / log C, so that higher is more
+    confident. The checkpoint's off-ramps are read at the blocks that have one.
     """
 
     name: ClassVar[str] = "fastbert"

@@ -63,7 +63,7 @@ class Free(Method):
         check_block(self, "exit_layer", n_blocks)
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
-        """Return the four parts, with the softmax margin as gate, evaluated only at the shallow exit.
+        """Return gate, threshold, head and KV policy; the gate is the softmax margin, at the shallow exit only.
 
         No token exits early under an adaptive rule whose threshold has not been fitted.
         """
@@ -76,7 +76,7 @@ class Free(Method):
         return Parts(SoftmaxMargin(), Constant(level), LMHead(), policy, frozenset({self.exit_layer}))
 
     def score_params(self) -> dict[str, Any]:
-        """Return the exit layer, the only parameter that the margin depends on."""
+        """Return the exit layer by its name: the only parameter that affects the gate's score."""
         return {"exit_layer": self.exit_layer}
 
     def fit_params(self) -> dict[str, Any]:
@@ -86,7 +86,10 @@ class Free(Method):
         return {"exit_layer": self.exit_layer, "threshold": self.threshold, "rule": self.rule}
 
     def fit(self, data: FitData, on_progress: Callable[[float], None]) -> Fitted:
-        """Fit the threshold to the tokens' margins at the shallow exit and their agreement with full depth."""
+        """Fit the threshold to the tokens' margins at the shallow exit and their agreement with full depth.
+
+        The result is the tensor ``threshold``, a number. It is used by the adaptive rules only.
+        """
         form: Literal["correct", "code"] = "code" if self.rule == "adaptive-code" else "correct"
         level = self.threshold
         if self.exit_layer < data.model.n_blocks:

@@ -26,5 +26,5 @@ class Full(Method):
     temperature: float = param(0.0, "tokens are drawn from softmax(logits / temperature); 0: greedy", low=0.0)
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
-        """Return the four parts, with a gate that is never evaluated."""
+        """Return gate, threshold, head and KV policy; the gate is never evaluated, so that all blocks run."""
         return Parts(Always(self.temperature), Constant(0.0), LMHead(), StateCopy(), frozenset())

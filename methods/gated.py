@@ -55,7 +55,10 @@ class Gating(Skipping):
     )
 
     def check(self, n_blocks: int) -> None:
-        """Raise UserError if the KV policy verifies drafts, but the head is pruned or tokens are sampled."""
+        """Raise UserError if the KV policy verifies drafts, but the head is pruned or tokens are sampled.
+
+        Verification compares drafts with the greedy choice over the whole vocabulary.
+        """
         super().check(n_blocks)
         parts = self.parts(n_blocks)
         if not parts.kv_policy.verifies:
@@ -82,7 +85,7 @@ class Gating(Skipping):
         return LMHead()
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
-        """Return the four parts, with the gate evaluated at `blocks`."""
+        """Return gate, threshold, head and KV policy; the gate is evaluated at the blocks that `blocks` returns."""
         policy, blocks = GATE_POLICIES[self.kv_policy], self.blocks(n_blocks)
         return Parts(self.gate(fitted), self.threshold_rule(fitted), self.make_head(), policy, blocks)
 
@@ -143,7 +146,10 @@ class Thresholded(Gating):
         return super().unused_params() | {name for rule, name in looked_at.items() if rule != self.rule}
 
     def score_params(self) -> dict[str, Any]:
-        """Return all parameters by name, except those of the threshold rule and the KV policy."""
+        """Return the parameters that affect the gate's score, by name.
+
+        These are all except those of the threshold rule and the KV policy.
+        """
         rule = {"threshold", "rule", "levels", "epsilon", "kv_policy"}
         return {name: value for name, value in self.params().items() if name not in rule}
 
@@ -152,7 +158,10 @@ class Thresholded(Gating):
         return {}
 
     def fit_gate(self, train_data: FitData, held_out_data: FitData, on_progress: Callable[[float], None]) -> Fitted:
-        """Train the gate; the training curve includes the loss on the held-out data. By default, train nothing."""
+        """Train the gate; return its weights by name and a training curve. By default, train nothing.
+
+        The curve includes the loss on ``held_out_data``. ``on_progress`` takes the finished share of the work, 0 to 1.
+        """
         return Fitted({})
 
     def fit_params(self) -> dict[str, Any]:
@@ -183,7 +192,7 @@ class Thresholded(Gating):
 
 @dataclass(frozen=True)
 class Gated(Thresholded, PeriodicGating):
-    """Base class of methods with a gate at regularly spaced blocks and thresholds that may decay with the position."""
+    """Base class of methods with a gate at every n-th block, and thresholds that may decay over the answer's tokens."""
 
     decay: str = param(
         "none",
@@ -207,13 +216,16 @@ class Gated(Thresholded, PeriodicGating):
         return super().unused_params() | ({"temperature"} if self.decay == "none" else set())
 
     def score_params(self) -> dict[str, Any]:
-        """Return all parameters by name, except those of the threshold rule, its decay, and the KV policy."""
+        """Return the parameters that affect the gate's score, by name.
+
+        These are all except those of the threshold rule, its decay, and the KV policy.
+        """
         return {name: value for name, value in super().score_params().items() if name not in ("decay", "temperature")}
 
 
 @dataclass(frozen=True)
 class SoftmaxGating(PeriodicGating):
-    """Base class of methods whose gate reads the logits of a full or pruned head."""
+    """Base class of methods whose gate reads logits, of the whole vocabulary or a part of it (pruned head)."""
 
     head: str = param(
         "full",
@@ -249,4 +261,4 @@ class SoftmaxGating(PeriodicGating):
 
 @dataclass(frozen=True)
 class SoftmaxGated(SoftmaxGating, Gated):
-    """Base class of methods with a threshold rule whose gate reads the logits of a full or pruned head."""
+    """Base class of methods with a threshold rule, whose gate reads logits of the whole vocabulary or a part of it."""

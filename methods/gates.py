@@ -23,7 +23,7 @@ class Always(Sampling):
         return torch.ones(view.hidden_AD.shape[0], device=view.hidden_AD.device)
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str:
-        """Return SQL for the constant score 1."""
+        """Return SQL for the constant score 1, for replays, which compute exits without running the model."""
         return "1"
 
 
@@ -42,7 +42,7 @@ class SoftmaxMargin(Gate):
         return exps.widened(low_A, high_A)
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str:
-        """Return SQL that subtracts the two largest probabilities in a probe."""
+        """Return SQL for the score at block ``l``, from a probe's columns (stored predictions of every block)."""
         return "p1[l] - p2[l]"
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
@@ -89,7 +89,10 @@ class IntervalExponentials(NamedTuple):
         return cls(first_low_A, second_low_A, rival_high_A, rest_low_A, rest_high_A, rounding)
 
     def widened(self, low_A: Tensor, high_A: Tensor) -> tuple[Tensor, Tensor]:
-        """Return bounds of the largest probability, or of the margin, widened by the rounding error within [0, 1]."""
+        """Return bounds ``low_A`` and ``high_A`` of a probability or margin, widened by its rounding error.
+
+        They stay within [0, 1]. The lower bound is 0 if the largest lower end underflows.
+        """
         slack_A = 2 * self.rounding / (1 + self.rest_low_A)  # of a probability no larger than 1 / (1 + rest_low)
         # If all lower ends underflow in float32, there is no lower bound; NaN stays NaN.
         low_A = torch.where(self.first_low_A > _SMALLEST, low_A, 0 * low_A)
@@ -126,8 +129,8 @@ class Scheduled(Gate):
     """Gate with exit layers given in advance, to measure an oracle that knows them and really skips blocks.
 
     Args:
-        layers: Exit layer of each token of an answer, by the seed of the answer's row. Tokens beyond the end of the
-            list run at full depth.
+        layers: Exit layers of an answer's tokens, in order, by the random seed that identifies the answer's row. Tokens
+            beyond the end of the list run at full depth.
     """
 
     scores_numbers = True

@@ -42,7 +42,10 @@ class LMHead(Head):
 
 
 class BoundedLMHead(LMHead):
-    """LM head that first bounds logits with an int8 copy of itself; see `docs/methods/index.md`, certified gates."""
+    """LM head that first bounds logits with an int8 copy of itself; exact logits are read only if bounds do not decide.
+
+    See `docs/methods/index.md`, certified gates.
+    """
 
     def bounds(self, view: BlockView) -> LogitBounds:
         """Return bounds of the logits of the whole vocabulary, computed from the int8 copy of the LM head."""
@@ -142,7 +145,8 @@ class PrunedHead(LMHead):
     def _weights(self, view: BlockView, sizes: int | Tensor) -> Tensor:
         """Return the LM head's weight rows of the kept ids, copied once per token; blocks read a contiguous slice.
 
-        If the number of ids is the same for all batch rows, it only shrinks with depth, so one copy is enough.
+        ``sizes`` is the number of ids to read at this block. If it is the same for all batch rows, it only shrinks with
+        depth, so one copy is enough.
         """
         if "kept_weights" not in view.memory:
             ids_AK = view.memory["kept_ids"]

@@ -85,7 +85,7 @@ class Evict(KVPolicy):
         cache.evict(block, rows_A)
 
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """Return zero cost; masked keys are still multiplied, but that is counted with the blocks."""
+        """Return zero cost; masked keys are still multiplied, but this is counted as a cost of the blocks."""
         return Cost()
 
 
@@ -93,7 +93,7 @@ class Deferred(KVPolicy):
     """Base class of policies that fill a token's skipped blocks only when a later token of the answer runs them."""
 
     def on_exit(self, cache: DecoderCache, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
-        """Store the exit state in the cache, to complete the skipped blocks later."""
+        """Store the exit state in the cache, so that a later token can complete blocks block+1..L."""
         cache.defer(block, hidden_AD, rows_A)
 
 
@@ -135,9 +135,10 @@ class SyncParallel(Deferred):
 
 
 class Verified(SyncParallel):
-    """Base class of policies that complete drafts as `SyncParallel` does and keep those that full depth accepts.
+    """Base class of policies for which early-exited tokens are drafts: full depth verifies them and keeps some.
 
-    All tokens of a row are verified before the answer ends, unless `verifies_tail` is False.
+    A later token runs the drafts' skipped blocks together with its own. Drafts that still wait when the answer ends are
+    verified too, unless `verifies_tail` is False.
     """
 
     verifies: ClassVar[bool] = True
@@ -152,7 +153,7 @@ class Verified(SyncParallel):
     def verification_cost(
         self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost], drafting: Drafting
     ) -> Cost:
-        """Return the cost of discarded drafts, which ran all blocks, and of judging all drafts.
+        """Return the cost of discarded drafts, which ran all blocks, and of judging all drafts of one answer.
 
         A discarded draft reads weights only for the blocks up to its exit. Drafts verified in one pass are read out
         together with the new token, if there is one, so the LM head is read once. But `head_rows` counts one read-out
@@ -172,7 +173,7 @@ class Verified(SyncParallel):
         return in_vain + shared + self.judging_cost(model) * verified
 
     def judging_cost(self, model: ModelInterface) -> Cost:
-        """Return the cost of `rejects` for one draft; by default 0, as an argmax is never counted."""
+        """Return the cost of judging one draft in `rejects`; by default 0, since an argmax is not counted as work."""
         return Cost()
 
 
@@ -189,7 +190,7 @@ class Rollback(Verified):
         self.bound = bound
 
     def rejects(self, logits_NV: Tensor, token_N: Tensor) -> Tensor:
-        """Return a mask [N], True for drafts whose cross-entropy under the full model exceeds the bound."""
+        """Return a mask [N], True for drafts ``token_N`` whose cross-entropy under the full model exceeds the bound."""
         log_p_NV = torch.log_softmax(logits_NV.float(), dim=-1)
         return -log_p_NV.gather(1, token_N[:, None])[:, 0] > self.bound
 
@@ -222,7 +223,7 @@ class Speculation(Verified):
         self.max_drafts = max_drafts
 
     def rejects(self, logits_NV: Tensor, token_N: Tensor) -> Tensor:
-        """Return a mask [N], True for drafts where the full model's most probable token is another one."""
+        """Return a mask [N], True for drafts ``token_N`` that are not the full model's most probable token."""
         return argmax_token(logits_NV) != token_N
 
 
@@ -250,7 +251,10 @@ def _skipped_cost(model: ModelInterface, exit_layers: Sequence[int], block_costs
 
 
 def _completions(exit_layers: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return (token, later token, block) for each block that a token skipped and that the later token runs first."""
+    """Return (token, later token, block) for each block that a token skipped and the later token is the first to run.
+
+    Tokens are indices into ``exit_layers``, the exit layers of one answer.
+    """
     waiting: dict[int, int] = {}  # number of blocks run so far, by token
     completions = []
     for later, layer in enumerate(exit_layers):

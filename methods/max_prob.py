@@ -27,7 +27,7 @@ class LargestProbability(Gate):
         return exps.widened(low_A, 1 / (1 + exps.rest_low_A))
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str:
-        """Return SQL that reads the largest probability from a probe."""
+        """Return SQL for the score at block ``l``, from a probe's columns (stored predictions of every block)."""
         return "p1[l]"
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:

@@ -61,7 +61,10 @@ class Recurrent(Gate):
         return exit_probability(F.linear(top_AH, self.fitted["out.weight"], self.fitted["out.bias"]))
 
     def _step(self, x: Tensor, h_AKH: Tensor, c_AKH: Tensor) -> tuple[Tensor, Tensor]:
-        """Return hidden and cell states [A, K, H] of K LSTM layers after one step; faster than `torch.nn.LSTM`."""
+        """Return hidden and cell states [A, K, H] of K LSTM layers after one step on input ``x`` [A, D].
+
+        It is faster than `torch.nn.LSTM`.
+        """
         hs, cs = [], []
         for layer, (h, c) in enumerate(zip(h_AKH.unbind(1), c_AKH.unbind(1), strict=True)):
             w = {
@@ -86,7 +89,10 @@ class Recurrent(Gate):
 @register
 @dataclass(frozen=True)
 class MeeLstm(TrainedGate):
-    """Exit when an LSTM that reads the state after every block predicts that this block's token is right."""
+    """Exit when an LSTM that reads the state after every block predicts that this block's token is right.
+
+    Right means equal to the token that full depth predicts, or to the reference's if `target` says so.
+    """
 
     name: ClassVar[str] = "mee-lstm"
     source: ClassVar[str] = "MEE section 3"

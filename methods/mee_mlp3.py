@@ -51,7 +51,10 @@ def build(d_model: int) -> nn.Module:
 @register
 @dataclass(frozen=True)
 class MeeMlp3(TrainedGate):
-    """Exit when a small network predicts from the last three states that this block's token is right."""
+    """Exit when a small network predicts from the last three states that this block's token is right.
+
+    Right means equal to the token that full depth predicts, or to the reference's if `target` says so.
+    """
 
     name: ClassVar[str] = "mee-mlp3"
     source: ClassVar[str] = "MEE section 3"

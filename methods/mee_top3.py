@@ -54,7 +54,10 @@ class Growing(Gate):
         return logits_AV.amax(-1) if self.logits else torch.softmax(logits_AV, dim=-1).amax(-1)
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str:
-        """Return SQL for the score from a probe's largest probabilities; a raw logit is log p plus log normalizer."""
+        """Return SQL for the score at block ``l``, from a probe's columns (stored predictions of every block).
+
+        A raw logit is log p plus the logarithm of the softmax denominator.
+        """
         at = "(ln(p1[{0}]) + logsumexp[{0}])" if self.logits else "p1[{0}]"
         first, second, third = (at.format(place) for place in ("l - 2", "l - 1", "l"))
         grows = f"l >= 3 AND {first} < {second} AND {second} < {third}"
@@ -100,7 +103,10 @@ class MeeTop3(Gated):
             )
 
     def score_params(self) -> dict[str, Any]:
-        """Return the parameters that affect the score, by name; for variant code, also those of the threshold rule."""
+        """Return the parameters that affect the score, by name.
+
+        With `variant` "code", they include those of the threshold rule, whose threshold is then part of the score.
+        """
         rule = {name: getattr(self, name) for name in ("threshold", "rule", "levels")}
         return super().score_params() | (rule if self.variant == "code" else {})
 

@@ -23,11 +23,11 @@ def score_states(
     """Return the gate's scores of all tokens at every gate block, and the tokens that would be emitted there.
 
     Args:
-        parts: The method.
+        parts: Gate, threshold, head and KV policy of the method.
         model: The model.
         states_LND: States after the embedding and every block, [L+1, N, D].
-        position: Position of all N tokens; used only by gates that draw random numbers.
-        seeds_N: Seeds of the tokens' rows; used only by gates that draw random numbers.
+        position: Position in the answer, taken for all N tokens; used only by gates that draw random numbers.
+        seeds_N: Random seed for each token; only gates that draw random numbers use it. None: 0 for all.
 
     Returns:
         Scores [L, N], NaN at blocks without a gate, and the tokens that would be emitted, [L, N], -1 at blocks without
@@ -56,12 +56,12 @@ def score_given(
     """Return the gate's scores of all tokens at every gate block, and log-probabilities of given tokens there.
 
     Args:
-        parts: The method.
+        parts: Gate, threshold, head and KV policy of the method.
         model: The model.
         states_LND: States after the embedding and every block, [L+1, N, D].
         target_N: The given token at each of the N positions.
-        position: Position of all N tokens; used only by gates that draw random numbers.
-        seeds_N: Seeds of the tokens' rows; used only by gates that draw random numbers.
+        position: Position in the answer, taken for all N tokens; used only by gates that draw random numbers.
+        seeds_N: Random seed for each token; only gates that draw random numbers use it. None: 0 for all.
 
     Returns:
         Scores; natural log-probabilities of the given tokens; whether the given tokens are the most probable. Each is
@@ -83,7 +83,10 @@ def score_given(
 def _views(
     parts: Parts, model: ModelInterface, states_LND: Tensor, position: int, seeds_N: Sequence[int] | None
 ) -> Iterator[tuple[slice, BlockView, Tensor | None]]:
-    """Yield (chunk of tokens, view after a block, scores) for all gate blocks, and the last block without scores."""
+    """Yield (slice of the tokens, their view after a block, their scores) for every gate block and the last block.
+
+    Tokens are taken in chunks to limit memory. At the last block the scores are None. Arguments as in `score_states`.
+    """
     n_tokens, n_blocks = states_LND.shape[1], model.n_blocks
     all_seeds = tuple(seeds_N) if seeds_N is not None else (0,) * n_tokens
     chunk = max(1, CHUNK_BYTES // (4 * model.vocab_size))
@@ -120,7 +123,7 @@ def epsilon_thresholds(scores_LN: Tensor, agrees_LN: Tensor, epsilon: float) -> 
 
     Args:
         scores_LN: Scores at blocks 1..L; NaN at blocks without a gate.
-        agrees_LN: True if the block's token equals that of full depth.
+        agrees_LN: True if the token that the block would emit equals that of full depth.
         epsilon: The required share, 0 to 1.
 
     Returns:

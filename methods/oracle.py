@@ -27,7 +27,10 @@ class FullAgreement(Gate):
         self.stable = stable
 
     def score(self, view: BlockView) -> Tensor:
-        """Return 1 for each active row whose token already agrees with full depth, else 0, [A]."""
+        """Return 1 for each active row whose most probable token is already that of the last block, else 0, [A].
+
+        With ``stable``, all blocks in between must agree too.
+        """
         if "agrees_AL" not in view.memory:
             choice_LA = argmax_token(view.logits_ahead_LAV)
             agrees_LA = choice_LA == choice_LA[-1]
@@ -37,7 +40,7 @@ class FullAgreement(Gate):
         return view.memory["agrees_AL"][:, view.block - 1].float()
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str:
-        """Return SQL for the score from the most probable token of each block in a probe."""
+        """Return SQL for the score at block ``l``, from a probe's columns (stored predictions of every block)."""
         return "(l >= stable_from)::INT" if self.stable else "(top1_id[l] = top1_id[-1])::INT"
 
 
@@ -47,8 +50,8 @@ class Oracle(Skipping):
     """Exit at the first block whose most probable token is that of the last block.
 
     All blocks run for every token to find its exit layer, so no work is saved. The exit layers are those of a perfect
-    gate, but the KV policy may change later tokens (t5x `oracle_tok_consistency` copies states). A replay over a probe
-    gives the ideal oracle, without this effect.
+    gate, but the KV policy may change later tokens (t5x `oracle_tok_consistency` copies states). A replay, which
+    recomputes exits from the stored predictions of every block, gives the ideal oracle without this effect.
     """
 
     name: ClassVar[str] = "oracle"
@@ -61,6 +64,6 @@ class Oracle(Skipping):
     )
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
-        """Return the four parts, with the oracle gate evaluated at every block before the last."""
+        """Return gate, threshold, head and KV policy; the oracle gate is evaluated at every block before the last."""
         gate, policy = FullAgreement(self.match == "stable"), KV_POLICIES[self.kv_policy]
         return Parts(gate, Constant(0.5), LMHead(), policy, blocks_from(1, n_blocks))

@@ -41,12 +41,18 @@ class SteadyPrediction(Streak):
         return super().agree(choice_A, before_A)
 
     def score(self, view: BlockView) -> Tensor:
-        """Return the number of consecutive equal predictions of each active row, or the smallest of all rows, [A]."""
+        """Return the number of consecutive gate blocks with equal predictions, for each active row, [A].
+
+        With `whole_batch`, every row gets the smallest number of all active rows.
+        """
         streak_A = super().score(view)
         return streak_A.amin().expand_as(streak_A) if self.whole_batch else streak_A
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str | None:
-        """Return SQL for the score from a probe's labels; None with `whole_batch`, since a probe has no batches."""
+        """Return SQL for the score at block ``l``, over a probe (stored predictions of every block).
+
+        Return None with `whole_batch`, since a probe records each document alone.
+        """
         return None if self.whole_batch else super().score_sql(gate_blocks)
 
 

@@ -37,7 +37,10 @@ class Streak(Gate):
         return streak_A
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str | None:
-        """Return SQL for the score from a probe: the gate blocks after the last one that chose another token."""
+        """Return SQL for the score at block ``l``, over a probe (stored predictions of every block).
+
+        It counts the gate blocks up to ``l`` after the last one that chose another token than block ``l``.
+        """
         changes = f"list_filter({list(gate_blocks)}::INTEGER[], lambda j: j < l AND top1_id[j] != top1_id[l])"
         since = f"coalesce(list_max({changes}), 0)"
         return f"len(list_filter({list(gate_blocks)}::INTEGER[], lambda i: i <= l AND i > {since}))"

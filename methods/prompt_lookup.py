@@ -33,7 +33,7 @@ class RepeatedText(Gate):
         self._longest = longest
 
     def score(self, view: BlockView) -> Tensor:
-        """Return 1 for active rows whose text gives a draft, else 0, [A]; keep the drafts for `draft`."""
+        """Return 1 for active rows whose last n-gram occurred before, else 0, [A]; keep drafts for `draft`."""
         texts = view.active.texts_A or (((), ()),) * len(view.positions_A)
         found = [next_token([*prompt_ids, *answer_ids], self._longest) for prompt_ids, answer_ids in texts]
         # Token 0 is a draft only if a threshold lets every row leave; it is then verified as any other.
@@ -41,7 +41,7 @@ class RepeatedText(Gate):
         return torch.tensor([float(token_id is not None) for token_id in found], device=view.hidden_AD.device)
 
     def draft(self, view: BlockView) -> Tensor:
-        """Return the draft of each row that `score` has looked up, [A]."""
+        """Return the draft that `score` found for each row of the batch, [A]."""
         return view.memory[_FOUND]
 
 
@@ -74,8 +74,8 @@ def next_token(text: Sequence[int], longest: int) -> int | None:
 class PromptLookup(Method):
     """Draft the tokens that followed the text's last n-gram earlier in the text; verify them in one full-depth pass.
 
-    A draft runs block 1 only, since every token needs an exit layer. The answer equals that of greedy full depth, as
-    for `SelfSpeculation`.
+    A draft runs block 1 only, since every token needs an exit layer. Only drafts that are full depth's choice are kept,
+    so the answer equals that of greedy full depth up to rounding.
     """
 
     name: ClassVar[str] = "prompt-lookup"
@@ -90,5 +90,5 @@ class PromptLookup(Method):
             raise UserError(f"{self.name}: drafts exit after block 1, and the model has no other block.")
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
-        """Return the four parts, with the gate evaluated at block 1 only."""
+        """Return gate, threshold, head and KV policy; the gate is evaluated at block 1 only."""
         return Parts(RepeatedText(self.ngram_tokens), Constant(0.5), LMHead(), Speculation(self.drafts), frozenset({1}))

@@ -47,7 +47,10 @@ def _powers(log_r: float, n_blocks: int) -> list[float]:
 
 
 class RandomDraw(Gate):
-    """Gate that draws a random exit layer for each token, and scores 1 from that block on, 0 before."""
+    """Gate that draws a random exit layer for each token, and scores 1 from that block on, 0 before.
+
+    ``mean_exit`` is the mean of the exit layers 1..L. A draw depends on ``seed``, the row's seed and the position only.
+    """
 
     scores_numbers: ClassVar[bool] = True
 
@@ -94,6 +97,6 @@ class RandomExit(Skipping):
             )
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
-        """Return the four parts, with a gate that draws the exit layer."""
+        """Return gate, threshold, head and KV policy; the gate draws each token's exit layer."""
         gate = RandomDraw(self.mean_exit, n_blocks, self.seed)
         return Parts(gate, Constant(0.5), LMHead(), KV_POLICIES[self.kv_policy], blocks_from(1, n_blocks))

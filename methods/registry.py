@@ -73,7 +73,10 @@ def _discover() -> None:
 
 @contextlib.contextmanager
 def _record_failure(name: str, what: str) -> Iterator[None]:
-    """Catch an error while a method is loaded, and record it under the method's name; other methods still load."""
+    """Catch an error while a method is loaded, and record it under the method's name; other methods still load.
+
+    ``what`` is the module or entry point that is loaded, for the message.
+    """
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -87,7 +90,7 @@ def method_names() -> tuple[str, ...]:
 
 
 def unusable_methods() -> dict[str, str]:
-    """Return the modules and entry points from which no method could be loaded, and the error, by name."""
+    """Return why methods cannot be used: by name, the module or entry point that failed to load, and its error."""
     _discover()
     return dict(sorted(_unusable.items()))
 
@@ -166,5 +169,8 @@ def revision(cls: type[Method]) -> str:
 
 @functools.cache
 def syntax_sha256(cls: type[Method]) -> str:
-    """Return a digest of the syntax of a method's file and of the modules of `exitbench.methods` that it imports."""
+    """Return a digest of a method's source: its file and the modules of `exitbench.methods` that it imports.
+
+    Imports are followed transitively. Comments, docstrings and layout do not affect the digest.
+    """
     return provenance.syntax_sha256(cls, GROUP, apart_from=Path(__file__))

@@ -21,7 +21,10 @@ def _mix(value: int) -> int:
 
 
 def uniform(seed: int, row_seed: int, position: int) -> float:
-    """Return a pseudorandom number in [0, 1) that depends on the arguments only, so that batches do not matter."""
+    """Return a pseudorandom number in [0, 1) that depends on the arguments only, so that batches do not matter.
+
+    ``row_seed`` is the seed of the answer's row, and ``position`` the token's position in the answer.
+    """
     return (_mix(_mix(_mix(seed & _MASK) ^ (row_seed & _MASK)) + position) >> 11) / (1 << 53)
 
 

@@ -29,9 +29,9 @@ class SelfSpeculation(Method):
     """Draft k tokens with the first E blocks, then verify them in one pass of the remaining blocks.
 
     The pass also computes the next token, so it yields one token more than the drafts that it accepts. The answer
-    equals that of greedy full depth up to rounding. Products of verified tokens have another shape, so a near-tie may
-    resolve differently, in bf16 more often than in fp32. Checkpoints trained with layer dropout and an early-exit loss
-    accept more drafts.
+    equals that of greedy full depth up to rounding. Matrix products over several tokens round differently, so near-ties
+    may resolve differently, in bf16 more often than in fp32. Checkpoints trained with layer dropout and an early-exit
+    loss accept more drafts.
     """
 
     name: ClassVar[str] = "self-speculation"
@@ -53,7 +53,7 @@ class SelfSpeculation(Method):
         check_block(self, "exit_layer", n_blocks)
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
-        """Return the four parts, with the gate evaluated at `exit_layer` only.
+        """Return gate, threshold, head and KV policy; the gate is evaluated at `exit_layer` only.
 
         The score is the draft's probability if `stop_below` is positive, and 1 otherwise.
         """

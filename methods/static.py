@@ -32,5 +32,5 @@ class Static(Skipping):
         check_block(self, "exit_layer", n_blocks)
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
-        """Return the four parts, with the gate evaluated at `exit_layer` only."""
+        """Return gate, threshold, head and KV policy; the gate is evaluated at `exit_layer` only."""
         return Parts(Always(), Constant(0.0), LMHead(), KV_POLICIES[self.kv_policy], frozenset({self.exit_layer}))

@@ -48,7 +48,7 @@ class PositionDecayed(Threshold):
     ``paper``: clip(0.9 level + 0.1 exp(-temperature t / N), 0, 1), as printed in CALM.
 
     t is the token's position, 1 for the first generated token. N is the longest answer allowed, and level the value of
-    another threshold rule.
+    ``rule``, another threshold rule.
     """
 
     rule: Threshold
@@ -64,7 +64,10 @@ class PositionDecayed(Threshold):
         return min(1.0, max(0.0, 0.9 * level + 0.1 * fading))
 
     def sql(self, max_new_tokens: int) -> str:
-        """Return SQL for the decayed threshold, from a probe's column ``position`` and the block number ``l``."""
+        """Return SQL for the decayed threshold, an expression of block number ``l`` and column ``position`` of a probe.
+
+        A probe is the stored record of every block's predictions, one row per token.
+        """
         level = self.rule.sql(max_new_tokens)
         fading = f"exp(-({self.temperature!r}) * position / {max_new_tokens})"
         if self.decay == "code":

@@ -34,7 +34,7 @@ def current_report(
     """Return the report in `output_folder` if writing it again would give the same files; else call `write_report`.
 
     The digests of the database, the code, library versions and every written file must be unchanged. Arguments and
-    errors are those of `write_report`.
+    errors are those of `render.write_report`, which writes the page, its pictures and the tables.
     """
     require_duckdb_file(database)
     state = file_state(database)

@@ -98,7 +98,7 @@ def number_format(row: Row) -> str | None:
 
 
 def label_in_sentence(label: str) -> str:
-    """Return a label reworded for a sentence: ``'calm-softmax at 0.9'`` for ``'calm-softmax threshold=0.9'``."""
+    """Reword a setting's label for a sentence: ``'calm-softmax at 0.9'`` for ``'calm-softmax threshold=0.9'``."""
     method, _, params = label.partition(" ")
     first, _, remainder = params.partition(", ")
     if not first.startswith(f"{_THRESHOLD}="):

@@ -121,14 +121,14 @@ def read_only(
     """Run the queries of only those figures, or tables, whose names match a glob; return each with its rows.
 
     Args:
-        path: As for `read_material`.
+        path: The result database, opened read-only.
         package: `figures` or `tables`.
         only: Glob on their names.
-        paper: As for `read_material`.
-        draft: As for `read_material`.
+        paper: Paper to limit figures or tables to; None for all.
+        draft: Whether to run the queries despite severe findings.
 
     Raises:
-        UserError: As `read_material`; or no name matches.
+        UserError: The database cannot be opened, DuckDB refuses a query, findings forbid it, or no name matches.
     """
     wanted = require_named(package, only, paper)
     with open_database(path) as database:

@@ -83,7 +83,7 @@ def _sources(package: str, folder: Path) -> Iterator[ReportSource]:
 
 
 def _full_query(path: Path) -> str:
-    """Return a .sql file's text including the shared file that continues it, so that a copy of it runs as it is."""
+    """Return a .sql file's text with the shared file that continues it inserted, so that the text runs as it is."""
     text = path.read_text("utf-8")
     return _CONTINUED.sub(lambda match: (path.parent / match[1]).read_text("utf-8").rstrip("\n"), text)
 

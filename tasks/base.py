@@ -38,7 +38,8 @@ class Source:
     Attributes:
         kind: "builtin" (generated, no network), "local" (files in the data set's original format) or "hub".
         data_dir: Local only: folder that the paths in `files` are relative to.
-        files: Local only: pairs (role, path). The roles are one of the sets in the task's `local_roles`.
+        files: Local only: pairs (role, path); a role says what the file is for, such as `data`. The task's
+            `local_roles` has the allowed sets of roles.
         level: Built-in data only: difficulty, 1 to 3.
         part: Local only: which of the documents are read: all, or those of the train or test part (`Part`).
     """
@@ -132,7 +133,7 @@ class Task(ABC):
 
     @abstractmethod
     def _read_local(self, files: Mapping[str, Path]) -> list[dict[str, Any]]:
-        """Read local files, given by their roles, into one dictionary of fields per record."""
+        """Read local files, by role (what a file is for, such as `data`), into one dictionary of fields per record."""
 
     @abstractmethod
     def _read_hub(self, split: str) -> list[dict[str, Any]]:
@@ -147,7 +148,10 @@ class Task(ABC):
         return self.prompt(doc)
 
     def prompt_for(self, doc: Document, kind: ModelKind) -> str:
-        """Return a document's complete input text for a model of this kind, in the cell's style; no chat template."""
+        """Return a document's complete input text for a model of this kind, in the cell's prompt style.
+
+        A chat template, if any, is applied by the caller.
+        """
         if self.prompting is not None:
             return self.prompting.text(doc.fields)
         return self.causal_prompt(doc) if kind == "causal" else self.prompt(doc)
@@ -188,7 +192,7 @@ class Task(ABC):
 
         Args:
             metric: One of `metrics`.
-            total: [..., S] sums over documents of `DocumentScore.summands(metric)`, with any leading dimensions
+            total: [..., S] sums over documents of the metric's S statistics (`summands`), with any leading dimensions
                 (bootstrap weights @ statistics gives [resamples, S]).
             n: [...] number of documents per sum, at least 1.
 
@@ -198,11 +202,11 @@ class Task(ABC):
         return total[..., 0] / n
 
     def aggregator(self, metric: str) -> Callable[[FloatArray, FloatArray], FloatArray]:
-        """Return the function from summed statistics and numbers of documents to the metric; by default `aggregate`.
+        """Return the function that computes a metric from (summed statistics, numbers of documents): `aggregate`.
 
-        For a metric that is not a function of sums, such as a rank correlation, the function has a true attribute
-        `of_columns`. It maps the summands of all documents [n, S], and how often each document counts [..., n], to the
-        metric [...].
+        A task overrides this for a metric that is not a function of sums, such as a rank correlation. Then the function
+        has a true attribute `of_columns`, and maps the statistics of all documents [n, S], and how often each document
+        counts [..., n], to the metric [...].
         """
         return partial(self.aggregate, metric)
 
@@ -235,12 +239,12 @@ class Task(ABC):
 
 
 def part_of(group: str) -> Part:
-    """Return the part (train or test) of a group of documents, by a hash; about one in five groups is in `test`."""
+    """Return the part (train or test) of documents with this `Task.group`, by a hash: test for about one in five."""
     return "test" if int(sha256(group.encode()).hexdigest()[:8], 16) % 5 == 0 else "train"
 
 
 def take_by_hash(documents: Sequence[Document], limit: int | None) -> list[Document]:
-    """Return the `limit` documents with the smallest keys, in their given order; all documents if `limit` is None."""
+    """Return the `limit` documents with the smallest keys (hashes), in their given order; all if `limit` is None."""
     if limit is None or limit >= len(documents):
         return list(documents)
     last = sorted(document.key for document in documents)[limit - 1]
@@ -283,7 +287,7 @@ _WHY: Final[Mapping[str, str]] = {
 
 
 def self_score_remarks(task: Task, documents: Sequence[Document]) -> tuple[str, ...]:
-    """Score each document's reference as if it were a model's output, and report metrics that are not perfect.
+    """Score each document's reference as if it were a model's output, and report metrics below their best value.
 
     A corpus metric (BLEU) may be low for one short sentence; it is reported only if it is low for most documents.
 

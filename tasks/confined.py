@@ -229,8 +229,9 @@ class Channel:
 
 
 def serve(program: str, channel: Channel) -> NoReturn:
-    """Run the model's program, then answer the tests' requests: names of the program, calls, attributes and items.
+    """Run the model's program (source text), then answer the requests that the tests' process sends over `channel`.
 
+    Requests are for names of the program, calls, attributes and items. `EOFError` ends this when the tests have ended.
     The program may have changed anything in this process.
     """
     scope: dict[str, Any] = {"__name__": "__main__"}
@@ -324,7 +325,7 @@ def _value(channel: Channel, answer: Any) -> Any:
 
 
 def judge(tests: str, channel: Channel) -> None:
-    """Run the tests; the names of the program that they use are proxies of objects in the program's process.
+    """Run the tests (source text); names that the program defines are proxies of objects in the program's process.
 
     A built-in name is taken from the program only if the tests use no other name of the program. For example, `sum` is
     the program's if it had to implement `sum`, but Python's own if the tests use it to check another function.
@@ -361,7 +362,10 @@ def _take_names(names: list[str], channel: Channel, scope: dict[str, Any]) -> bo
 
 
 def main() -> None:
-    """As the first argument says, run the program, run the tests, or only check that a process can be confined."""
+    """Run the program, run the tests, or only check that a process can be confined, as the first argument says.
+
+    The configuration, with the program or the tests, is read from standard input as JSON.
+    """
     config = json.load(sys.stdin)
     confine(config["limits"], config["disk_bytes"])
     if sys.argv[1] == "try":

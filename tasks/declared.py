@@ -23,8 +23,8 @@ class MetricRule:
     Attributes:
         version: String that changes whenever a score could change.
         value: Maps an output and its references to the document's value, 0..100.
-        statistics: Corpus metrics only: maps an output and its only reference to statistics that are summed, [S].
-        aggregate: Corpus metrics only: maps sums [..., S] to the metric [...].
+        statistics: Corpus metrics only: maps an output and its only reference to S statistics, which are summed.
+        aggregate: Corpus metrics only: maps these sums over documents [..., S] to the metric [...].
     """
 
     version: str
@@ -95,7 +95,7 @@ class Declaration:
     """Content of a TOML file that declares a task.
 
     Attributes:
-        name: Name of the task, without `PREFIX`.
+        name: Name of the task, without the prefix `toml:`.
         fields: Pairs (name, column of the file); a column with dots leads into nested JSON objects.
         prompt: Template of the prompt for encoder-decoder models.
         causal_prompt: Template for decoder-only models; None: `prompt`.
@@ -252,7 +252,7 @@ class DeclaredTask(Task):
         return DocumentScore(values, {name: count(output, references[0]) for name, count in statistics.items()})
 
     def aggregate(self, metric: str, total: FloatArray, n: FloatArray) -> FloatArray:
-        """Return the metric's value from summed statistics; see `Task.aggregate`."""
+        """Return a metric's value [...] from sums `total` [..., S] of its S statistics over `n` documents [...]."""
         return aggregate(metric, total, n)
 
     def _references(self, doc: Document) -> list[str]:
@@ -309,6 +309,8 @@ def aggregate(metric: str, total: FloatArray, n: FloatArray) -> FloatArray:
 def value_at(record: Record, column: str, location: str) -> Any:
     """Return a record's value in a column; a name with dots leads into nested objects, such as ``answers.text``.
 
+    `location` names file and record in messages.
+
     Raises:
         UserError: The column does not exist; the message lists the existing ones.
     """
@@ -323,7 +325,7 @@ def value_at(record: Record, column: str, location: str) -> Any:
 
 
 def text_of(value: object, location: str) -> str:
-    """Return the value of a field as text; only texts and numbers are allowed.
+    """Return the value of a field as text; only texts and numbers are allowed. `location` is for messages.
 
     Raises:
         UserError: The value is neither a text nor a number, or contains half of a surrogate pair.

@@ -38,7 +38,7 @@ def choice_config(declaration: Declaration) -> dict[str, Any]:
 
 
 def read_choices(path: Path, name: str | None, split: str) -> Sequence[Mapping[str, Any]]:
-    """Read a data file into records with the columns that `choice_config` names: prompt, choices and right.
+    """Read a data file into records with the columns prompt, choices, and right (index of the correct one).
 
     Args:
         path: The data file.
@@ -79,7 +79,9 @@ def _choices(declaration: Declaration, values: Mapping[str, Any], texts: Mapping
 
 
 def right_choice(target: object, choices: Sequence[str], location: str) -> int:
-    """Return the index of the correct choice, given as its text, its number from 0, or a letter from A, in this order.
+    """Return the index of the correct choice; `target` is its text, its number from 0, or a letter from A.
+
+    These are tried in this order. `location` names file and record in messages.
 
     >>> right_choice("no", ["yes", "no"], "line 1"), right_choice("A", ["yes", "no"], "line 1")
     (1, 0)

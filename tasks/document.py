@@ -50,7 +50,7 @@ class DocumentScore:
     statistics: dict[str, list[float]] = field(default_factory=dict)
 
     def summands(self, metric: str) -> list[float]:
-        """Return the numbers, [S], that `Task.aggregate` sums over documents for a metric.
+        """Return this document's S numbers that are summed over documents to compute a metric (`Task.aggregate`).
 
         These are the metric's statistics or, if it has none, its value.
         """

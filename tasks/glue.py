@@ -126,7 +126,7 @@ def read_glue(path: Path, data_set: DataSet) -> list[dict[str, Any]]:
 
 
 def unlabelled(location: str) -> UserError:
-    """Return the error to raise for records without labels."""
+    """Return the error to raise for records without labels; `location` names their file or split."""
     return UserError(
         f"{location}: has no labels, as GLUE's test splits, so no answer could be judged. Allowed: a file of the train "
         'or dev split, or on the hub split = "train" or "validation".'
@@ -306,11 +306,14 @@ class Glue(ClassificationTask):
         return DocumentScore(values, {metric: counts for metric in self.metrics if metric != "acc"})
 
     def aggregate(self, metric: str, total: FloatArray, n: FloatArray) -> FloatArray:
-        """Return the metric's value from summed statistics; see `Task.aggregate`."""
+        """Return a metric's value [...] from sums `total` [..., S] of its S statistics over `n` documents [...]."""
         return _BY_SUMS[metric](total, n)
 
     def aggregator(self, metric: str) -> Callable[[FloatArray, FloatArray], FloatArray]:
-        """Return the function that computes the metric over all documents; see `Task.aggregator`."""
+        """Return the function that computes a metric: `spearman`, from all documents, or `aggregate`, from sums.
+
+        `Task.aggregator` describes the arguments of both.
+        """
         return spearman if metric == "spearman" else super().aggregator(metric)
 
     def bounds(self, metric: str) -> tuple[float, float] | None:

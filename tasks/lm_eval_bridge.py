@@ -50,7 +50,7 @@ class Bound(partial[Any]):
 
 
 def config(task: "Task", documents: "Sequence[Document]", kind: "ModelKind") -> dict[str, Any]:
-    """Return a task configuration with which lm-eval evaluates these documents; see `Task.lm_eval_config`."""
+    """Return a task configuration with which lm-eval evaluates these documents, with prompts for this kind of model."""
     records = tuple(
         (document.key, task.prompt_for(document, kind), task.target(document), json.dumps(dict(document.fields)))
         for document in documents

@@ -117,9 +117,9 @@ def get_task(name: str, settings: LmEvalSettings | None = None) -> Task:
 
 
 def aggregation(name: str, metric: str) -> Callable[[FloatArray, FloatArray], FloatArray]:
-    """Return the function from summed statistics to a metric's value, by the names of task and metric in results.
+    """Return the function that computes a metric from (summed statistics, number of documents); see `Task.aggregator`.
 
-    See `Task.aggregator`.
+    `name` and `metric` are the names in results; the task's TOML or YAML file, if it has one, is not needed.
 
     Raises:
         UserError: The task or metric does not exist.

@@ -199,7 +199,9 @@ def member(record: Mapping[str, object], key: str, kind: type[T], location: str)
 
 
 def read_hub(name: str, config: str | None, split: str) -> Iterable[Mapping[str, Any]]:
-    """Load one split of a data set of the Hugging Face hub, or of its local cache.
+    """Load one split of a data set of the Hugging Face hub, or of its local cache, as rows by column name.
+
+    `config` names the data set's configuration; None for a data set with only one.
 
     Raises:
         UserError: The hub cannot be reached or has no such split.
@@ -347,7 +349,7 @@ def read_json_lines(path: Path) -> list[Mapping[str, Any]]:
 
 
 def parse_json_lines(text: str, location: str) -> list[Mapping[str, Any]]:
-    """Parse text with one JSON object per line, as `read_json_lines` does; `location` is for error messages."""
+    """Parse text with one JSON object per line into a list; skip empty lines. `location` is for error messages."""
     records: list[Mapping[str, Any]] = []
     # Split at newlines only: JSON may contain U+2028 and similar characters unescaped.
     for number, line in enumerate(text.split("\n"), start=1):
@@ -372,7 +374,7 @@ def read_csv(path: Path, delimiter: str = ",") -> list[Mapping[str, Any]]:
 
 
 def parse_csv(text: str, location: str, delimiter: str = ",") -> list[Mapping[str, Any]]:
-    """Parse the text of a CSV table, as `read_csv` does; `location` is for error messages."""
+    """Parse a CSV table into one dictionary of texts per record, by column; `location` is for error messages."""
     before = csv.field_size_limit(_MAX_FIELD_CHARACTERS)
     rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     records: list[Mapping[str, Any]] = []

@@ -274,7 +274,7 @@ class Translation(Task):
         return DocumentScore(values, statistics)
 
     def aggregate(self, metric: str, total: FloatArray, n: FloatArray) -> FloatArray:
-        """Return the corpus score of a metric from summed statistics; see `Task.aggregate`."""
+        """Return a metric's corpus score [...] from sums [..., S] of its S statistics over documents; `n` is unused."""
         return {"bleu": corpus_bleu, "chrf": corpus_chrf}[metric](total)
 
     def _read_local(self, files: Mapping[str, Path]) -> list[dict[str, Any]]:

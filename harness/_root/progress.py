@@ -22,10 +22,10 @@ class Progress(Protocol):
     """Receiver of an executor's progress events. Several cells may run at once, reported from several threads."""
 
     def start(self, label: str, documents: int) -> None:
-        """Report that a cell has started."""
+        """Report that the cell `label`, with this number of documents, has started."""
 
     def documents_done(self, label: str, n_done: int) -> None:
-        """Report that `n_done` documents of a started cell are finished."""
+        """Report that `n_done` documents of the started cell `label` are finished."""
 
     def end(self, label: str, status: str) -> None:
         """Report that a cell has ended. A cell that was skipped ends without a preceding `start`."""

@@ -52,7 +52,10 @@ def syntax_sha256(cls: type, package: str, apart_from: Path | None = None) -> st
 
 
 def _files(cls: type, package: str, apart_from: Path | None) -> set[Path]:
-    """Return the file of a class, and the files of `package` that it imports, directly or through other files."""
+    """Return the file of a class, and the files of `package` that it imports, directly or through other files.
+
+    The file `apart_from` is left out.
+    """
     files: set[Path] = set()
     to_visit = [(Path(inspect.getfile(cls)), _package(sys.modules.get(cls.__module__)))]
     while to_visit:
@@ -65,7 +68,7 @@ def _files(cls: type, package: str, apart_from: Path | None) -> set[Path]:
 
 @cache
 def _imported(path: Path, inside: str, package: str) -> tuple[tuple[Path, str], ...]:
-    """Return (file, enclosing package) of each module of `package` that a source file imports."""
+    """Return (file, enclosing package) of each module of `package` that a file of the package `inside` imports."""
     names = _imported_names(ast.parse(path.read_bytes()), inside)
     modules = [_module(name) for name in names if f"{name}.".startswith(f"{package}.")]
     files = [(getattr(module, "__file__", None), _package(module)) for module in modules]  # namespaces have no file
@@ -73,7 +76,10 @@ def _imported(path: Path, inside: str, package: str) -> tuple[tuple[Path, str], 
 
 
 def _imported_names(tree: ast.AST, inside: str) -> Iterator[str]:
-    """Yield the dotted names that a file imports: modules, and names from modules, which may be submodules."""
+    """Yield the dotted names that a file imports: modules, and names from modules, which may be submodules.
+
+    `inside` is the file's package, to which relative imports refer.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -58,10 +58,10 @@ class Classifier:
 
 @dataclass(frozen=True)
 class BlockPrediction:
-    """Prediction for one text at one exit layer.
+    """Prediction for one text after one of the blocks at which it could exit.
 
     Attributes:
-        block: The exit layer, 1..n_blocks.
+        block: The block, 1..n_blocks.
         label: The most probable label; None for regression.
         value: Probability of the label; for regression, the predicted number.
         score: The gate's score; None at the last block, which has no gate.
@@ -163,7 +163,7 @@ def bound_method(
 
     Args:
         n_blocks: Number of blocks of the model.
-        exit_blocks: Exit layers of the model.
+        exit_blocks: Blocks with a trained exit head or off-ramp; () if there are none.
         method: A method's name or a method object.
         params: Parameters by name; empty if `method` is an object.
 

@@ -57,13 +57,16 @@ class ModelArguments:
         method: The method; arguments that are not attributes of this class are its parameters.
         dtype: ``auto`` is the dtype of the stored weights, as in lm-eval's own backend.
         device: Device in lm-eval's notation. As in lm-eval, a GPU that does not exist is replaced by the CPU.
+        engine: ``lean`` or ``hosted``; ``auto`` is the lean engine if it can run the model, else the hosted one.
         rows: Maximum number of requests per batch.
         max_length: Maximum tokens of context and answer; None for the maximum in the model's configuration.
-        first_token: Whether the first token may exit early; None: in log-likelihoods only, as in suites.
+        first_token: ``gated``: the first token may exit early; ``full``: it may not; None: in log-likelihoods only.
+        scope: ``token``: each token exits by itself; ``context``: scored texts keep their first token's exit layer.
         hub: Whether the model may be downloaded from the hub.
         trace: Folder where the exit layers of every token are stored; None to store nothing.
         include: Folder with the YAML files of the traced tasks.
         data_dir: Root folder of the traced tasks' files; None for the current folder.
+        params: Parameters of the method as given, by name.
     """
 
     pretrained: str

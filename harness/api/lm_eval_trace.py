@@ -269,7 +269,7 @@ def _changed(defaults: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str
 
 
 def _label(name: str) -> str:
-    """Return a task label for a name of lm-eval, without the characters that labels of a suite cannot have."""
+    """Return a suite's label for a model or task of lm-eval: its name without characters that labels cannot have."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", Path(name).name).strip("-")[:80] or "model"
 
 
@@ -279,7 +279,7 @@ def _say_started(event: Mapping[str, Any]) -> None:
 
 
 def _all_answered(model: LoadedModel, item: CellJob, answers: RecordedAnswers) -> bool:
-    """Return whether lm-eval sent every request of a cell; print a message if a request is missing."""
+    """Return whether the recorded answers cover every request of a suite's cell; print a message if one is missing."""
     work = work_of(model, item)
     assert isinstance(work, LmEvalWork), "a trace is of lm-eval's tasks"
     requests = [request for task_requests in work.instances().values() for request in task_requests]

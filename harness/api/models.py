@@ -147,7 +147,9 @@ def load_model(
 
 
 def find_model(name: str | Path, *, hub: bool = False) -> Path:
-    """Return the local folder of a checkpoint. The arguments are those of `load_model`.
+    """Return the local folder of a checkpoint, named by a folder, a hub name or the name of a bundled model.
+
+    ``hub``: Whether the model may be downloaded from the hub.
 
     Raises:
         UserError: The folder or model does not exist.

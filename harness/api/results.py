@@ -36,7 +36,7 @@ class Results:
     database: Database
 
     def frontier(self) -> pa.Table:
-        """Return quality, depth, cost and speed of every setting: the view `frontier` (`exitbench sql --schema`).
+        """Return quality, depth, cost and speed of every setting (model, task, method, parameters): view `frontier`.
 
         Examples:
             >>> import exitbench as eb
@@ -51,7 +51,8 @@ class Results:
         """Return every generated or scored token of the named runs (the view `token_trace`).
 
         Args:
-            run: An attempt or cell id, or a glob over MODEL/TASK/METHOD.
+            run: Id of a cell (one method on one model and task) or of one attempt to run it, or a glob over
+                MODEL/TASK/METHOD.
 
         Raises:
             UserError: No run matches.
@@ -98,7 +99,7 @@ class Results:
         return self.database.query(saved.sql, {**saved.defaults, **parameters})
 
     def compare(self, run_a: str, run_b: str) -> pa.Table:
-        """Compare runs on the same documents with paired intervals and tests: one row per metric and run B.
+        """Compare runs on the same documents, by paired confidence intervals and tests: one row per metric and run B.
 
         Args:
             run_a: Name of exactly one run, as for `tokens`.
@@ -125,8 +126,8 @@ class Results:
 
         Args:
             name: A name listed by ``exitbench list figures``.
-            draft: Whether to draw the figure even if findings forbid citing runs of this database (``exitbench
-                check``).
+            draft: Whether to draw the figure even if ``exitbench check`` finds that runs of this database must not be
+                cited.
 
         Raises:
             UserError: The figure does not exist, the database has no rows for it, or findings forbid it.
@@ -136,7 +137,7 @@ class Results:
         return one_figure(self.database, name, draft=draft)
 
     def probe(self, name: str) -> Probe:
-        """Return the newest probe of a model on a task, for `exitbench.replay`.
+        """Return the newest probe (each block's predictions per token) of a model on a task, for `exitbench.replay`.
 
         Args:
             name: Glob over MODEL/TASK that matches one probe.

@@ -45,14 +45,16 @@ def run(
 ) -> RunReport:
     """Run the pending cells of a suite, fill the database and draw the report. Print the output of `exitbench run`.
 
+    A cell is one method on one model and one task.
+
     Args:
         suite: Name of a bundled suite, or path of a TOML file.
         runs: Folder of all run data.
         only: Glob over MODEL/TASK/METHOD/KIND; None runs all cells.
         limit: Maximum number of documents per task; None for all documents.
-        kinds: Kinds of cells to run; empty for all kinds.
-        data_dir: Root folder of local files.
-        retry: Ended cells to run again: ``failed``, ``stale`` or ``all``.
+        kinds: Kinds of cells to run, such as ``quality`` or ``probe``; empty for all kinds.
+        data_dir: Root folder of the tasks' local data files.
+        retry: Cells to run besides new ones: ``none``, ``stale`` (out of date), ``failed`` (and stale) or ``all``.
         threads: Number of torch threads.
         report: Whether to draw the report.
         hub: Whether models may be downloaded from the hub; otherwise only its local cache is read.

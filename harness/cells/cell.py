@@ -198,7 +198,8 @@ class TimingSettings:
             default cause a remark; more rounds over the same documents do not make them narrower.
         seconds: Time budget per arm (method, full depth): stop once each arm has been timed for this long, after
             `least_rounds` or more. None sets no budget.
-        max_rounds: Upper bound of ABBA rounds over the documents.
+        max_rounds: Maximum number of rounds over the documents. A round runs full depth and the method in
+            mirrored order (ABBA).
         target_half_width: Stop earlier, after `least_rounds` or more, once the 95% interval of the paired speed-up is
             within this half width, relative to the speed-up.
         warm_up: Number of requests decoded before timing starts.
@@ -212,7 +213,7 @@ class TimingSettings:
 
     @property
     def least_rounds(self) -> int:
-        """Minimum number of ABBA rounds; a median over fewer rounds is not robust against single slow measurements."""
+        """Minimum number of rounds; a median over fewer rounds is not robust against single slow measurements."""
         from exitbench.results.statistics.speed import MIN_ROUNDS
 
         return min(MIN_ROUNDS, self.max_rounds)
@@ -275,12 +276,16 @@ class Cell:
         batch_size: Number of documents decoded together in timed work; elsewhere see `default_batch_rows`.
         batch_rows: Maximum number of documents decoded together in an untimed cell; None for the default. Part of
             the identity: a matrix product of a larger batch is summed in another order and can break ties differently.
+        random_weights: Whether the model's weights were never trained.
+        limited: Whether the user limited the documents to fewer than the suite says.
         timing: Only for timing cells; part of the identity.
         calibration: Only for calibration cells; part of the identity.
         record: Only for probe and timing cells that store additional data; part of the identity.
-        full_depth_cell_id: Quality cell of full depth on the same model and documents; None in that cell.
-        probe_cell_id: Probe that a scores or replay cell reads.
-        scores_cell_id: Scores cell that a replay also reads, if the probe does not determine the method's score.
+        full_depth_cell_id: Quality cell of full depth on the same model and documents; None in that cell and in cells
+            not compared with it.
+        probe_cell_id: Probe (cell with every block's predictions) that a scores or replay cell reads.
+        scores_cell_id: Scores cell (with the gate's scores at every block) that a replay also reads, if the probe does
+            not determine the method's score.
         fit_cell_id: Cell that fitted the method; None for methods that are not fitted.
         device_map: Number of blocks per device of a model on several devices; None if all blocks are on ``device``.
         head_precision: ``certified`` decides from bounds of the logits if the bounds suffice, with the tokens and exit

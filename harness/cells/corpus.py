@@ -32,8 +32,10 @@ class Corpus:
     """Description of a set of documents: their number, and digests of their fields and prompts.
 
     Attributes:
+        data_sha256: Digest of the fields of all documents.
         prompts_sha256: Digest of all prompts, by kind of model.
-        prompts: For each document in order, the first 16 hexadecimal digits of the SHA-256 of `Task.likeness`.
+        prompts: For each document in order, the first 16 hexadecimal digits of the SHA-256 of its question
+            (`Task.likeness`).
         remarks: Metrics under which references do not score best (`self_score_remarks`), one sentence each.
         prompt_characters: Mean length of a prompt, in characters.
         answer_characters: Mean length of a document's first reference, in characters.
@@ -56,7 +58,7 @@ class Corpora:
         self._known: dict[str, Any] = _unkept.get(self._cache) or _read(self._cache)
 
     def describe(self, data: DataRequest, data_dir: Path | None) -> Corpus:
-        """Return the `Corpus` of the requested documents, from the cache if it is there.
+        """Return the `Corpus` (description) of the requested documents, from the cache if it is there.
 
         Raises:
             UserError: The documents cannot be read.

@@ -39,7 +39,7 @@ class DataRequest:
     """Selection of a task's documents: everything ``Task.load`` needs but the data folder.
 
     Attributes:
-        files: Local source only: role and path relative to the data folder.
+        files: Local source only: for each file, its role in the task and its path relative to the data folder.
         part: Local source only: ``train`` or ``test`` if only this part of the documents is read.
         limit: Number of documents kept, in hash order of their keys; None keeps all.
         seed: Seed of the built-in generator.
@@ -47,8 +47,8 @@ class DataRequest:
         apart_from: Other selections: documents with the same prompt as one of theirs are excluded, before `limit`.
         settings: For lm-eval's tasks: settings of prompts; None for this project's tasks.
         declaration: For a task declared in a TOML file: the content of that file; None for all others.
-        prompting: Prompts in a style other than the task's own. Documents with the passage of a few-shot example are
-            excluded, before `limit` is applied.
+        prompting: Prompts in a style other than the task's own; None for the task's own. Documents with the passage of
+            a few-shot example are excluded, before `limit` is applied.
     """
 
     task: str

@@ -84,7 +84,7 @@ class Prompts:
         return self.generation.max_prompt_tokens - self._before - self._behind
 
     def __call__(self, text: str) -> Prompt:
-        """Return the token ids of a prompt, cut to the cell's maximum length if its settings say so.
+        """Return the token ids of a prompt with the text `text`, cut to the maximum length if the settings say so.
 
         Raises:
             UserError: The chat template fails on this prompt.
@@ -170,9 +170,10 @@ def template_sha256(tokenizer: Any) -> str:
 
 
 def render_chat(tokenizer: Any, system: str | None, text: str) -> str:
-    """Return a prompt rendered by the checkpoint's chat template, ready for the assistant's turn.
+    """Return the user's message `text`, rendered by the checkpoint's chat template, ready for the assistant's turn.
 
-    Templates may be part of a third-party checkpoint; transformers renders them in a sandbox without access to Python.
+    The system message `system` precedes it unless it is None. Templates may be part of a third-party checkpoint, so
+    transformers renders them in a sandbox without access to Python.
 
     Raises:
         UserError: The template cannot be rendered.

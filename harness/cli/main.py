@@ -133,7 +133,7 @@ def parse_command_line(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def whole_parser() -> "tuple[Overview, list[str]]":
-    """Return the parser of all commands, and the names of those that help lists."""
+    """Return the parser of all commands, and the names of the commands that help lists."""
     # Imported here, within `Interruptible`, so that Ctrl-C during the import is handled.
     from exitbench.harness.cli.arguments import keeping, querying, running
     from exitbench.harness.cli.arguments.common import HIDDEN, Overview, Parser

@@ -30,7 +30,7 @@ class Costed(ModelInterface, Protocol):
     """Interface of a model with a cost model for its blocks."""
 
     def block_cost(self, place: TokenPlace) -> Cost:
-        """Return the cost of one decoder block for one token of one row."""
+        """Return the cost of one decoder block for one token with the context and source lengths of ``place``."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,13 @@ class GateCost:
 
 @dataclass(frozen=True)
 class SkipCost:
-    """Cost of a skipped block under a KV policy, if the next token runs all blocks.
+    """Cost that a KV policy causes for a skipped block's keys and values, if the next token runs all blocks.
 
     Attributes:
         policy: Name of the KV policy.
         bytes_share: Numbers read, relative to one block; None if the decoder has no block to skip.
         flops_share: FLOPs, relative to one block; None if the decoder has no block to skip.
-        verifies: Whether tokens are also verified, at a cost that is not included here.
+        verifies: Whether early tokens are also verified by the full model, at a cost that is not included here.
         why_not: Reason why the policy cannot run on this model; None if it can.
         why_alone: Reason why the policy cannot decode batches of several rows; None if it can.
     """
@@ -85,7 +85,7 @@ def gate_costs(model: Costed, place: TokenPlace, why_not: WhyNot) -> tuple[GateC
 
     Args:
         model: The model.
-        place: Position of the token: lengths of context and source.
+        place: Numbers of context and source tokens that the token attends to.
         why_not: Function that returns why the engine cannot run a method; None if it can.
     """
     return tuple(_costs_of(name, model, place, why_not) for name in method_names())
@@ -115,7 +115,10 @@ def _gate_cost(method: Method, model: Costed, place: TokenPlace, why_not: WhyNot
 
 
 def _reads(parts: Parts, has_own_heads: bool, rows: float, work: Cost) -> str:
-    """Return a phrase for what a gate reads at a block, such as ``logits`` or ``earlier states``."""
+    """Return a phrase for what a gate reads at a block, such as ``logits`` or ``earlier states``.
+
+    ``rows`` is how many times it reads the whole LM head, and ``work`` is its cost, for one token.
+    """
     if parts.gate.looks_ahead:
         return "all blocks first"
     read = [] if not rows else ["logits of exit heads" if has_own_heads else "logits"]
@@ -136,7 +139,10 @@ def _rows_read(method: Method, shape: Shape) -> float:
 
 
 def skippings(model: Costed, place: TokenPlace, why_not: WhyNot) -> tuple[SkipCost, ...]:
-    """Return the cost of every KV policy that some method offers, on a model."""
+    """Return the cost of every KV policy that some method offers, on a model.
+
+    ``place`` has the token's context and source lengths; ``why_not`` returns why the engine cannot run a method.
+    """
     parts_by_policy: dict[str, list[Parts]] = {}
     for parts, _ in _choices(model):
         parts_by_policy.setdefault(parts.kv_policy.name, []).append(parts)
@@ -144,7 +150,7 @@ def skippings(model: Costed, place: TokenPlace, why_not: WhyNot) -> tuple[SkipCo
 
 
 def _skipping(having: Sequence[Parts], model: Costed, place: TokenPlace, why_not: WhyNot) -> SkipCost:
-    """Return the cost of the KV policy that all of `having` use; it is runnable if any of these methods is."""
+    """Return the cost of the KV policy that all methods in `having` use; the policy is runnable if one of them is."""
     policy, block = having[0].kv_policy, model.block_cost(place)
     reasons = ([why_not(parts, n_rows) for parts in having] for n_rows in (1, 2))
     alone, together = (None if None in reasons_of_methods else reasons_of_methods[0] for reasons_of_methods in reasons)
@@ -155,7 +161,7 @@ def _skipping(having: Sequence[Parts], model: Costed, place: TokenPlace, why_not
 
 
 def refused_choices(model: Costed, why_not: WhyNot) -> dict[str, tuple[str, ...]]:
-    """Return the method parameters that the engine cannot run, as texts ``name = value``, grouped by the reason."""
+    """Return the method parameter values that the engine cannot run, as texts ``name = value``, by the reason."""
     choices_by_reason: dict[str, dict[str, None]] = {}
     for parts, choice in _choices(model):
         if choice and (reason := why_not(parts, 1)) is not None:

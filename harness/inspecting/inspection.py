@@ -174,7 +174,7 @@ class _Findings:
         self.lacks: list[str] = []
 
     def collect(self, look: Callable[[], T]) -> T | None:
-        """Return the result of `look`, or store the message and return None if `look` raises a `UserError`."""
+        """Return the result of the function `look`; if it raises a `UserError`, store its message and return None."""
         try:
             return look()
         except UserError as refusal:
@@ -234,7 +234,7 @@ def inspect_folder(folder: Path, engine: EngineChoice = "auto", context: int | N
 def _described(
     folder: Path, raw: dict[str, Any], checkpoint: Checkpoint | None, findings: _Findings
 ) -> tuple[Sketch, ArchitectureSummary] | tuple[None, None]:
-    """Return `Sketch` and architecture of the model, loaded or built from config.json; None, None if neither works."""
+    """Return `Sketch` (model without weights) and architecture, of the loaded model or config.json; else None, None."""
     try:
         with as_user_errors(str(raw.get("model_type"))):
             model = None if checkpoint is None else checkpoint.model
@@ -332,8 +332,8 @@ class Tried:
     Attributes:
         engine: Name of the engine.
         why_not: Error message if the engine cannot run the model, else None.
-        is_proved: Whether the engine's computation is verified: always for the lean engine, for the hosted engine only
-            if weights were loaded.
+        is_proved: Whether the engine is known to compute what transformers does: always for the lean engine, for the
+            hosted engine only if weights were loaded, so that outputs could be compared.
     """
 
     engine: EngineName

@@ -102,7 +102,7 @@ class Sketch(Headed):
         return self.stack.head
 
     def block_cost(self, place: TokenPlace) -> Cost:
-        """Return the cost of an average decoder block for one token of one row."""
+        """Return the cost of an average block for one token with the context and source lengths of ``place``."""
         keys = place.context + (0 if self.stack.encoder is None else place.source)
         flops = 2 * self._weights + 4 * keys * self._inner
         return Cost(matmul_flops=flops, read_numel=self._weights + 2 * keys * self.kv_width)

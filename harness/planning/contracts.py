@@ -25,13 +25,14 @@ _OURS: Final = "exitbench"
 
 
 def with_verdicts(plan: Plan, retry: Retry, folder: Path, on_check: Callable[[int], None]) -> Plan:
-    """Return the plan with a conformance verdict for the method of every cell to run.
+    """Return the plan with a conformance verdict (does the method keep its contract?) in every cell to run.
 
     Args:
         plan: The plan.
-        retry: Selects the cells to run (`retry.RETRIED`).
+        retry: Value of ``--retry``, which selects the cells to run by their states (`retry.RETRIED`).
         folder: Folder of the verdict cache.
-        on_check: Called with the number of settings to check; not called if all verdicts are cached.
+        on_check: Called with the number of settings (method, parameters, model shape) to check; not called if all
+            verdicts are known.
     """
     settings = _settings(plan, retry)
     verdict_of = verdicts(settings.values(), folder, on_check)
@@ -49,7 +50,8 @@ def with_verdicts(plan: Plan, retry: Retry, folder: Path, on_check: Callable[[in
 def conformance_lines(plan: Plan, retry: Retry, folder: Path) -> Iterator[str]:
     """Yield lines for users about the conformance of methods to run: failures, and third-party methods that conform.
 
-    Third-party methods are checked now; a bundled method gets a line only if a cached verdict says that it fails.
+    Third-party methods are checked now, unless their verdict is cached in `folder`. A bundled method gets a line only
+    if a cached verdict says that it fails.
     """
     settings = _settings(plan, retry)
     bundled = {setting for setting in settings.values() if setting.distribution == _OURS}
@@ -64,7 +66,7 @@ def conformance_lines(plan: Plan, retry: Retry, folder: Path) -> Iterator[str]:
 
 
 def failing(plan: Plan) -> Iterator[str]:
-    """Yield one line per distinct conformance failure, with the first cell whose method fails."""
+    """Yield one line per distinct failure among the plan's conformance verdicts, with the first cell concerned."""
     items = [planned.item for group in plan.groups for planned in group.cells]
     yield from _failing_lines(
         plan, {item.cell.cell_id: ConformanceResult.from_json(item.conformance) for item in items if item.conformance}
@@ -135,7 +137,7 @@ class Setting:
 
 
 def known_verdicts(settings: Collection[Setting], folder: Path) -> dict[Setting, ConformanceResult]:
-    """Return the verdicts that need no check: those cached in `folder`, and passes of unchanged bundled methods.
+    """Return the verdicts that need no check: those cached in `folder`, and "conforms" for unchanged bundled methods.
 
     Args:
         settings: The settings.
@@ -155,7 +157,7 @@ def verdicts(
     Args:
         settings: The settings.
         folder: Folder of the cache; nothing is cached if it is not writable, and an unreadable cache file is replaced.
-        on_check: Called with the number of settings to check; not called if all verdicts are cached.
+        on_check: Called with the number of settings to check; not called if all verdicts are known.
     """
     unique_settings = list(dict.fromkeys(settings))
     verdict_of = known_verdicts(unique_settings, folder)
@@ -176,7 +178,7 @@ def _read(cache: Path) -> dict[str, ConformanceResult]:
 
 
 def _write(cache: Path, verdicts: Mapping[str, ConformanceResult]) -> None:
-    """Add verdicts to the cache file; do nothing if the folder cannot be written."""
+    """Add verdicts, by cache key, to the cache file; do nothing if the folder cannot be written."""
     record = {key: verdict.to_json() for key, verdict in {**_read(cache), **verdicts}.items()}
     with contextlib.suppress(OSError):
         write_whole_file(cache, json.dumps(record, indent=1))

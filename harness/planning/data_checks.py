@@ -58,7 +58,7 @@ def require_apart(
 def _disjoint_from(draft: CellTemplate, by_label: Mapping[str, CellTemplate]) -> Iterator[tuple[str, DataRequest]]:
     """Yield (use, request) of every document set that must not overlap with a cell's documents.
 
-    `use` is a phrase for messages: what the document set is for.
+    `use` is a phrase for messages: what the document set is for. `by_label` has all templates.
     """
     if draft.kind in ("fit", "calibration"):
         yield _MEASURED, draft.task.data
@@ -87,10 +87,10 @@ def _refusal(draft: CellTemplate, other: DataRequest, use: str, data_dir: Path |
 
 
 def require_learned(model: ModelEntry, recipe: Recipe, tasks: Iterable[TaskEntry]) -> None:
-    """Check that a model was trained on the difficulty levels at which it is measured.
+    """Check that a model was trained on the difficulty levels of `tasks`, at which it is measured.
 
     Raises:
-        UserError: The model was trained on other levels of the same task.
+        UserError: The model was trained on other levels of the same built-in task.
     """
     for task in tasks:
         learned = _levels(recipe, task.data.task)

@@ -16,13 +16,13 @@ from exitbench.results.analysis.status import UNKNOWN, CellWorkload, Estimate, H
 def estimate_plan(plan: Plan, spool: Path, retry: Retry) -> dict[str, Estimate]:
     """Return the estimated time and disk space of every cell to run, by cell id.
 
-    A cell that shares a pass with others gets its share of the pass. On a GPU, the estimate is `UNKNOWN` if no
-    similar cell has run.
+    A cell that shares a pass (run of the model) with others gets its share of it. On a GPU, the estimate is
+    `UNKNOWN` if no similar cell has run.
 
     Args:
         plan: Plan of a suite.
         spool: Root of the spool.
-        retry: Selects the cells to run (`retry.RETRIED`).
+        retry: Value of ``--retry``, which selects the cells to run by their states (`retry.RETRIED`).
     """
     to_run = [group.to_run(retry) for group in plan.groups]
     if not any(to_run):
@@ -37,7 +37,7 @@ def estimate_plan(plan: Plan, spool: Path, retry: Retry) -> dict[str, Estimate]:
 
 
 def of_group(group: Group, estimates: Mapping[str, Estimate]) -> list[Estimate]:
-    """Return the estimates of those cells of a group that are to be run, in the order of the group."""
+    """Return the estimates of those cells of a model that are to be run, in their order; `estimates` is by cell id."""
     ids = (planned.item.cell.cell_id for planned in group.cells)
     return [estimates[cell_id] for cell_id in ids if cell_id in estimates]
 

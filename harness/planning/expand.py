@@ -28,7 +28,7 @@ class CellTemplate:
         location: File, line and key that declare the cell.
         data: Documents of the cell; fits and calibrations use another split than the task's.
         baseline: Label of full depth's quality cell; None for that cell itself and for cells not compared with it.
-        inputs: Labels of the cells whose results it reads, by the name of the `Cell` field for their ids.
+        inputs: Labels of the cells whose results the cell reads, by the `Cell` field for their ids (``fit_cell_id``).
         calibration: Settings of a calibration, whose chosen threshold is checked on the task's own documents.
         record: Additional data that a probe or timing cell stores; None for the usual results.
     """
@@ -66,7 +66,8 @@ class CellTemplate:
 def expand(suite: Suite, limit: int | None = None) -> list[CellTemplate]:
     """Return the templates of all cells of a suite in running order, dependencies first.
 
-    Adds full depth's quality cell for every model and task, and probe, fits and scores if a cell needs them.
+    Full depth's quality cell is added for every model and task, and so are cells whose results another cell reads:
+    probe (every block's predictions), fit, and scores (of a gate at every block).
 
     Args:
         suite: The suite.
@@ -87,7 +88,7 @@ def select(drafts: Sequence[CellTemplate], only: str | None, kinds: Sequence[Kin
 
     Args:
         drafts: All templates of a suite.
-        only: Glob over labels; None for all labels.
+        only: Glob over labels (MODEL/TASK/METHOD/KIND); None for all labels.
         kinds: Kinds of cell; None or empty for all kinds.
 
     Raises:
@@ -151,7 +152,10 @@ def _cells_of_pair(suite: Suite, model: ModelEntry, task: TaskEntry) -> Iterator
 
 
 def _recording(cell: CellTemplate, record: RecordSettings) -> CellTemplate:
-    """Return a copy of a probe's or timing's template that stores additional data; other cells read the plain cell."""
+    """Return a copy of the template of a probe or timing cell, with a label of its own, that stores additional data.
+
+    `record` says which data. Other cells still read the results of the cell without them.
+    """
     name, _, kind = cell.label.rpartition("/")
     joint = "," if ":" in name.rpartition("/")[2] else ":"
     about = f"record={';'.join(record.what)},documents={record.documents}"
@@ -175,7 +179,11 @@ class _Pair:
         return CellTemplate(label, location, self.model, self.task, self.task.data, baseline, "quality")
 
     def check_rules(self, location: str, kind: Kind, method: Method) -> None:
-        """Reject kinds of cell and methods that need the heads' raw choices of tokens, if logit rules change these."""
+        """Reject kinds of cell and methods that need the heads' own choices of tokens, if logit rules change these.
+
+        Logit rules are settings of the task, such as a repetition penalty. `location`, a place in the suite file, is
+        for the error message.
+        """
         rules = f"{', '.join(self.task.generation.logit_rules)} of [tasks.{self.task.label}]"
         if not self.task.generation.logit_rules:
             return
@@ -188,7 +196,10 @@ class _Pair:
             raise UserError(f"{location}: {method.name!r} {why}, which {rules} changes.")
 
     def check_scope(self, location: str, kind: Kind, method: Method) -> None:
-        """Reject kinds and methods that decide per token, if all tokens of an answer exit where its first exits."""
+        """Reject kinds and methods that decide per token, if all tokens of an answer exit where its first token exits.
+
+        `location`, a place in the suite file, is for the error message.
+        """
         if self.task.generation.scope != "answer":
             return
         scope = f'scope = "answer" of [tasks.{self.task.label}]'
@@ -198,7 +209,10 @@ class _Pair:
             raise UserError(f"{location}: {method.name!r} {why}; it does not go with {scope}.")
 
     def check_precision(self, location: str, kind: Kind, method: Method) -> None:
-        """Reject a cell that needs the exact LM head, if the suite requests certified heads."""
+        """Reject a cell that needs the exact LM head, if the suite requests certified heads (logit bounds).
+
+        `location`, a place in the suite file, is for the error message.
+        """
         if not is_certified(self.suite, kind, method):
             return
         option = 'head_precision = "certified"'
@@ -220,16 +234,20 @@ class _Pair:
         return replace(full, label=self.label(full.method.name, "probe"), kind="probe", baseline=full.label)
 
     def fit(self, location: str, method: Method) -> CellTemplate:
-        """Return the template of the cell that fits a method; all settings with the same fit parameters share it."""
+        """Return the template of the cell that fits a method, shared by all its settings with the same fit parameters.
+
+        `location` is the place in the suite file, for messages.
+        """
         why = f"method {method.name!r}, which is fitted on the train split,"
         data = self.task.other_split("train", self.suite.fit_documents, why)
         label, bare = self._reduced(method, method.fit_params(), "fit")
         return CellTemplate(label, location, self.model, self.task, data, bare, "fit")
 
     def scores(self, location: str, method: Method) -> Iterator[CellTemplate]:
-        """Yield the template of the cell that evaluates a method's gate on all probed tokens.
+        """Yield the template of the cell that evaluates a method's gate at every block, on all tokens of the probe.
 
-        The template of the method's fit comes first if the gate needs one.
+        The template of the method's fit comes first if the gate needs one. `location` is the place in the suite file,
+        for messages.
         """
         label, bare = self._reduced(method, method.score_params(), "scores")
         inputs = {"probe_cell_id": self.probe(location).label}
@@ -240,7 +258,16 @@ class _Pair:
         yield CellTemplate(label, location, self.model, self.task, self.task.data, bare, "scores", full.label, inputs)
 
     def cells(self, location: str, method: Method, name: str, kind: Kind) -> Iterator[CellTemplate]:
-        """Yield the templates of a method's cell of one kind: the cells that it depends on, then the cell itself."""
+        """Yield a template for each cell that a method's cell of one kind depends on, then the template of that cell.
+
+        Nothing is yielded for a probe or for full depth's quality cell, which `_cells_of_pair` adds.
+
+        Args:
+            location: Place in the suite file that declares the cell, for messages.
+            method: The method with its parameters.
+            name: The method's name with its stated parameters, for the label.
+            kind: Kind of the cell.
+        """
         full = self.full(location)
         if kind == "probe" or (kind == "quality" and method == full.method):
             return  # `_cells_of_pair` yields full depth's cells
@@ -278,7 +305,10 @@ class _Pair:
             yield CellTemplate(label, location, self.model, self.task, self.task.data, method, kind, full.label, inputs)
 
     def calibration(self, entry: CalibrationEntry, method: Method, name: str) -> Iterator[CellTemplate]:
-        """Yield the template of a calibration cell, preceded by the fit of its method if one is needed."""
+        """Yield the template of a calibration cell, preceded by the fit of its method if one is needed.
+
+        `name` is the method's name with its stated parameters, for the label.
+        """
         self.check_rules(entry.location, "calibration", method)
         self.check_precision(entry.location, "calibration", method)
         fit = self.fit(entry.location, method) if method.fit_params() else None

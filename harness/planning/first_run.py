@@ -85,7 +85,7 @@ def first_run_estimate(cell: Cell, lengths: Lengths, machine: Machine, pass_cell
         cell: Cell on the CPU.
         lengths: Typical lengths of its documents.
         machine: Speed of this machine.
-        pass_cells: Number of cells that share the cell's pass; each makes the batches of the pass larger.
+        pass_cells: Number of cells that share the cell's pass (run of the model); each makes its batches larger.
     """
     documents, kind = cell.task.documents, cell.kind
     document_s = document_seconds(cell, lengths, machine, cell.rows * pass_cells)

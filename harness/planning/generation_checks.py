@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def resolve(entry: TaskEntry, folder: Path, description: Description) -> GenerationSettings:
-    """Return a task's generation settings for a model, with the digest of its chat template if prompts use it.
+    """Return a task's generation settings for a model, with the digest of the model's chat template if prompts use it.
 
     Raises:
         UserError: The model does not support a setting; the message names the task and the key.
@@ -46,7 +46,7 @@ def resolve(entry: TaskEntry, folder: Path, description: Description) -> Generat
 def remarks(
     entries: Sequence[TaskEntry], folder: Path, settings_by_label: Mapping[str, GenerationSettings]
 ) -> tuple[str, ...]:
-    """Return notes for readers of results, one line each: the checkpoint's settings that are ignored, and its prompts.
+    """Return notes for readers of results, one line each: ignored settings of the checkpoint, and styles of prompts.
 
     Args:
         entries: Tasks to run on the checkpoint, with the prompts that it reads.

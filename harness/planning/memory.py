@@ -28,7 +28,7 @@ def shortages(plan: Plan, retry: Retry) -> Iterator[str]:
 
     Args:
         plan: Plan of a suite.
-        retry: Selects the cells to run (`retry.RETRIED`).
+        retry: Value of ``--retry``, which selects the cells to run by their states (`retry.RETRIED`).
     """
     from exitbench.harness.engine.checkpoints.sizes import gib
     from exitbench.harness.engine.model.available import available_bytes

@@ -49,7 +49,7 @@ from exitbench.terminal import number_of
 
 @dataclass(frozen=True)
 class PlannedCell:
-    """A cell and its state in the spool; ``why`` is the reason for a stale, failed or unfinished cell."""
+    """A cell and its state in the spool; ``why`` is the reason for a stale, failed or unfinished cell, else empty."""
 
     item: CellJob
     state: State
@@ -76,13 +76,13 @@ class Group:
     remarks: tuple[str, ...] = ()
 
     def to_run(self, retry: Retry) -> tuple[CellJob, ...]:
-        """Return the cells that a ``--retry`` value selects, in order."""
+        """Return the cells that a ``--retry`` value selects by their states, in order."""
         return tuple(planned.item for planned in self.cells if planned.state in RETRIED[retry])
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All groups of a suite, in the suite's order of models.
+    """All cells of a suite, grouped by model, in the suite's order of models.
 
     Attributes:
         device: Resolved device.
@@ -147,14 +147,14 @@ def make_plan(
     kinds: Sequence[Kind] | None = None,
     hub: bool = False,
 ) -> Plan:
-    """Expand a suite into cells, and compare the cells with the spool.
+    """Expand a suite into cells, and find the state of each cell (new, done, stale or failed) in the spool.
 
     Args:
         suite: The suite.
         spool: Root of the spool; may not exist yet.
         models_dir: Folder of trained recipes; may not exist yet.
         data_dir: Root folder of local files; None if no task needs one.
-        only: Glob over labels; dependencies of selected cells are included.
+        only: Glob over labels (MODEL/TASK/METHOD/KIND); dependencies of selected cells are included.
         limit: Maximum number of documents per task.
         kinds: Kinds of cells to include; None for all kinds.
         hub: Whether data with source ``auto`` may come from the hub.

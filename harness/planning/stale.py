@@ -19,7 +19,7 @@ _Identity: TypeAlias = dict[str, Any]
 
 
 class Predecessors:
-    """Index of a spool's cells by user-visible names, built on first use."""
+    """Index of a spool's cells by the names that users see (suite, model, task, method), built on first use."""
 
     def __init__(self, spool: Path) -> None:
         self._spool = spool
@@ -27,10 +27,11 @@ class Predecessors:
         self._with_params = cache(self._index)
 
     def difference(self, cell: Cell) -> str:
-        """Return, as text, how a cell differs from the most similar stored cell with the same names; '' without any.
+        """Return the fields in which a cell differs from the most similar stored cell with the same names, as text.
 
-        Names are suite, model, task label, kind (a probe with additional data is a separate kind), method and all
-        common parameters. The most similar cell has the fewest differing fields; on ties, the latest attempt is used.
+        The text is '' if there is no such cell. Names are suite, model, task label, kind (a probe with additional data
+        is a separate kind), method, and the parameters that both versions of the method have. The most similar cell has
+        the fewest differing fields; on ties, the latest attempt is used.
         """
         # Round trip through JSON, where a tuple of parameters becomes a list.
         identity = json.loads(canonical_json(cell.identity))
@@ -53,9 +54,10 @@ class Predecessors:
 
     @cached_property
     def _by_name(self) -> Mapping[_Name, Mapping[_Keys, list[_Identity]]]:
-        """Identities of cells with finished attempts, latest first, by the cell's names and its method's parameters.
+        """Identities of cells with finished attempts, latest first, by the cell's names, then by parameter names.
 
-        The inner key is the set of the names of these parameters.
+        An identity has the settings that are hashed to a cell's id. The inner key is the set of the names of the
+        method's parameters.
         """
         cells: dict[_Name, dict[_Keys, list[_Identity]]] = defaultdict(lambda: defaultdict(list))
         for attempt in sorted(scan_spool(self._spool), key=lambda attempt: attempt.attempt_id, reverse=True):
@@ -75,7 +77,10 @@ def _record(path: Path) -> dict[str, Any]:
 
 
 def identity_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """Return one line per field in which two identities differ. Identities may be in memory or parsed from JSON."""
+    """Return one line (FIELD: OLD -> NEW) per field in which two cells' identities differ.
+
+    An identity has the settings that are hashed to the cell's id. It may be in memory or parsed from JSON.
+    """
     return _differences(json.loads(canonical_json(old)), json.loads(canonical_json(new)))
 
 

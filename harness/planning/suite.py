@@ -97,15 +97,18 @@ class Point:
     method: Method
 
     def label(self, method: str) -> str:
-        """Return the method's name with its stated parameters, e.g. ``method:decay=code,threshold=0.5``."""
+        """Return `method`, a method's name, followed by the stated parameters: ``method:decay=code,threshold=0.5``."""
         return point_label(method, self.params)
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """A parsed ``[[sweep]]``: models x tasks x grid x query (innermost), without points that ``exclude`` matches.
+    """A parsed ``[[sweep]]``: one method, with many combinations of parameter values, on several models and tasks.
 
     Attributes:
+        location: File, line and key, for messages.
+        points: All combinations of the values in ``grid`` and ``query`` (varied fastest), except those that ``exclude``
+            matches.
         timed_tasks: Tasks with cells of kind ``timing``.
         records: Additional data that probes and timings store in separate cells, by kind of cell.
     """
@@ -122,7 +125,12 @@ class Sweep:
 
 @dataclass(frozen=True)
 class CalibrationEntry:
-    """A parsed ``[[calibration]]``: models x tasks x grid; one threshold is chosen for each combination."""
+    """A parsed ``[[calibration]]``: a threshold is chosen for each model, task and combination of parameter values.
+
+    Attributes:
+        points: The combinations of parameter values.
+        documents: Number of documents on which each threshold is calibrated.
+    """
 
     location: str
     models: tuple[str, ...]
@@ -166,7 +174,7 @@ class Suite:
     def located(self, data_dir: Path | None, *, hub: bool) -> Suite:
         """Return the suite with every source ``auto`` of a task replaced by local files or the hub.
 
-        See `TaskEntry.located`.
+        Local files are used if one exists below `data_dir`, else the hub if `hub` allows it; otherwise ``auto`` stays.
         """
         return replace(self, tasks=tuple(task.located(data_dir, hub=hub) for task in self.tasks))
 
@@ -403,7 +411,7 @@ def _sweep(table: TomlTable, models: list[str], tasks: list[str], kinds: tuple[K
 
 
 def _records(table: TomlTable, kinds: tuple[Kind, ...]) -> dict[Kind, RecordSettings]:
-    """Read which additional data the probes and timings of a sweep store, by kind of cell."""
+    """Read which additional data the probes and timings of a sweep store, by kind of cell; `kinds` are the sweep's."""
     words = table.strings("record", ())
     for word in words:
         table.choose("record", word, RECORDS, "record")
@@ -448,7 +456,7 @@ def _calibration(table: TomlTable, models: list[str], tasks: list[str]) -> Calib
 
 
 def _levels(table: TomlTable, name: str, points: Sequence[Point]) -> tuple[float, ...]:
-    """Return the thresholds to try, after checking that each is less conservative than the one before."""
+    """Return the thresholds to try for the method `name`; check that each is less conservative than the one before."""
     from exitbench.methods.registry import get_method
 
     method, location = get_method(name), table.location("levels")
@@ -501,7 +509,7 @@ def _points(table: TomlTable, method: str) -> Iterable[Point]:
 
 
 def _axes(table: TomlTable, key: str, method: str) -> dict[str, list[Any]]:
-    """Return the values of every parameter in ``grid`` or ``query``, each checked by the method."""
+    """Return the values of every parameter in the table `key`, ``grid`` or ``query``; the method checks each value."""
     from exitbench.methods.registry import get_method
 
     axes: dict[str, list[Any]] = {}

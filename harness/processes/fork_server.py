@@ -114,7 +114,10 @@ class _Server:
             )
 
     def fork(self, request: Mapping[str, Any], descriptors: Sequence[int]) -> ForkedProcess | None:
-        """Ask the server to fork a process, and return the process; None if the server has died."""
+        """Ask the server to fork a process, and return the process; None if the server has died.
+
+        ``request`` has the module, its arguments, environment variables and folder; ``descriptors`` are passed on.
+        """
         control, theirs = socket.socketpair()
         message = json.dumps(request).encode()
         try:
@@ -189,7 +192,7 @@ def start(
     stdin: int = subprocess.DEVNULL,
     variables: Mapping[str, str] | None = None,
 ) -> Process:
-    """Start ``python -m module arguments`` as a fork of the server, or as `start_command` does if the server has died.
+    """Start ``python -m module arguments`` as a fork of the server, or as a new process if the server has died.
 
     Args:
         module: The module to run.
@@ -217,7 +220,7 @@ def start_command(
     stdin: int = subprocess.DEVNULL,
     variables: Mapping[str, str] | None = None,
 ) -> Process:
-    """Start a command in a session of its own; the arguments are those of `start`."""
+    """Start a command as a new process in its own session; arguments other than ``command`` are as in `start`."""
     return subprocess.Popen(
         [*command, *map(str, descriptors)],
         stdin=stdin,

@@ -70,7 +70,7 @@ def checked(path: Path, config: Mapping[str, Any], allowed: Mapping[str, Allowed
 
 
 def check_token_ids(path: Path, config: Mapping[str, Any], keys: Collection[str], several: Collection[str]) -> None:
-    """Check that the special token ids of a config are integers or null; for keys in ``several`` also lists.
+    """Check that the token ids at ``keys`` of a config are integers or null; for keys in ``several`` also lists.
 
     Raises:
         UserError: A value has another type, such as a string with digits.
@@ -84,7 +84,7 @@ def check_token_ids(path: Path, config: Mapping[str, Any], keys: Collection[str]
 
 
 def check_in_vocabulary(path: Path, key: str, token_id: int, vocab_size: int) -> int:
-    """Check that a token id is within the vocabulary, and return it.
+    """Check that a token id is within the vocabulary, and return it; ``path`` and ``key`` are for the message.
 
     Raises:
         UserError: The id is negative or not below the vocabulary's size.

@@ -158,6 +158,8 @@ class _ResponseCheck:
 def require_size(size: object, model: str, file: str) -> int:
     """Check the size in bytes that a hub reports for a file, and return it; return 0 if the hub reports none.
 
+    ``model`` and ``file`` are for the message.
+
     Raises:
         UserError: The size is not a non-negative integer.
     """

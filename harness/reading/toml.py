@@ -108,7 +108,7 @@ class TomlTable:
         return f"{self.path}:{self._line(value or key)}" + (f": {place}" if place else "")
 
     def error(self, key: str | None, message: str, value: str | None = None) -> UserError:
-        """Return, without raising it, the error for a key of this table, or for one value of that key."""
+        """Return, without raising it, the error for a key (None: the whole table), or for one value of that key."""
         return UserError(f"{self.location(key, value)}: {message}")
 
     def allow(self, *names: str) -> None:

@@ -35,13 +35,19 @@ def holder(spool: Path, cell_id: str) -> str:
 
 
 def attempts_since(spool: Path, item: CellJob) -> list[Attempt]:
-    """Return the attempts at a cell that are newer than the last attempt that the plan has seen, oldest first."""
+    """Return the attempts (runs) of a cell that began after the last one that had ended at planning, oldest first.
+
+    All attempts are returned if none had ended then.
+    """
     attempts = cell_attempts(spool, item.cell.cell_id)
     return [attempt for attempt in attempts if item.seen is None or attempt.attempt_id > item.seen]
 
 
 def outcome(spool: Path, item: CellJob) -> str | None:
-    """Return the status of a cell that has ended since planning; None if it has not ended or must run again."""
+    """Return the status of a cell that has ended since the plan was made.
+
+    None if no attempt has ended since then, or if the last one was interrupted or damaged, so that the cell must run.
+    """
     finished = [attempt for attempt in attempts_since(spool, item) if attempt.finished]
     status = read_status(finished[-1]).status if finished else UNFINISHED
     return None if status in TO_BE_RUN else status

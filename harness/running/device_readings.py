@@ -40,6 +40,8 @@ class DeviceReading:
     """One reading of a device's telemetry; a row of the spool's ``device`` table.
 
     Attributes:
+        round: Round of the timing, from 0.
+        moment: ``start`` or ``end`` of the round.
         clock_mhz: Mean clock of the CPU's cores, or clock of the GPU's multiprocessors.
         throttle: Reasons for a reduced clock, separated by commas, or ``none``.
         load_average: Mean number of running or ready processes over the machine's last minute. None if this process may
@@ -97,7 +99,10 @@ def _gpu() -> _Values:
 
 
 def gpu_values(answer: str) -> _Values:
-    """Return clock, power, temperature and throttling from one line of nvidia-smi's output for `_GPU_QUERY`."""
+    """Return (clock in MHz, power in W, temperature in degrees Celsius, throttling) from a line that nvidia-smi prints.
+
+    The line answers `_GPU_QUERY`. A value that the GPU does not report is None; if the line is malformed, all are None.
+    """
     fields = [field.strip() for field in answer.partition("\n")[0].split(",")]
     if len(fields) != len(_GPU_QUERY):
         return None, None, None, None

@@ -36,7 +36,7 @@ ENV_VARS = (
 
 
 def environment_and_hardware(threads: int) -> dict[str, Any]:
-    """Return the content of env.json.
+    """Return the content of env.json: software and hardware of this machine.
 
     Args:
         threads: Number of threads in torch's intra-op pool of the measuring process.
@@ -61,7 +61,10 @@ def environment() -> dict[str, Any]:
 
 
 def hardware(threads: int) -> dict[str, Any]:
-    """Return CPU, number of cores this process may use, memory in bytes, GPU (None if there is none) and threads."""
+    """Return a record of the machine: CPU, cores this process may use, memory in bytes, GPU (None if there is none).
+
+    `threads`, the number of torch threads, is included.
+    """
     return {
         "cpu": cpu_model(),
         "cores": available_cores(),
@@ -96,7 +99,10 @@ def _affinity() -> set[int]:
 
 
 def _busy_cores(cores: set[int]) -> float:
-    """Return how many of the cores other processes keep busy, while this process sleeps; 0 if not reported."""
+    """Return how many of the cores (given by number) other processes keep busy; 0 if the system does not report it.
+
+    It is the mean over half a second in which this process sleeps.
+    """
     before, since_s = _busy_ticks(cores), time.monotonic()
     if before is None:
         return 0.0
@@ -106,7 +112,10 @@ def _busy_cores(cores: set[int]) -> float:
 
 
 def _busy_ticks(cores: set[int], stat: Path = Path("/proc/stat")) -> int | None:
-    """Return how many clock ticks since boot the cores were busy, also for other virtual machines; None if unknown."""
+    """Return the number of clock ticks since boot in which the cores were busy, summed over the cores; None if unknown.
+
+    Ticks taken by other virtual machines count as busy.
+    """
     try:
         lines = stat.read_text(encoding="ascii").splitlines()
     except OSError:

@@ -30,7 +30,7 @@ _KEYS: Final[dict[str, dict[str, type]]] = {
 
 
 def read_event(line: str, cell_ids: Collection[str]) -> dict[str, Any] | None:
-    """Parse a line as an event; return None if it is not a valid event of one of the worker's cells.
+    """Parse a JSON line as an event, a dictionary; return None if it is not a valid event of the worker's cells.
 
     Args:
         line: Line written by a worker.

@@ -52,7 +52,7 @@ Pass = Callable[[Work[Any], AttemptWriter, Progress], None]
 
 
 def quality_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progress) -> None:
-    """Compute the method's answer to every document; write answers, exit traces and metrics."""
+    """Compute the method's answer to every document; write answers, exit traces (exit layers of tokens) and metrics."""
     parts = work.parts()
     evaluated = work.evaluate(parts, on_progress)
     answers, scores = evaluated.answers, [evaluated.scores[document.key] for document in work.documents]
@@ -90,8 +90,8 @@ def checked_metrics(task: Task, scores: Sequence[DocumentScore], aggregated: Map
 def format_metrics(work: Work[Any], answers: Mapping[str, Any]) -> dict[str, Metric]:
     """Return metrics that compare full depth in the cell's number format with float32 weights, on a few documents.
 
-    Empty for float32 cells, for cells of early-exit methods, and if there is no memory for a second copy of the
-    weights. Documents are run one by one, so that little memory is needed in addition to the weights.
+    The result is empty for float32 cells, for cells of early-exit methods, and if there is no memory for a second copy
+    of the weights. Documents are run one by one, so that little memory is needed in addition to the weights.
     """
     cell, path = work.cell, work.model.path
     if cell.dtype == REFERENCE or cell.full_depth_cell_id is not None:
@@ -109,7 +109,9 @@ def format_metrics(work: Work[Any], answers: Mapping[str, Any]) -> dict[str, Met
 
 
 def _require_room(needed_bytes: int, devices: Sequence[str]) -> None:
-    """Check that a second copy of the weights, in float32, fits into memory.
+    """Check that the devices have `needed_bytes` of free memory, for a second copy of the weights in float32.
+
+    The check passes if the free memory is unknown.
 
     Raises:
         UserError: The copy does not fit; the message gives needed and available memory.
@@ -182,7 +184,7 @@ def calibration_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progre
 
 
 def _held_out_results(work: Work[Any], chosen: float | None) -> tuple[Interval, Interval]:
-    """Return loss and mean exit layer on held-out documents at the chosen threshold, or at full depth without one."""
+    """Return loss and mean exit layer on held-out documents at the chosen threshold; at full depth if it is None."""
     settings = work.cell.calibration
     assert settings is not None and work.item.held_out is not None, "the planner gives every calibration both"
     held_out = work.for_data(work.item.held_out)

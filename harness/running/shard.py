@@ -28,7 +28,7 @@ class Shard:
 
 
 def require_apart(shards: Sequence[Shard]) -> None:
-    """Check that shards have the same number of parts, and that each is named once.
+    """Check that all shards are of one split (the same number of parts, `count`), and that none is named twice.
 
     Raises:
         UserError: The shards have different counts, or one of them is repeated.

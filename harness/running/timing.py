@@ -34,12 +34,14 @@ class PhaseTiming:
 
     Attributes:
         doc_key: Key of the unit's first document.
-        position: Place of the run in the ABBA order of a round, from 0.
+        position: Place of the run in a round's order (full, twin, method, method, twin, full), from 0.
         arm: ``full`` for full depth, or ``method``.
         twin: Whether this is the second run of full depth, for the noise floor.
         phase: ``prefill``, ``decode``, another phase of the work, or ``total``.
         n_tokens: Number of tokens produced by the run.
-        cpu_ns: Processor time of all threads of this process, between the marks of ``wall_ns``.
+        wall_ns: Elapsed nanoseconds.
+        device_ns: The GPU's time by CUDA events; None on a CPU.
+        cpu_ns: Processor time of all threads of this process, in the same interval as ``wall_ns``.
     """
 
     doc_key: str
@@ -56,7 +58,7 @@ class PhaseTiming:
 
 @dataclass(frozen=True)
 class Timing(Generic[Output]):
-    """All readings of a timing cell: times, device telemetry and energy; and the outputs of both arms.
+    """All readings of a timing cell: times, device telemetry, energy, and the outputs of full depth and method.
 
     Attributes:
         stop_reason: ``precise`` (the interval is narrow enough), ``seconds`` (the budget is spent) or ``rounds`` (the
@@ -91,8 +93,8 @@ def measure(
     """Time a method against full depth, in rounds over all units, until a stopping rule of the settings applies.
 
     Args:
-        work: Work to time, on the model.
-        full: Parts of the baseline.
+        work: Work to time with a loaded model: generation, scoring of texts, or classification.
+        full: Parts (gate, threshold, head, KV policy) of full depth, the baseline.
         method: Parts of the method. A method whose gate reads later blocks is timed with its exit layers given: they
             are taken from an untimed decode, and the blocks after them are skipped.
         units: Units to run in this order, every round.
@@ -149,8 +151,8 @@ def _stop_reason(
 def request_metrics(measured: Timing[Any], n_documents: int, n_units: int, seed: int) -> dict[str, Interval]:
     """Return the metrics of every timing: speed-up, noise floor, milliseconds per request, documents and rounds timed.
 
-    ``speedup_choosing`` and ``speedup_confirming`` are the speed-ups on the two parts of the documents
-    (`results.statistics.split`), and are left out for a part without documents.
+    ``speedup_choosing`` is the speed-up on the documents by which settings are chosen, ``speedup_confirming`` on those
+    by which the choice is confirmed (`results.statistics.split`). Without such documents, it is left out.
 
     Args:
         measured: All readings of the cell.
@@ -176,7 +178,11 @@ def request_metrics(measured: Timing[Any], n_documents: int, n_units: int, seed:
 
 
 def token_metrics(measured: Timing[Any], n_units: int) -> dict[str, Interval]:
-    """Return the decode milliseconds per token of method and full depth: summed median times over summed tokens."""
+    """Return the decode milliseconds per token of method and full depth, by metric name.
+
+    The median times of all units (batches of documents) are summed and divided by the sum of their tokens. `n_units` is
+    the number of units.
+    """
     metrics = {}
     for prefix, arm in (("", "method"), ("full_", "full")):
         decode_ns = sum(median_times(_readings_of(measured.readings, "decode", arm)).values())
@@ -210,7 +216,10 @@ def speedup(
 def _readings_of(
     readings: Sequence[PhaseTiming], phase: str, arm: str, twin: bool = False, clock: str = "wall_ns"
 ) -> list[tuple[str, float]]:
-    """Return (document key, nanoseconds) of each reading of one arm and phase."""
+    """Return (document key, nanoseconds) of each reading of one arm (``full`` or ``method``) and phase.
+
+    `twin` selects the second runs of full depth; `clock` names the field with the nanoseconds.
+    """
     return [(r.doc_key, getattr(r, clock)) for r in readings if (r.phase, r.arm, r.twin) == (phase, arm, twin)]
 
 

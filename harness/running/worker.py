@@ -51,7 +51,7 @@ def run(spec: WorkerSpec, emit: Emit, model: LoadedModel | None = None) -> int:
     """Run every cell of a worker's specification, one after another.
 
     Args:
-        spec: The model, its cells and the spool.
+        spec: The model, its cells, and the spool (folder that receives an attempt, the stored outcome, per cell).
         emit: Receives the events of `harness.running.events`.
         model: The model of the specification, if it is loaded already.
 

@@ -17,7 +17,11 @@ from exitbench.harness.processes.lifeline import end_with, end_with_starting_thr
 
 
 def main(spec_path: Path, events: int, lifeline: int) -> int:
-    """Run the cells of a SPEC.json; return the worker's exit code."""
+    """Run the cells of a SPEC.json; return the worker's exit code.
+
+    Events are written to the pipe descriptor `events`. The process is killed when the parent, which holds the other end
+    of the pipe `lifeline`, ends.
+    """
     for descriptor in (events, lifeline):  # processes started by a method must not inherit them
         os.set_inheritable(descriptor, False)
     # Called before any slow import or read. The order matters: the second call notices a parent that ends during the

@@ -39,7 +39,7 @@ class SuiteDescription:
         label: Label of the model.
         folder: Folder of the checkpoint.
         tasks: Values of ``[tasks.LABEL]`` by label; empty for bundled tasks for this kind of model.
-        entries: The parsed tasks, by label. Methods that do not support all their kinds of work are left out.
+        entries: The parsed tasks, by label. The suite leaves out methods that do not support all their kinds of work.
         command: Command that plans the suite, for its header comment.
     """
 
@@ -92,7 +92,10 @@ def _tasks(description: SuiteDescription, kind: ModelKind) -> str:
 
 
 def _sweeps(checkpoint: Checkpoint, works: Set[type[Work[Any]]]) -> Iterator[str]:
-    """Yield the standard sweeps as TOML; a sweep that the model cannot run becomes a comment with the reason."""
+    """Yield the standard sweeps as TOML; a sweep that the model cannot run becomes a comment with the reason.
+
+    A sweep is a method with lists of parameter values. ``works`` are the kinds of work of the suite's tasks.
+    """
     n_blocks = checkpoint.model.n_blocks
     quarters = [max(1, round(n_blocks * part / 4)) for part in (1, 2, 3)]
     depths = sorted({depth for depth in quarters if depth < n_blocks} or {1})

@@ -41,7 +41,7 @@ class Runs:
 
     @property
     def repetitions(self) -> Path:
-        """Spool of the cells that `verify` ran again."""
+        """Spool (folder of results) of the cells that `exitbench verify` ran again."""
         return self.root / "repetitions"
 
     @property

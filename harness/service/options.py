@@ -31,7 +31,7 @@ class RunOptions:
         kinds: Kinds of cells to run; None for all kinds.
         shard: Parts of the suite to run; empty for the whole suite.
         data_dir: Root folder of local files.
-        retry: Ended cells to run again, in addition to new cells (`planning.retry`).
+        retry: Cells to run besides new ones: ``none``, ``stale``, ``failed`` (also stale ones) or ``all``.
         threads: Number of torch threads; None for the number of cores not used by other processes.
         executor: ``local`` (this machine) or ``slurm``.
         slurm: Options of sbatch, as KEY=VALUE.

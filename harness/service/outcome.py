@@ -54,7 +54,7 @@ def print_broken(summary: ReportSummary) -> None:
 
 
 def print_left_out(path: Path, suite: str) -> None:
-    """Print, for each quality result of a suite that excludes documents, how many it excludes and why."""
+    """Print, for each quality result of a suite in the database `path` that excludes documents, how many and why."""
     from exitbench.results.database.connection import open_database
 
     with open_database(path) as database:

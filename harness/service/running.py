@@ -37,7 +37,7 @@ class SuiteRun:
     Attributes:
         plan: The plan that was run.
         statuses: Final status of each cell that ran, by cell id.
-        not_ingested: One message per attempt that could not be ingested, with the reason.
+        not_ingested: One message per attempt (stored run of a cell) that the database lacks, with the reason.
     """
 
     plan: Plan
@@ -172,7 +172,7 @@ def _run_groups(
 ) -> dict[str, str]:
     """Run the pending cells of all groups; return the final status by cell id.
 
-    Messages of failed ingests are appended to `not_ingested`.
+    One message per attempt (stored run of a cell) that could not be ingested is appended to `not_ingested`.
     """
     threads = options.threads or _free_threads(plan, executor, options)
     specs = [_spec(group, plan, runs, threads, options) for group in plan.groups]
@@ -193,7 +193,10 @@ def _run_groups(
 
 
 def _free_threads(plan: Plan, executor: Executor, options: RunOptions) -> int:
-    """Return the executor's number of threads; print a note if other processes leave fewer than all cores free."""
+    """Return the executor's number of threads; print a note if other processes leave fewer than all cores free.
+
+    The number is 1 if no cell is to be run.
+    """
     if not plan.to_run_count(options.retry):
         return 1
     threads = executor.threads
@@ -246,7 +249,7 @@ def _spec(group: Group, plan: Plan, runs: Runs, threads: int, options: RunOption
 def _ingest(runs: Runs, say: Callable[[str], None] | None = tell) -> tuple[str, ...]:
     """Ingest finished attempts into the database; return one message per attempt that was left out.
 
-    If another run is filling the database, wait for it. Without `say`, the wait is short.
+    If another run is filling the database, wait for it, and say so by `say`. If `say` is None, the wait is short.
     """
     from exitbench.results.ingest.ingest import ingest
 
@@ -257,7 +260,10 @@ def _ingest(runs: Runs, say: Callable[[str], None] | None = tell) -> tuple[str, 
 
 
 def _ingest_meanwhile(runs: Runs) -> tuple[str, ...]:
-    """Ingest while cells are running. If the database is locked or the disk is full, print the error and continue."""
+    """Ingest the results of cells that have ended, while others run; return one message per attempt that was left out.
+
+    If the database is locked or the disk is full, print the error and return ().
+    """
     try:
         return _ingest(runs, say=None)
     except UserError as error:
@@ -266,7 +272,7 @@ def _ingest_meanwhile(runs: Runs) -> tuple[str, ...]:
 
 
 def plan_suite(options: RunOptions) -> Plan:
-    """Return the plan of a run, limited to the requested shards.
+    """Return the plan of a run, limited to the requested shards (parts of a suite for different machines).
 
     Raises:
         UserError: The suite, its data or its models cannot be used.

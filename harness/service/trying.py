@@ -129,11 +129,11 @@ class Pace:
 
     @property
     def n_report_documents(self) -> int:
-        """Number of documents to report on; the finalists, a static depth and full depth decode each of them."""
+        """Number of documents to report on, decoded by full depth, a static depth and the finalists (best settings)."""
         return int(_REPORTING * self._seconds / (self.together_s * (_FINALISTS + 2)))
 
     def timing(self, settings: int) -> TimingSettings:
-        """Return the timing settings if `settings` settings are timed: the default, or fewer documents and rounds."""
+        """Return how to time `settings` settings: the default, or fewer documents and rounds if there is less time."""
         usual = TimingSettings()
         decodes = int(_TIMING * self._seconds / (settings * _ARMS * 2 * self.alone_s))
         if decodes >= usual.documents * usual.least_rounds:
@@ -142,7 +142,10 @@ class Pace:
         return replace(usual, documents=max(4, min(usual.documents, decodes // rounds)), max_rounds=rounds)
 
     def candidates(self, documents: int) -> int:
-        """Return how many candidates there is time to decode on `documents` documents after a probe; at least three."""
+        """Return how many candidate settings there is time to decode on `documents` documents; at least three.
+
+        The time for full depth and its probe is subtracted.
+        """
         return max(3, int(_CHOOSING * self._seconds / (documents * self.together_s)) - _PROBE_DECODES)
 
     @property
@@ -150,7 +153,7 @@ class Pace:
         return max(60 * self.minutes - self.pilot_s - _STAGES * self.stage_s, 1.0)
 
     def require_enough(self, decodes: int) -> None:
-        """Check that there is time for at least `FEWEST_DOCUMENTS` documents to choose and to report on.
+        """Check that there is time for `FEWEST_DOCUMENTS` documents to choose a setting on, and as many to report on.
 
         Args:
             decodes: Number of times that a document to choose on is decoded.
@@ -211,7 +214,10 @@ class SearchResult:
 
 @dataclass(frozen=True)
 class _Decoder:
-    """Model that generates text, in a trial. Thresholds are searched by replaying gates on a probe of full depth."""
+    """Model that generates text, in a trial. Thresholds are searched by replay.
+
+    A replay recomputes exits from a probe, the stored predictions of every block at full depth.
+    """
 
     n_blocks: int
     methods: tuple[str, ...]
@@ -226,7 +232,10 @@ class _Decoder:
     )
 
     def search(self, tuning: Tuning, runs: Runs, run: RunOptions, most: int) -> SearchResult:
-        """Probe full depth, replay every method's thresholds on the probe, and return up to `most` candidates."""
+        """Run full depth and store every block's predictions (a probe); return up to `most` candidate settings.
+
+        Every method's thresholds are searched by replay, which recomputes exits from the probe.
+        """
         print_stage(f"2. Probing full depth on {number_of(tuning.documents, 'document')}")
         cells = run_stage(tuning.search(), runs, run)
         with open_database(runs.database) as database:
@@ -350,7 +359,10 @@ def _try(options: TryOptions, subject: _Decoder | _Classifier) -> None:
 
 
 def _tuning(options: TryOptions, methods: Sequence[str], n_search_documents: int, n_report_documents: int) -> Tuning:
-    """Write the suite of the trial, and return the tuning of its model and task."""
+    """Write the suite file of the trial, and return the tuning (search for the best setting) of its model and task.
+
+    A setting is chosen on `n_search_documents`, and its results are reported on `n_report_documents` others.
+    """
     path = options.runs / "tried" / f"{options.label}-{options.task_label}.toml"
     lines = [
         "schema = 1",
@@ -401,7 +413,8 @@ def _available_documents(trial: Tuning, data_dir: Path | None) -> tuple[int, int
 def _pace(options: TryOptions, pilot: Tuning, runs: Runs, began_s: float) -> Pace:
     """Return the speed of full depth, measured by a pilot or read from an earlier trial with the same time limit.
 
-    The numbers of documents follow from the speed, so a trial that resumes must not measure it again.
+    The numbers of documents follow from the speed, so a trial that resumes must not measure it again. `began_s` is the
+    trial's start by `time.monotonic`.
     """
     path = options.runs / "tried" / f"{options.label}-{options.task_label}.pace.json"
     if (earlier_pace := _kept_pace(path)) is not None and earlier_pace.minutes == options.minutes:
@@ -438,7 +451,7 @@ def _kept_pace(path: Path) -> Pace | None:
 
 
 def _floor(database: Database, cells: Mapping[str, str], tuning: Tuning) -> str | None:
-    """Return a warning if the quality of full depth is near the lowest possible value; None otherwise."""
+    """Return a warning if full depth's quality in one of the cells is near the lowest possible value, else None."""
     rows = database.query(_FULL_DEPTH, [list(cells), baseline_method().name]).to_pylist()
     for row in rows:
         bounds = tuning.task.data.task_object.bounds(row["metric"])
@@ -452,7 +465,10 @@ def _floor(database: Database, cells: Mapping[str, str], tuning: Tuning) -> str 
 
 
 def _agreement(database: Database, cells: Mapping[str, str], n_blocks: int) -> dict[int, float]:
-    """Return, for blocks at half and three quarters of the depth, how often the top token is that of full depth."""
+    """Return the share of tokens for which a block predicts the token that full depth predicts, by block number.
+
+    The blocks are those at half and three quarters of the depth.
+    """
     blocks = sorted({max(1, n_blocks // 2), max(1, 3 * n_blocks // 4)})
     query = {block: {"block": block, "cells": list(cells)} for block in blocks}
     return {block: float(database.query(_AGREEMENT, query[block])["share"][0].as_py()) for block in blocks}

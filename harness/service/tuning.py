@@ -73,6 +73,8 @@ class TuneOptions:
 def tune(options: TuneOptions) -> bool:
     """Search thresholds by replay, confirm the best by decoding, time the finalists, and print one recommendation.
 
+    A replay recomputes exits from the stored predictions of every block, without running the model.
+
     Returns:
         True if tuning finished, also if nothing is better than full depth; False if cells failed.
 
@@ -189,7 +191,7 @@ def run_stage(
 def decode_candidates(
     suite: Suite, candidates: Sequence[Candidate], runs: Runs, options: RunOptions
 ) -> list[tuple[Candidate, Row]]:
-    """Run a stage's suite, which decodes the candidates; return each candidate with its row of results."""
+    """Run a stage's suite, which decodes the candidates; return each with its results (values by column name)."""
     (task,) = suite.tasks
     labels = {
         f"{suite.models[0].name}/{task.label}/{_label(candidate.point)}/quality": candidate for candidate in candidates
@@ -225,7 +227,7 @@ def _certified(
 
 
 def print_confirmed(tuning: Tuning, choice: Choice) -> None:
-    """Print one line per decoded candidate, with a star at those to be timed; if there are many, only the latter."""
+    """Print one line per decoded candidate, with a star at those to be timed; if there are many, only these."""
     is_long = len(choice.rows) > _MOST_LINES
     for candidate, row in choice.rows:
         if is_long and candidate not in (*choice.finalists, choice.depth):
@@ -258,7 +260,10 @@ def _delta(row: Row) -> str:
 
 
 def write_suite(tuning: Tuning, cell_id: str, runs: Runs, path_option: Path | None) -> None:
-    """Write a suite that repeats the recommended run, and print its path and the database's."""
+    """Write a suite that repeats the run of the recommended cell, and print its path and the database's.
+
+    The file is `path_option`, or one in the runs folder if that is None.
+    """
     from exitbench.reports.front.suite_toml import stored_suite
 
     with open_database(runs.database) as database:

@@ -11,7 +11,8 @@ each part:
   exit. Gates with `needs_history` read the states of earlier blocks, those with `looks_ahead` (oracles) later ones.
 * What a gate carries from token to token of an answer is in `view.answer_memory` (`start_answers`, `remember`). It
   stays with the row, so that a row's tokens do not depend on the other rows of its batch.
-* `score_sql` computes from a probe's columns the same number as `score`, so that a replay can sweep thresholds.
+* `score_sql` computes the same number as `score` from a probe, the stored record of every block's predictions. A replay
+  recomputes exits from it at other thresholds, without running the model.
 * Log-likelihoods of given tokens come from `log_p`, not `choose`: the distribution over the whole vocabulary from which
   the method emits (docs/likelihood.md). A gate that overrides `choose` also overrides `log_p`, or explains in
   `why_no_log_p` why it cannot. A head that may read a part of the vocabulary sets `reads_part`.

@@ -66,7 +66,12 @@ class FitData:
 
 @dataclass(frozen=True)
 class Fitted:
-    """Result of `Method.fit`: tensors by name, and the training curve with the losses of each epoch."""
+    """Result of `Method.fit`.
+
+    Attributes:
+        tensors: Fitted weights or thresholds, by name.
+        curve: Training curve: one dictionary per epoch, with its losses by name; empty if nothing was trained.
+    """
 
     tensors: dict[str, Tensor]
     curve: list[dict[str, float]] = field(default_factory=list)
@@ -80,7 +85,7 @@ class Method(ABC):
     """Base class of early-exit methods; the fields of a subclass are its parameters, declared with `param`.
 
     Examples:
-        `LargestProbability` is the gate from the example of `Gate`.
+        `LargestProbability` is the gate from the example of `Gate`: its score is the largest token probability.
 
         >>> from dataclasses import dataclass
         >>> from exitbench.methods.base import Method, Parts, blocks_from, param
@@ -123,9 +128,9 @@ class Method(ABC):
         """
 
     def score_params(self) -> dict[str, Any]:
-        """Return the parameters that affect the gate's score, by name.
+        """Return the parameters that affect the gate's score, by name; by default, all parameters.
 
-        Parameters of the threshold, head and KV policy may be left out. By default, return all parameters.
+        Settings that differ only in other parameters, such as the threshold, share one cell of stored scores.
         """
         return self.params()
 
@@ -137,9 +142,9 @@ class Method(ABC):
         return frozenset()
 
     def probe_has_score(self) -> bool:
-        """Return whether the gate's score can be computed from the columns of a probe.
+        """Return whether the gate's score can be computed from a probe, the stored record of every block's predictions.
 
-        If not, a replay needs a cell of kind `scores` first.
+        If not, a replay, which recomputes exits without running the model, needs a cell of kind `scores` first.
         """
         return self.parts(n_blocks=2).score_sql(n_blocks=2) is not None
 
@@ -148,7 +153,9 @@ class Method(ABC):
         return {}
 
     def fit(self, data: FitData, on_progress: Callable[[float], None]) -> Fitted:
-        """Fit gate or thresholds on a frozen model; the same data and parameters give the same tensors.
+        """Fit gate or thresholds on a frozen model; by default, fit nothing.
+
+        The same data and parameters must give the same tensors.
 
         Args:
             data: The train split.

@@ -76,9 +76,9 @@ class Gate(ABC):
         return view.most_probable()
 
     def draft(self, view: BlockView) -> Tensor | None:
-        """Return the tokens [A] of rows that exit early, for gates that draft tokens without logits; by default None.
+        """Return the tokens [A] that rows of ``view`` emit as they exit early, for gates that draft without logits.
 
-        None means that `choose` reads the tokens from logits.
+        By default, return None: `choose` reads the tokens from logits.
         """
         return None
 
@@ -99,7 +99,10 @@ class Gate(ABC):
         """
 
     def remember_cost(self, model: ModelInterface, exit_layer: int) -> Cost:
-        """Return the cost of `remember` for one token, including its reads of the LM head."""
+        """Return the cost of `remember`, which updates the answer memory, for one token; by default 0.
+
+        Reads of the LM head by `remember` are included.
+        """
         return Cost()
 
     def bounds(self, lower_AV: Tensor, upper_AV: Tensor) -> tuple[Tensor, Tensor]:
@@ -133,9 +136,10 @@ class Gate(ABC):
         return None if "log_p" in vars(owner) else "its gate chooses tokens in a way that gives them no probabilities"
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str | None:
-        """Return SQL for the score at block ``l``, given one token's row of a probe; None if a probe lacks the columns.
+        """Return SQL for the score at block ``l``, over the columns of a probe; None if a probe lacks what it needs.
 
-        Replays use it to compute exit layers at other thresholds without running the model.
+        A probe is the stored record of every block's predictions, one row per token. A replay uses the SQL to compute
+        exit layers at other thresholds without running the model.
 
         Args:
             gate_blocks: The blocks at which the gate is evaluated, ascending.
@@ -143,7 +147,7 @@ class Gate(ABC):
         return None
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Return the cost of the gate for one token; its reads of the LM head are counted elsewhere.
+        """Return the cost of the gate for one token, without its reads of the LM head, which `Parts.cost` adds.
 
         Args:
             model: The model.
@@ -153,7 +157,7 @@ class Gate(ABC):
 
 
 class Threshold(ABC):
-    """Base class of threshold rules: a row exits if its score is greater than the value.
+    """Base class of threshold rules: a row exits if its score is greater than the rule's value at this block.
 
     Examples:
         A threshold that is higher for the first token of an answer:
@@ -181,7 +185,13 @@ class Threshold(ABC):
 
     @abstractmethod
     def sql(self, max_new_tokens: int) -> str:
-        """Return SQL for the threshold, from a probe's column ``position`` and the block number ``l``."""
+        """Return SQL for the value that the score must exceed, for replays, which compute exits without the model.
+
+        It may use ``l``, the block number, and ``position``, the token's position in the answer.
+
+        Args:
+            max_new_tokens: Longest answer allowed, in tokens.
+        """
 
 
 class Head(ABC):
@@ -204,9 +214,9 @@ class Head(ABC):
         """
 
     def bounds(self, view: BlockView) -> LogitBounds | None:
-        """Return bounds of the logits that `read` would return; add the int8 rows read to ``view.head_rows_int8``.
+        """Return bounds of the logits that `read` would return; None if the head has none or reads this block exactly.
 
-        Return None if the head has no bounds or always reads this block exactly.
+        Add the number of weight rows read from the LM head's int8 copy to ``view.head_rows_int8``.
         """
         return None
 
@@ -237,7 +247,8 @@ class Head(ABC):
     def cost_beyond_rows(self, model: ModelInterface, blocks: Sequence[int]) -> Cost:
         """Return the cost of reading out the given blocks, minus that of one whole LM-head read for each of them.
 
-        It is nonzero for trained exit heads, and negative if they are smaller than the LM head.
+        It corrects `cost`, which counts each read-out as one of the LM head. It is nonzero for trained exit heads, and
+        negative if they are smaller than the LM head.
         """
         return Cost()
 
@@ -299,7 +310,10 @@ class KVPolicy(ABC):
     def verification_cost(
         self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost], drafting: Drafting
     ) -> Cost:
-        """Return what verification adds to `cost` in one answer, without FLOPs of the LM head."""
+        """Return what verification adds to `cost` in one answer, without FLOPs of the LM head; by default 0.
+
+        ``drafting`` has the drafts that verification discarded; other arguments as in `cost`.
+        """
         return Cost()
 
 
@@ -322,7 +336,7 @@ class Parts:
 
     @property
     def why_not_certified(self) -> str | None:
-        """Reason why exits cannot be decided from bounds of the logits; None if they can."""
+        """Reason why exits cannot be decided from bounds of the logits, without the exact LM head; None if they can."""
         if not self.gate.is_bounded:
             return "its gate's score cannot be bounded from intervals of the logits"
         if self.head.certified() is None:
@@ -394,7 +408,10 @@ class Parts:
         return sum((self.evaluation_cost(model, layer) * times for layer, times in evaluated.items()), Cost())
 
     def kv_cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """Return the KV policy's cost in one answer; zero if no token reads the keys and values that it writes."""
+        """Return the KV policy's cost in one answer; zero if no token reads the keys and values that it writes.
+
+        Arguments as in `cost`.
+        """
         if self.kv_policy.deferred is None and not self.reads_skipped:
             return Cost()
         return self.kv_policy.cost(model, exit_layers, block_costs)
@@ -402,7 +419,8 @@ class Parts:
     def evaluation_cost(self, model: ModelInterface, exit_layer: int) -> Cost:
         """Return the gate's cost for one token: all gate blocks up to its exit layer, and updates of answer memory.
 
-        LM-head reads of `Gate.score` are left out, but `Head.cost_beyond_rows` is included.
+        LM-head reads of `Gate.score` are left out. Included is what trained exit heads cost more or less than the LM
+        head (`Head.cost_beyond_rows`).
         """
         gate_blocks = [block for block in self.gate_blocks(model.n_blocks) if block <= exit_layer]
         read = gate_blocks if self.gate.reads_logits else [exit_layer]
@@ -410,11 +428,14 @@ class Parts:
         return self.gate.cost(model, gate_blocks) + remembering + self.head.cost_beyond_rows(model, read)
 
     def score_sql(self, n_blocks: int) -> str | None:
-        """Return SQL for the score at block ``l``, given a token's row of a probe; None if the probe lacks columns."""
+        """Return SQL for the gate's score at block ``l``, over the columns of a probe; None if a probe lacks columns.
+
+        A probe is the stored record of every block's predictions, one row per token.
+        """
         return self.gate.score_sql(self.gate_blocks(n_blocks)) if self.head.reads_vocabulary else None
 
     def exit_layer_sql(self, n_blocks: int, max_new_tokens: int, score_sql: str, first_position: int = 1) -> str:
-        """Return SQL for the exit layer of one token, given its row of a probe.
+        """Return SQL for a token's exit layer, over the columns of a probe (stored predictions of every block).
 
         Args:
             n_blocks: Number of decoder blocks, L.

@@ -73,7 +73,7 @@ class LogitBounds(Protocol):
         """Return the token ids [A] of the largest exact logits, or None if the bounds leave any row undecided."""
 
     def take(self, index_A: Tensor) -> LogitBounds:
-        """Return the bounds of a subset of the batch's rows, given by index.
+        """Return the bounds of a subset of the rows, given by their indices.
 
         `rescored_A` restarts at 0 in the result, since weight rows read before are counted in this object.
         """
@@ -86,17 +86,20 @@ class DecoderCache(Protocol):
     """
 
     def fill_from_state(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
-        """Fill keys and values of the skipped blocks block+1..L, projected from the exit states, when the step ends.
+        """Fill keys and values of blocks block+1..L by projecting the exit states ``hidden_AD`` of the rows ``rows_A``.
 
-        They replace those written earlier in the step, for example by `run_rest`. Within a step, calls come in
-        ascending order of ``block``.
+        This takes effect when the step ends. They replace those written earlier in the step, for example by
+        `run_rest`. Within a step, calls come in ascending order of ``block``.
         """
 
     def run_rest(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> Tensor:
-        """Run blocks block+1..L, which write their exact keys and values; return the states after block L, [A, D]."""
+        """Run blocks block+1..L on the rows ``rows_A`` from their exit states; return the states after block L, [A, D].
+
+        The blocks write their exact keys and values.
+        """
 
     def evict(self, block: int, rows_A: Tensor | None) -> None:
-        """Mask the token's position in blocks block+1..L: later tokens do not attend to it (`KVPolicy.evicts`)."""
+        """Mask the rows' current position in blocks block+1..L: later tokens do not attend to it there."""
 
     def defer(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
-        """Leave blocks block+1..L empty until a later token of the row runs them (`KVPolicy.deferred`)."""
+        """Store the exit states, and leave blocks block+1..L empty until a later token of the same row runs them."""

@@ -43,7 +43,7 @@ class ActiveRows:
     texts_A: tuple[tuple[Sequence[int], Sequence[int]], ...] = ()
 
     def take(self, index: Sequence[int], index_A: Tensor) -> ActiveRows:
-        """Return a subset of the active rows, selected by ``index``; ``index_A`` is the same index on the device."""
+        """Return the active rows at the places ``index`` (0..A-1); ``index_A`` is the same index on the device."""
         return ActiveRows(
             tuple(self.positions_A[at] for at in index),
             tuple(self.seeds_A[at] for at in index),
@@ -56,7 +56,7 @@ class ActiveRows:
 
     @classmethod
     def joined(cls, groups: Sequence[ActiveRows]) -> ActiveRows:
-        """Return several groups of a batch's rows as one; groups do not overlap, and none is the whole batch."""
+        """Return several groups of rows of one batch as one group; they do not overlap, and none is the whole batch."""
         one_after_another = itertools.chain.from_iterable
         return cls(
             tuple(one_after_another(group.positions_A for group in groups)),
@@ -83,7 +83,8 @@ class BlockView:
             (`Gate.start_answers`). Empty for a first token that is read from prefill.
         earlier: States [A, D] after blocks 0 (the embedding) to block-1, only if the gate needs the history.
         previous_score_A: Score at the previous gate block; None at the first gate block.
-        ahead_LAD: States after every block, only if the gate looks ahead.
+        model: The model that decodes.
+        ahead_LAD: States after blocks 1..L, only if the gate looks ahead (an oracle); else None.
         head_rows: Weight rows of the LM head read for each active row: one number for all of them, or [A].
         head_rows_int8: Weight rows of the LM head's int8 copy read for each active row.
         head_fallbacks: Number of times the exact LM head was read because bounds left a decision open.
@@ -156,7 +157,7 @@ class BlockView:
     def bounds(self) -> LogitBounds | None:
         """Lower and upper bounds of the logits after this block, computed once.
 
-        None if the head has no bounds or the exact logits were read already.
+        None if the head has no bounds or the exact logits were read first.
         """
         if self._read is None and self._bounds is None:
             self._bounds = self._head.bounds(self)
@@ -196,7 +197,7 @@ class BlockView:
         return self.hidden_AD if block == self.block else self.earlier[block]
 
     def normed_state(self, block: int) -> Tensor:
-        """Return the state [A, D] after ``block``, with the final norm applied; it is reused until a row exits."""
+        """Return the state [A, D] after ``block``, with the final norm applied; cached until a row exits."""
         if block not in self._normed:
             self._normed[block] = self.model.final_normed(self.state(block))
         return self._normed[block]
@@ -223,7 +224,7 @@ class BlockView:
         return ids_AK.masked_fill(value_AK < value_AK.amax(-1, keepdim=True), self.model.vocab_size).amin(-1)
 
     def take(self, index: Sequence[int], index_A: Tensor) -> BlockView:
-        """Return the view of the rows selected by ``index``; ``index_A`` is the same index on the device."""
+        """Return the view of the rows at the places ``index`` (0..A-1); ``index_A`` is the same index on the device."""
         before_A, ahead_LAD = self.previous_score_A, self.ahead_LAD
         view = BlockView(
             block=self.block,
@@ -281,7 +282,7 @@ class BlockView:
         self.head_rows += self.model.vocab_size
 
     def pop_work(self) -> HeadWork | None:
-        """Return the LM-head reads since the last call, and reset their counts; return None if nothing was read."""
+        """Return the number of LM-head reads since the last call, and reset it; return None if nothing was read."""
         if isinstance(self.head_rows, int) and self.head_rows == self.head_rows_int8 == 0 and self._bounds is None:
             return None
         rows_A = torch.as_tensor(self.head_rows).expand(len(self.hidden_AD)).cpu()

@@ -52,7 +52,8 @@ class TracedAnswer:
         about: Row of the answer: lengths, stop reason, scores.
         tokens: One row per token, by position.
         full_ids: Token ids of full depth's answer; None if full depth has not run.
-        probe: One row per token of full depth's answer; empty if it was not probed.
+        probe: Tokens that each block of full depth would predict, one row per token of its answer; empty if this was
+            not recorded.
         gate: The gate's scores at each block, one row per row of `probe`; empty if no scores were recorded.
         texts: Text of each token id.
         number_format: How the run's number format changes full depth, as text; None for float32.
@@ -78,17 +79,17 @@ class TracedAnswer:
 
     @property
     def shared(self) -> int:
-        """Number of tokens before the first that differs from full depth's; all tokens if full depth has not run."""
+        """Number of tokens before the first that differs from full depth's answer; all if full depth has not run."""
         return len(self.tokens) if self.full_ids is None else shared_prefix(self.ids, self.full_ids)
 
     def differs(self, place: int) -> bool:
-        """Return whether the token at index `place`, from 0, differs from full depth's; False if that has not run."""
+        """Return whether the token at index `place`, from 0, differs from full depth's; False without full depth."""
         if self.full_ids is None:
             return False
         return place >= len(self.full_ids) or self.full_ids[place] != self.ids[place]
 
     def full_text(self, place: int) -> str | None:
-        """Return the text of full depth's token at index `place`; None past its answer's end, or if it has not run."""
+        """Return the text of full depth's token at index `place`, from 0; None past its end or without full depth."""
         if self.full_ids is None or place >= len(self.full_ids):
             return None
         return self.texts[self.full_ids[place]]
@@ -170,7 +171,10 @@ def _number_format(database: Database, run: TracedRun) -> str | None:
 
 
 def _labels(database: Database, run: TracedRun, key: str) -> dict[int, str]:
-    """Return an encoder's label names by label id; for regression, where all ids are 0, the run's own output."""
+    """Return the label names in an encoder's and full depth's answers to document `key`, by label id.
+
+    For regression, the only id is 0, and its text is the run's own output.
+    """
     attempts = [attempt for attempt in (run.full_attempt_id, run.attempt_id) if attempt is not None]
     by_attempt = {row["attempt_id"]: row for row in answers(database, attempts, [key]).to_pylist()}
     rows = [by_attempt[attempt] for attempt in attempts if attempt in by_attempt]

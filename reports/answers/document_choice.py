@@ -67,9 +67,9 @@ class RunGroup:
 def choose(database: Database, budget_bytes: int = BUDGET_BYTES) -> list[RunGroup]:
     """Return the groups of runs bundled into the page, sorted by model and task.
 
-    If not everything fits, each group keeps `_METHODS` runs (the best first, see `_by_merit`). All groups keep the same
-    number of documents, spread evenly over the mean exit layer of their tokens. If that is still too much, the groups
-    that ran first are dropped.
+    If not everything fits in `budget_bytes`, each group keeps `_METHODS` runs: full depth, the recommended run, then
+    Pareto-optimal ones. All groups keep the same number of documents, spread evenly over the mean exit layer of their
+    tokens. If that is still too much, the groups that ran first are dropped.
     """
     merit = {row["attempt_id"]: row for row in database.query(_QUALITY).to_pylist()}
     by_setting: dict[str, list[TracedRun]] = defaultdict(list)
@@ -106,7 +106,7 @@ def _group(database: Database, runs: Sequence[TracedRun], best: Sequence[str]) -
 def _by_merit(runs: Sequence[TracedRun], merit: Mapping[str, Mapping[str, float | None]]) -> list[TracedRun]:
     """Return the runs sorted: full depth, Pareto-optimal runs (in score and mean exit layer), all others.
 
-    Within each part, the methods take turns.
+    Within each part, the methods take turns. `merit` has value and mean_exit_layer by attempt id.
     """
     points = {run.attempt_id: _point(merit.get(run.attempt_id)) for run in runs}
     beaten = {attempt_id: _beaten(point, points.values()) for attempt_id, point in points.items()}
@@ -146,7 +146,7 @@ def _fitting(database: Database, groups: Sequence[RunGroup], budget_bytes: int) 
 
 
 def _depths(database: Database, groups: Sequence[RunGroup]) -> list[dict[str, float]]:
-    """Return for each group the mean exit layer of each document's tokens, over the group's runs."""
+    """Return, for each group, the mean exit layer of each document's tokens in the group's runs, by document key."""
     places = {run.attempt_id: place for place, group in enumerate(groups) for run in group.runs}
     depths: list[dict[str, float]] = [{} for _ in groups]
     for row in database.query(_DEPTHS, {"attempts": list(places), "places": list(places.values())}).to_pylist():
@@ -170,7 +170,7 @@ def _with_fewer_runs(group: RunGroup) -> RunGroup:
 
 
 def _spread(group: RunGroup, depths: Mapping[str, float], documents: int) -> RunGroup:
-    """Return the group with `documents` bundled documents, evenly spaced in the order of their mean exit layer."""
+    """Return the group with `documents` bundled documents, evenly spaced when sorted by mean exit layer (`depths`)."""
     if documents >= len(group.keys):
         return group
     ranked = sorted(range(len(group.keys)), key=lambda index: (depths.get(group.keys[index], 0.0), group.keys[index]))
@@ -186,6 +186,9 @@ _FASTEST: Final = """
 
 
 def recommended(database: Database, percent: float = DEFAULT_PERCENT) -> list[str]:
-    """Return the ids of the attempts whose settings are confirmed at an allowed loss of `percent` %, fastest first."""
+    """Return the ids of the runs recommended at an allowed loss of `percent` % of full depth's score, fastest first.
+
+    Their loss was confirmed on documents that were not used to choose them.
+    """
     attempts: list[str] = database.query(_FASTEST, [percent, percent])["attempt_id"].to_pylist()
     return attempts

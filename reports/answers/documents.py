@@ -96,7 +96,10 @@ def _shades(blocks: int) -> list[list[str]]:
 
 
 def _entry(group: RunGroup, groups: Sequence[RunGroup]) -> dict[str, Any]:
-    """Return a group's entry in the index: model, task, runs and documents, which the page lists before unpacking."""
+    """Return a group's entry in the index: model, task, runs and documents, which the page lists before unpacking.
+
+    It has what distinguishes the group from those of `groups` with the same model and task.
+    """
     first = group.runs[0]
     twins = [other.runs[0] for other in groups if _name(other.runs[0]) == _name(first)]
     differing = [name for name in _SETTINGS if len({getattr(run, name) for run in twins}) > 1]
@@ -139,7 +142,10 @@ def _named_runs(group: RunGroup) -> list[dict[str, Any]]:
 
 
 def _threshold(run: TracedRun) -> list[Any] | None:
-    """Return [threshold, description] of a run; the first is None if it varies by token. None without a threshold."""
+    """Return [threshold, description] of a run; None if it has no threshold.
+
+    The number in the list is None if a rule varies the threshold by token.
+    """
     level, rule = run.params.get("threshold"), run.params.get("rule", "constant")
     if rule != "constant":
         return [None, f"threshold by rule {rule}"]
@@ -237,7 +243,7 @@ def _ids(*columns: pa.ChunkedArray) -> list[int]:
 
 
 def _order(token_rows: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -> Ints:
-    """Return the row indices that sort tokens by run, document and position, the order in which the page reads them."""
+    """Return the row indices that sort tokens by run (as in `attempts`), document (as in `keys`) and position."""
     by = (
         token_rows["position"].to_numpy(),
         ranks(token_rows["doc_key"], keys),
@@ -247,7 +253,7 @@ def _order(token_rows: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -
 
 
 def _lengths(token_rows: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -> Ints:
-    """Return the number of tokens of each answer, [runs * documents]."""
+    """Return the number of tokens of each answer, [runs * documents], in the order of `attempts` and `keys`."""
     places = ranks(token_rows["attempt_id"], attempts) * len(keys) + ranks(token_rows["doc_key"], keys)
     return np.bincount(places, minlength=len(attempts) * len(keys))
 
@@ -273,7 +279,7 @@ def _probe_columns(probe: pa.Table, keys: Sequence[str], token_index: _TokenInde
 def _scores(rows: pa.Table, probe: pa.Table, blocks: int) -> tuple[NDArray[np.uint32], list[float]]:
     """Return the gate's scores at the probe's tokens, quantised, [tokens * blocks], and their minimum and maximum.
 
-    All are "none" if the scores in `rows` were not recorded at the tokens of `probe`.
+    `probe` has the tokens of full depth's answers. All scores are "none" if those in `rows` are of other tokens.
     """
     if rows.select(["doc_key", "position"]) != probe.select(["doc_key", "position"]):
         return quantised(np.full(probe.num_rows * blocks, np.nan), 1)
@@ -340,7 +346,7 @@ def packed_texts(database: Database, group: RunGroup) -> bytes:
 
 
 def _in_order(rows: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -> pa.Table:
-    """Return answers or tokens sorted by run and document, the order in which the page reads them."""
+    """Return rows of answers or tokens, sorted by run (as in `attempts`) and document (as in `keys`)."""
     return rows.take(np.lexsort((ranks(rows["doc_key"], keys), ranks(rows["attempt_id"], attempts))))
 
 
@@ -365,7 +371,7 @@ def _by_key(answer_rows: pa.Table, name: str) -> dict[str, str]:
 
 
 def _flat_indices(gate_rows: pa.Table, keys: Sequence[str], blocks: int) -> NDArray[np.int64]:
-    """Return each gate row's index in a flattened array of [documents, blocks]."""
+    """Return, for each row of gate scores (one document and block), its index in a flat [documents * blocks] array."""
     block_N: NDArray[np.int64] = gate_rows["block"].to_numpy().astype(np.int64)
     return ranks(gate_rows["doc_key"], keys) * blocks + block_N - 1
 
@@ -434,13 +440,16 @@ def _names(database: Database, groups: Sequence[RunGroup]) -> list[str]:
 
 
 def bundle_contents(groups: Sequence[RunGroup]) -> tuple[set[str], set[str]]:
-    """Return the ids of the attempts, and the keys of the documents, whose rows are packed for a page."""
+    """Return the ids of the attempts (stored runs), and the keys of the documents, whose rows are packed."""
     attempts = {attempt for group in groups for run in group.runs for attempt in _attempts(run)}
     return attempts, {key for group in groups for key in group.bundled_keys}
 
 
 def _attempts(run: TracedRun) -> list[str]:
-    """Return the ids of the attempts whose rows are packed for a run: its own, its probe's and its gate scores'."""
+    """Return the ids of the attempts whose rows are packed for a run.
+
+    These are its own, that which recorded the predictions of each block (probe), and that with its gate scores.
+    """
     attempts = (run.attempt_id, run.probe_attempt_id, run.scores_attempt_id)
     return [attempt for attempt in attempts if attempt is not None]
 
@@ -450,7 +459,10 @@ def _request(group: RunGroup) -> object:
 
 
 def _contents(group: RunGroup, digests: Mapping[str, list[str]]) -> object:
-    """Return digests of what a group's pack is built from: the rows of its attempts and the texts of token ids."""
+    """Return digests of what a group's pack is built from: the rows of its runs' attempts and the texts of token ids.
+
+    `digests` has them by attempt id, and by the tokenizer's digest.
+    """
     names = [group.runs[0].tokenizer_sha256, *(attempt for run in group.runs for attempt in _attempts(run))]
     return [digests.get(name, []) for name in names]
 

@@ -36,7 +36,7 @@ def pack(header: Mapping[str, Any], columns: Mapping[str, tuple[ArrayLike, int]]
 
 
 def planes_for(largest: int) -> int:
-    """Return the number of bytes per value for values 0..`largest` and one more value, which means "none"."""
+    """Return the bytes per value of a column with values 0..`largest` and one more number, which means "none"."""
     return max(1, ((largest + 1).bit_length() + 7) // 8)
 
 
@@ -76,7 +76,7 @@ def document_scores(
 ) -> tuple[str | None, NDArray[np.uint32]]:
     """Return the name of the task's first metric and its scores in hundredths, [runs, documents].
 
-    The name is None without scores; a missing score is `none_of(2)`.
+    Scores are in the order of `attempts` and `keys`. The name is None without scores; a missing score is `none_of(2)`.
     """
     scores = np.full((len(attempts), len(keys)), none_of(2), dtype=np.uint32)
     metric = None

@@ -109,7 +109,7 @@ def check_claim(database: Database, claim: Claim) -> Verdict:
     """Return the verdict on one ledger entry, by running its query.
 
     Raises:
-        UserError: As `check_claims`.
+        UserError: The query fails, or does not give one row of the columns that the entry needs.
     """
     if claim.evidence_sql is None:
         return Verdict(claim, NOT_COMPARABLE)
@@ -131,7 +131,10 @@ def check_claim(database: Database, claim: Claim) -> Verdict:
 
 
 def _interval(claim: Claim, row: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """Return the evidence's 95 % interval; an exact one if all its rows are equal and the limits of rows are known."""
+    """Return the 95 % interval of the evidence; (None, None) without one.
+
+    If all rows of the evidence are equal and `claim.limits` are known, it is an exact (Clopper-Pearson) interval.
+    """
     value, low, high = row["value"], row["low"], row["high"]
     if claim.limits is None or not (low is None or high is None or _are_equal(low, high)):
         return low, high
@@ -143,7 +146,10 @@ def _interval(claim: Claim, row: Mapping[str, Any]) -> tuple[float | None, float
 
 
 def _verdict(claim: Claim, value: float, low: float | None, high: float | None) -> str:
-    """Return the verdict: the whole interval must decide; without an interval, only exact evidence decides."""
+    """Return the verdict: undecided, unless the entry holds, or fails, for all values from `low` to `high`.
+
+    Without an interval, only evidence that the entry calls exact decides.
+    """
     ends = (value, value) if low is None or high is None else (low, high)
     # Equal rows, or a single one, do not say how much other rows would differ.
     if not claim.exact and _are_equal(*ends):

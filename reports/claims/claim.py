@@ -50,7 +50,8 @@ class Claim:
         n_of: Unit of the sample size: runs, documents, tokens, printed numbers.
         limits: Smallest and largest possible value of a row of the evidence. With them, rows that are all equal get
             an exact interval. None if rows have no such limits or are not a sample.
-        simulated: Whether evidence includes replays or full-depth passes rather than real decodes alone.
+        simulated: Whether evidence includes replays (exits recomputed from recorded predictions, without decoding) or
+            full-depth passes.
         exact: Whether evidence decides without an interval: printed numbers, and facts true of every run or of none.
         suite: Bundled suite that measures it; None if nothing needs to be run.
         then: Command to run after the suite; None if the suite is enough.
@@ -87,11 +88,11 @@ class Claim:
     evidence_sql: str | None
 
     def admits(self, value: float) -> bool:
-        """Return whether the entry holds if the evidence is exactly `value`."""
+        """Return whether the statement holds if the evidence is exactly `value`."""
         return not self.excludes(value, value)
 
     def excludes(self, low: float, high: float) -> bool:
-        """Return whether the entry holds for no value from `low` to `high`."""
+        """Return whether the statement fails for all values of the evidence from `low` to `high`."""
         too_low = self.direction != "at_most" and high < self.bound - self.tolerance
         too_high = self.direction != "at_least" and low > self.bound + self.tolerance
         return too_low or too_high
@@ -149,7 +150,7 @@ class Scope:
 
 
 def scope_of(database: Database, attempts: Sequence[str]) -> Scope | None:
-    """Return the size of the models and the kind of data of these attempts; None without attempts."""
+    """Return the sizes of the models and the kind of data of these attempts (stored runs, by id); None without any."""
     if not attempts:
         return None
     (row,) = database.query(_QUERY, {"attempts": list(attempts)}).to_pylist()
@@ -162,7 +163,7 @@ def _span(low: str, high: str) -> str:
 
 
 def _counted(n: int) -> str:
-    """Return a number of weights with two digits: 930k, 8.0B."""
+    """Return a number of weights as text with at least two digits: ``'930k'``, ``'8.0B'``."""
     for size, suffix in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
         if n >= size:
             return f"{n / size:.2g}{suffix}" if n < 10 * size else f"{n / size:.0f}{suffix}"
@@ -215,7 +216,7 @@ def read_file(file: Traversable) -> tuple[Claim, ...]:
     """Return the ledger entries of one TOML file.
 
     Raises:
-        UserError: As `read_claims`.
+        UserError: The file is not TOML, or an entry is malformed.
     """
     try:
         content = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -287,7 +288,10 @@ def _check_keys(prefix: str, kind: str, entry: Mapping[str, Any]) -> None:
 
 
 def _keys(kind: str, *, is_untested: bool, is_quoted: bool) -> tuple[Keys, Keys]:
-    """Return the required and the optional keys, with their types, of an entry of this kind in a ledger's TOML file."""
+    """Return the required and the optional keys, with their types, of an entry of this kind in a ledger's TOML file.
+
+    `is_untested`: the entry has a reason instead of evidence. `is_quoted`: a claim has the authors' words.
+    """
     words = _QUOTED if is_quoted else _UNQUOTED
     common = {**_COMMON, **(words if kind == CLAIM else {})}
     if kind == CONSISTENCY:

@@ -18,7 +18,7 @@ class Front:
 
 
 def read_front(database: Database) -> Front:
-    """Run the queries title.sql and exports.sql."""
+    """Return the rows for the page's first screen, by running the queries title.sql and exports.sql."""
     return Front(
         *(Frame.query(database, (_HERE / name).read_text("utf-8")).rows for name in ("title.sql", "exports.sql"))
     )

@@ -57,7 +57,7 @@ class Card:
         next_static: Run of the static depth that loses least quality; None if none was run and scored.
         recommendations: Recommendations for increasing allowed losses; each holds up to the next one's `from_percent`,
             the first from 0 % on.
-        timed: Number of timed settings of methods, from which the choice was made.
+        timed: Number of timed settings of early-exit methods, among which `method` was chosen.
     """
 
     rows: tuple[Row, ...]
@@ -95,7 +95,10 @@ def cards(results: Sequence[Row]) -> tuple[Card, ...]:
 
 
 def _settings(results: Sequence[Row]) -> Iterator[tuple[str, tuple[Row, ...]]]:
-    """Yield, per model, task and conditions, the id and the result rows of the setting with the most documents."""
+    """Yield (id, result rows) of the setting with the most documents, per model, task and conditions.
+
+    A setting is a set of comparable runs (same documents and seeds). Models with random weights are left out.
+    """
     trained = [row for row in results if not row["random_weights"]]
     for _, rows in groupby(trained, key=lambda row: (row["model"], row["task"], row["setting"])):
         ways: dict[str, list[Row]] = {}
@@ -149,7 +152,10 @@ def _recommend(rows: Sequence[Row], percent: float) -> Recommendation:
 
 
 def _step(rows: Sequence[Row], percent: float, is_static: bool) -> Row | None:
-    """Return the run that the view `pareto` chooses for an allowed loss, of static depths or of methods; or None."""
+    """Return the run that the view `pareto` chooses at an allowed loss of `percent` %; None if it chooses none.
+
+    It is chosen among static depths if `is_static` is true, else among methods.
+    """
     return next(
         (
             row
@@ -163,7 +169,7 @@ def _step(rows: Sequence[Row], percent: float, is_static: bool) -> Row | None:
 
 
 def is_confirmed(row: Row, percent: float) -> bool:
-    """Return whether a chosen run is confirmed at this allowed loss, on documents not used to choose it."""
+    """Return whether a chosen run loses at most `percent` %, as confirmed on documents not used to choose it."""
     confirmed: float | None = row["confirmed_percent"]
     return confirmed is not None and confirmed <= percent
 
@@ -208,7 +214,7 @@ def _chosen(recommendation: Recommendation) -> tuple[str | None, ...]:
 
 
 def calibrated(card: Card, calibrations: Sequence[Row]) -> tuple[Row, ...]:
-    """Return the rows of the thresholds that calibrations chose, with a guarantee, for the card's model and task."""
+    """Return the `calibrations` rows of thresholds chosen with a guarantee for the card's model and task."""
     names = ("model", "task")
     return tuple(
         row
@@ -248,7 +254,7 @@ def _caution(card: Card) -> str:
 
 
 def _against_static(card: Card, recommendation: Recommendation, name: Name) -> str:
-    """Return a sentence that compares the recommended run with the static depths that were run."""
+    """Return a sentence that compares the recommended run with static depths, which run a fixed number of blocks."""
     static, head = recommendation.static, recommendation.headline
     if static is not None and static is head:
         return _against_method(recommendation, name)
@@ -319,7 +325,10 @@ def _not_confirmed(row: Row, percent: float, name: Name) -> str:
 
 
 def _too_few(card: Card, recommendation: Recommendation) -> str:
-    """Return a sentence on the smallest loss that so few documents can bound; empty if the allowed loss is larger."""
+    """Return a sentence on the smallest loss that the card's few documents can confirm.
+
+    Empty if the recommendation's allowed loss is at least that large, or if the number or scale is unknown.
+    """
     n, full = card.confirming_n, card.full["value"]
     if not n or not full or not 0 < full <= 100:
         return ""

@@ -65,7 +65,7 @@ def stored_suite(database: Database, cell_id: str, name: str, folder: Path | Non
         folder: Folder of its checkpoint, if it comes neither from a recipe nor from the hub.
 
     Returns:
-        As `suite_toml`; None also if there is no such run.
+        TOML; None if there is no such run, or if the database does not define the documents.
     """
     for row in Frame.query(database, EXPORTS.read_text("utf-8")).rows:
         if row["cell_id"] == cell_id:

@@ -69,7 +69,7 @@ class CardText:
 
 
 def pays(card: CardText, percent: float) -> bool:
-    """Return whether a setting that is faster than full depth is confirmed at an allowed loss of `percent`."""
+    """Return whether the recommendation at an allowed loss of `percent` % is confirmed to be faster than full depth."""
     return next(text for text in reversed(card.recommendations) if text.from_percent <= percent).pays
 
 
@@ -123,7 +123,7 @@ class _CardWriter:
         return label_in_sentence(self.names[setting(row)])
 
     def short(self, row: Row) -> str:
-        """Return a setting's label; a baseline's without its name, which the row of the small table already has."""
+        """Return the label of a row's setting; for a baseline only its parameters, since the table row names it."""
         name = self.name(row)
         return name.partition(" ")[2] if row["method"] in BASELINES else name
 
@@ -253,7 +253,7 @@ def _change(row: Row) -> str:
 
 
 def _confirmed_change(row: Row) -> str:
-    """Return the metric's difference to full depth on the confirming documents, and the bound on the loss."""
+    """Return as text the metric's difference to full depth, on documents not used to choose, and the loss's bound."""
     if row["confirming_delta_low"] is None:
         return _change(row)
     digits = metric_digits(row)

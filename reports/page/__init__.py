@@ -228,7 +228,7 @@ def _tally(verdicts: Sequence[Verdict]) -> dict[str, list[tuple[str, int, int]]]
 
 
 def _claims_of(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
-    """Return verdicts by name of the figure or table that shows the claim's subject, in the order of `VERDICTS`."""
+    """Return verdicts by name of the figure or table on the claim's subject, each list in the order of `VERDICTS`."""
     by_item: dict[str, list[Verdict]] = defaultdict(list)
     for it in sorted(verdicts, key=_rank):
         if it.claim.shown_in:
@@ -237,7 +237,7 @@ def _claims_of(verdicts: Sequence[Verdict]) -> dict[str, list[Verdict]]:
 
 
 def _front(material: Material) -> dict[str, Any]:
-    """Return the template variables of the first screen: facts, warning, findings in one line, and cards."""
+    """Return the template variables of the page's first screen: facts, warning, findings about runs, and cards."""
     results = material.rows("summary")
     names, exports = labels(results), {row["cell_id"]: row for row in material.front.exports}
     calibrations = material.rows("calibrations")
@@ -281,7 +281,7 @@ def _points(rows: Sequence[Row], shown: Sequence[int]) -> dict[str, Any]:
 
 
 def _sweep(row: Row) -> str:
-    """Return a key shared by runs that differ only in their threshold."""
+    """Return a key that is equal for result rows that differ only in their threshold."""
     params = {name: value for name, value in json.loads(row["params"]).items() if name != "threshold"}
     return json.dumps([row["method"], params, row["kv_policy"], row["setting_id"], row["execution"]])
 
@@ -292,7 +292,7 @@ def _packed_csv(frame: Frame) -> str:
 
 
 def _split_caption(it: DrawnFigure | FilledTable) -> tuple[str, str]:
-    """Split a caption into the text on a closed card and the remainder.
+    """Split the caption of a figure or table into the text that its closed card shows and the remainder.
 
     The card's text is the figure's finding if there is one, else the first sentence.
     """

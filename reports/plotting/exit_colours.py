@@ -36,7 +36,7 @@ def contrast(first: str, second: str) -> float:
 
 
 def _at(place: float) -> str:
-    """Return the scale's colour at `place`, from 0 (palest) to 1 (darkest), interpolated linearly in sRGB."""
+    """Return the scale's colour at position `place`, from 0 (palest) to 1 (darkest), interpolated linearly in sRGB."""
     steps = list(pairwise(_SCALE))
     index = min(int(place * len(steps)), len(steps) - 1)
     share = place * len(steps) - index

@@ -129,7 +129,7 @@ def legend_above(figure: Figure, handles: Sequence[Line2D | Patch]) -> None:
 
 
 def panel_titles(frame: Frame) -> dict[tuple[str, str, str], str]:
-    """Return panel titles by (task, model, setting): task and model, then the conditions that not all settings have."""
+    """Return panel titles by (task, model, setting): task and model, then the conditions that not all panels share."""
     conditions = differing_conditions(frame.distinct("setting"))
     return {
         (task, model, setting): f"{shorten(task, 30)} · {shorten(model, 40)}\n{conditions[setting]}".rstrip()
@@ -140,9 +140,10 @@ def panel_titles(frame: Frame) -> dict[tuple[str, str, str], str]:
 def draw_points(
     axes: Axes, x: Sequence[float], y: Sequence[float], style: SeriesStyle, *, simulated: bool, connect: bool
 ) -> None:
-    """Draw the markers of one series: filled for real decodes, hollow for simulated ones (replays).
+    """Draw the markers of one series: filled for real decodes, hollow for simulated settings (replays).
 
-    If `connect` is true, a line joins them in the order of x; it is dashed for simulated ones.
+    A replay recomputes exits from recorded predictions, without decoding. If `connect` is true, a line joins the
+    markers in the order of x; it is dashed if `simulated`.
     """
     order = sorted(range(len(x)), key=lambda i: (x[i], y[i]))
     line = ("--" if simulated else "-") if connect else "none"
@@ -255,7 +256,7 @@ def legend_of_series(figure: Figure, styles: dict[str, SeriesStyle], extra: Sequ
 
 
 def simulated_entry() -> Line2D:
-    """Return the legend entry of simulated points (replays of a probe)."""
+    """Return the legend entry of simulated points: exits recomputed from recorded predictions, without decoding."""
     paper = mpl.rcParams["axes.facecolor"]
     return Line2D([], [], color=MUTED, linestyle="--", marker="o", markerfacecolor=paper, label="simulated (replay)")
 
@@ -279,7 +280,7 @@ def draw_published(
 
 
 def published_entry() -> Line2D:
-    """Return the legend entry of values printed in papers (see `draw_published`)."""
+    """Return the legend entry of values printed in papers: a grey cross on a dotted line."""
     return Line2D([], [], color=MUTED, linestyle=":", marker="x", label="published")
 
 
@@ -317,10 +318,10 @@ def sweep_picture(
 ) -> bytes:
     """Return a picture of a threshold sweep, as the content of an image file.
 
-    Left: mean exit layer by threshold. Right: share of tokens equal to full depth's by mean exit layer.
+    Left: mean exit layer by threshold. Right: share of tokens equal to full depth's, by mean exit layer.
 
     Args:
-        title: Name of the replayed rule.
+        title: Name of the exit rule.
         thresholds: Thresholds, in any order.
         mean_exit_layers: Mean exit layer at each threshold, 1..n_blocks.
         token_matches: Share of tokens equal to full depth's at each threshold.

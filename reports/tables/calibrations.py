@@ -27,7 +27,8 @@ def _held_out_cell(row: Row) -> TableCell:
 def needed(row: Row) -> TableCell:
     """Return the cell with the number of documents with which a failed level would have passed at the same mean loss.
 
-    A dash for levels that did not fail, for rules other than Hoeffding-Bentkus, and if the mean loss is δ or more.
+    A level is a threshold that calibration tested. The cell is a dash for levels that did not fail, for rules other
+    than Hoeffding-Bentkus, and if the mean loss is δ or more.
     """
     if row["verdict"] != "failed" or row["rule"] != "hoeffding-bentkus":
         return TableCell(ABSENT, None)

@@ -52,7 +52,7 @@ class TableColumn:
         collapses: Whether it moves to the caption if all rows have the same value.
         on_demand: Whether the page shows it only on request.
         hidden_if_empty: Whether it is left out if no row has a value.
-        among: Builds `cell` from all rows of a table, for cells that depend on other rows.
+        among: Returns the function used as `cell`, given all rows of a table, for cells that depend on other rows.
     """
 
     heading: str
@@ -78,12 +78,12 @@ def text(
 
 
 def method(heading: str) -> TableColumn:
-    """Return a column of method names, with a mark if a method breaks its contract; sorted by name without the mark."""
+    """Return a column of method names, sorted by name. Methods that fail the conformance tests have a mark."""
     return TableColumn(heading, lambda row: TableCell(marked(row, row["method"]), row["method"]))
 
 
 def marked(row: Row, name: str) -> str:
-    """Return `name`, with a mark if the row's method is known to break its contract."""
+    """Return `name`, with a mark if the row's method failed the conformance tests (of the contract of methods)."""
     return f"{BREAKS} {name}" if row["conforms"] is False else name
 
 

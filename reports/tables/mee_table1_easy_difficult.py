@@ -21,7 +21,10 @@ EMPTY = "No data yet: run `nox -s paper -- mee`, or any suite with `probe` cells
 
 
 def _spread(heading: str, name: str, digits: int) -> TableColumn:
-    """Return a table column ``mean ± half of its interval (standard deviation)`` of the quantity `name`."""
+    """Return a table column ``mean ± half of its interval (standard deviation)``.
+
+    They are read from the frame's columns `name`_mean, `name`_half and `name`_std.
+    """
 
     def cell(row: Row) -> TableCell:
         mean, half, std = row[f"{name}_mean"], row[f"{name}_half"], row[f"{name}_std"]
@@ -34,7 +37,10 @@ def _spread(heading: str, name: str, digits: int) -> TableColumn:
 
 
 def _growing(heading: str, name: str, after: str | None = None) -> TableColumn:
-    """Return a table column ``share ± half of its interval % (after block n)``; the column `after` gives n."""
+    """Return a table column ``share ± half of its interval % (after block n)``.
+
+    Columns of the frame are `name` (share), `name`_half and `after` (n; None to leave it out).
+    """
 
     def cell(row: Row) -> TableCell:
         share, half = row[name], row[f"{name}_half"]

@@ -47,12 +47,12 @@ def quality(row: Row) -> TableCell:
 
 
 def delta(row: Row) -> TableCell:
-    """Return the cell of the metric's difference to full depth, with its sign."""
+    """Return the cell of the headline metric's difference to full depth, with its sign."""
     return TableCell(written(row["delta"], f"{{:+.{metric_digits(row)}f}}"), row["delta"])
 
 
 def change(row: Row) -> TableCell:
-    """Return the cell of the metric's difference to full depth with its interval; coloured if that excludes 0."""
+    """Return the cell of the headline metric's difference to full depth with interval; coloured if this excludes 0."""
     low, high = row["delta_low"], row["delta_high"]
     if low is None:
         return delta(row)
@@ -64,7 +64,10 @@ def change(row: Row) -> TableCell:
 
 
 def speedup(row: Row) -> TableCell:
-    """Return the cell of the measured speed-up with its interval; ``≈`` marks one inside the noise floor."""
+    """Return the cell of the measured speed-up with its interval.
+
+    ``≈`` marks one inside the noise floor (full depth timed against itself).
+    """
     if row["is_full_depth"]:
         return TableCell("1", 1.0)
     if row.get("speed_status") == "not measurable":  # rows of the table highlights lack the column: all are measurable
@@ -73,7 +76,10 @@ def speedup(row: Row) -> TableCell:
 
 
 def energy(row: Row) -> TableCell:
-    """Return the cell of full depth's energy over the method's with its interval; ``≈``: inside the noise floor."""
+    """Return the cell of full depth's energy over the method's, with its interval.
+
+    ``≈`` marks one inside the noise floor (full depth measured against itself).
+    """
     return _against_full_depth(row, "energy_ratio", row["inside_energy_floor"])
 
 

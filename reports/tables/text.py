@@ -126,7 +126,7 @@ def _footer(results: _Results) -> list[str]:
 
 
 def calibration_text(database: Path) -> str:
-    """Return every level that calibrations tested, with its verdict, as aligned plain text; empty if there is none.
+    """Return every threshold that calibrations tested, with its verdict, as aligned plain text; empty without any.
 
     Args:
         database: The result database.
@@ -157,7 +157,7 @@ def gist_lines(database: Database, cell_ids: Collection[str] | None = None) -> l
 
     Args:
         database: An open database.
-        cell_ids: Cells whose models and tasks are covered, with all comparable runs; None for all.
+        cell_ids: Ids of cells: only their models and tasks are covered, with all comparable runs; None for all.
     """
     rows = _result_rows(database, cell_ids)
     lines = [*_compared(cards(rows), labels(rows), DEFAULT_PERCENT), *_not_compared(rows)]
@@ -190,7 +190,10 @@ def conclusion(database: Database, cell_ids: Collection[str], percent: float) ->
 
 
 def best_so_far(database: Database, cell_ids: Collection[str] | None = None) -> list[str]:
-    """Return one short line per model and task with a confirmed, timed setting; arguments as in `gist_lines`."""
+    """Return one short line per model and task with a timed setting that is recommended at the default allowed loss.
+
+    `cell_ids` limits them to the models and tasks of these cells; None for all.
+    """
     rows = _result_rows(database, cell_ids)
     names = labels(rows)
     return [
@@ -202,7 +205,7 @@ def best_so_far(database: Database, cell_ids: Collection[str] | None = None) -> 
 
 
 def _result_rows(database: Database, cell_ids: Collection[str] | None) -> tuple[Row, ...]:
-    """Return the page's result rows of these cells' settings, also those of other suites; for None, all rows."""
+    """Return the result rows of all runs comparable with these cells, also from other suites; for None, all rows."""
     (summary,) = (source for source in discover(tables) if source.name == "summary")
     rows = Frame.query(database, summary.sql).rows
     if cell_ids is None:
@@ -230,7 +233,10 @@ def _larger_losses(card: Card, percent: float) -> list[Recommendation]:
 
 
 def _later(card: Card, names: dict[Setting, str], percent: float) -> str:
-    """Return a sentence on the smallest larger loss at which a timed setting is confirmed; empty if there is none."""
+    """Return a sentence on the next allowed loss above `percent` for which a timed setting is recommended.
+
+    Empty if there is none. A recommended setting was confirmed on documents that were not used to choose it.
+    """
     for recommendation in _larger_losses(card, percent):
         if recommendation.headline is not None and recommendation.headline["speedup"] is not None:
             return f" At {recommendation.from_percent:.1f} %: {_gain(recommendation.headline, names)}."

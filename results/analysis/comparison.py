@@ -130,7 +130,7 @@ class Comparison:
 
     Attributes:
         contrasts: One comparison per run B and quantity.
-        warnings: Sentences on settings that differ between two runs, random weights, and broken contracts.
+        warnings: Sentences on settings that differ between two runs, random weights, and failed conformance checks.
         broken: Names of the runs whose method failed its conformance check.
     """
 
@@ -300,7 +300,8 @@ class _Comparer:
     ) -> list[RunContrast]:
         """Return contrasts of the answers: shares of equal tokens and answers, first differing position, and length.
 
-        If token ids are missing or the tokenizers differ, only the length is compared.
+        If token ids are missing or the tokenizers differ, only the length is compared. `blank` is a contrast that has
+        only the names of the runs.
         """
         lengths_a, lengths_b, n = a.lengths, b.lengths, len(a.keys)
         longer = ratio_interval(lengths_b, lengths_a, seed=seed)
@@ -336,7 +337,8 @@ class _Comparer:
     def _speed(self, blank: RunContrast, run_a: Run, run_b: Run, seed: int) -> RunContrast:
         """Return the contrast of speed-ups: run B's divided by run A's, or the reason why they are not comparable.
 
-        Each run's speed-up is measured against full depth timed in the same session, since machines drift.
+        Each run's speed-up is measured against full depth timed in the same session, since machines drift. `blank` is a
+        contrast that has only the names of the runs.
         """
         blank = replace(blank, quantity="speedup", contrast="b / a")
         facts = [self._facts[run.attempt_id] for run in (run_a, run_b)]
@@ -410,7 +412,10 @@ def _interval_contrast(blank: RunContrast, interval: Interval) -> RunContrast:
 
 
 def _adjusted(contrasts: Sequence[RunContrast], lower_is_better: frozenset[str]) -> list[RunContrast]:
-    """Return the contrasts, with Holm's adjusted p-value and the verdict added to those that have a p-value."""
+    """Return the contrasts, with Holm's adjusted p-value and the verdict added to those that have a p-value.
+
+    `lower_is_better` has the names of the metrics of which smaller values are better.
+    """
     adjusted = iter(holm([contrast.p for contrast in contrasts if contrast.p is not None]))
     return [
         contrast if contrast.p is None else _judged(replace(contrast, p_holm=next(adjusted)), lower_is_better)

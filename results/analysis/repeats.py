@@ -58,7 +58,11 @@ class FileComparison:
 
 
 def compare_attempts(stored: Path, repeated: Path) -> list[FileComparison]:
-    """Compare all files of two attempt folders that a repetition must reproduce; return one comparison per file.
+    """Compare a stored attempt's files with those of its repetition; return one comparison per file to be reproduced.
+
+    Args:
+        stored: Folder of the stored attempt.
+        repeated: Folder of the repetition.
 
     Raises:
         UserError: A file is missing or changed, or the attempts have no file to compare.

@@ -1,4 +1,4 @@
-"""Threshold sweep over a probe: where a gate would have let each token exit, and how often correctly.
+"""Replay a gate over a probe (each block's prediction per token) at many thresholds: exit layers and agreement.
 
 A token exits at the first gated block whose score exceeds the threshold, else at the last block. So it stays beyond
 gated block l at all thresholds that are not below its highest score up to l. With sorted thresholds, one number per
@@ -33,7 +33,7 @@ class ThresholdSweep:
         documents: Document keys in order; None if all documents are summed together.
         tokens: Number of tokens, [D].
         exit_layers: Sum of the tokens' exit layers, [D, K].
-        matches: Number of tokens equal to the full-depth token, [D, K].
+        matches: Number of tokens whose block of exit predicts the full-depth token, [D, K].
     """
 
     documents: tuple[str, ...] | None
@@ -76,9 +76,10 @@ def sweep(
     per_document: bool = False,
     first_position: int = 1,
 ) -> ThresholdSweep:
-    """Replay a gate over a probe at every threshold.
+    """Return sums of exit layers and of matches with full depth at every threshold, replayed from a probe.
 
-    Scores and thresholds are compared as FLOAT. At a NULL score no token exits.
+    A replay recomputes exits from the probe's records; the model does not run. Scores and thresholds are compared as
+    FLOAT. At a NULL score no token exits.
 
     Args:
         connection: Connection that can read `source`.
@@ -178,7 +179,7 @@ def _best_so_far(tokens: str, score_sql: str, emitted_sql: str, exits: Sequence[
 
     `exits` are the gated blocks and the last block. `best_l` is the highest gate score at blocks up to l; `match_l` is
     1 if block l would emit the full-depth token. There is one nested SELECT per block: in SQL only a column named ``l``
-    can bind the variable ``l``.
+    can bind the variable ``l``. Other arguments are as in `sweep`.
     """
     query = f"(SELECT *, NULL::FLOAT AS best_0, {exits[0]}::INTEGER AS l FROM {tokens})"
     match = f"({emitted_sql} = full_token_id)::INTEGER"
@@ -194,7 +195,8 @@ def _best_so_far(tokens: str, score_sql: str, emitted_sql: str, exits: Sequence[
 def _thresholds_below(tokens: str, exits: Sequence[int], width: int) -> str:
     """Return SQL that adds to each token row, for every gated block l, `below_l`: the number of thresholds < `best_l`.
 
-    The SQL bisects the list `sorted`, which has `width` thresholds per position.
+    The SQL bisects the list `sorted`, which has `width` thresholds per position. `exits` are the gated blocks and the
+    last.
     """
     gated = exits[:-1]
     query = f"(SELECT *{''.join(f', 0::INTEGER AS below_{block}' for block in gated)} FROM {tokens})"

@@ -35,7 +35,7 @@ class RunningAttempt:
         return max(0.0, now_s - self.owner.started_s)
 
     def left_s(self, now_s: float) -> float | None:
-        """Return the estimated seconds until the attempt ends, at its rate so far.
+        """Return the estimated seconds from `now_s` (seconds since 1970) until the attempt ends, at its rate so far.
 
         None if no document is done yet or the number of documents is unknown.
         """
@@ -58,8 +58,8 @@ class SpoolStatus:
 
     Attributes:
         taken_s: Time at which the spool was read, in seconds since 1970.
-        states: State of every cell by id: the status of its latest finished attempt, else `running`, or `lost` if the
-            process is dead.
+        states: State of every cell by id: the status of its latest attempt that was finished and not interrupted, else
+            `interrupted`, `running`, or `lost` if the process is dead.
         running: Attempts in progress, oldest first; a cell that is repeated is listed here and keeps its old state.
         failures: The latest failures, newest first, at most `SHOWN_FAILURES`.
         damaged: One message per attempt whose status cannot be read.
@@ -144,7 +144,8 @@ class Estimate:
         seconds: Wall time of the attempt; None if no similar cell was run.
         size_bytes: Size of the attempt's folder; None if no similar cell was run.
         basis: Description of the earlier cells on which the estimate is based.
-        at_most: True for an upper bound: the cell shares a pass with others, but the earlier cells did not.
+        at_most: True for an upper bound: one run over the documents computes the cell together with others, but the
+            earlier cells ran alone.
     """
 
     seconds: float | None
@@ -162,11 +163,12 @@ class CellWorkload:
 
     Attributes:
         kind: Kind of the cell.
-        record: Quantities inside blocks that a probe records; empty for other cells.
+        record: Quantities inside blocks that a probe (record of each block's predictions) stores; empty for other
+            cells.
         shape: Kind of model, number of decoder blocks, number of parameters.
         batch_size: Number of documents decoded together.
-        units: Number of documents, times the levels of a calibration or the rounds of a timing (see `units`).
-        shares: True if one pass computes the cell together with other cells.
+        units: Amount of work: number of documents, times the levels of a calibration or the rounds of a timing.
+        shares: True if one run over the documents computes the cell together with other cells.
     """
 
     kind: str
@@ -186,7 +188,8 @@ class CellWorkload:
     def from_json(cls, cell: Mapping[str, Any], pass_cells: int | None = None) -> "CellWorkload":
         """Return the workload described by the content of a cell.json.
 
-        `pass_cells` is the number of cells that shared a pass, from status.json; None if the cell ran alone.
+        `pass_cells` is the number of cells that one run over the documents computed, from status.json; None if the cell
+        ran alone.
         """
         model, task = cell["model"], cell["task"]
         timing, calibration, record = cell.get("timing"), cell.get("calibration"), cell.get("record")
@@ -255,8 +258,8 @@ class History:
     def estimate(self, ask: CellWorkload) -> Estimate:
         """Return the estimated time and disk space of a cell, from the most similar earlier cells.
 
-        Cells with a model of the same size come first. Among these, cells that shared a pass are preferred if this
-        cell will share one, and cells that ran alone otherwise.
+        Cells with a model of the same size come first. Among these, cells that shared a pass (one run over the
+        documents) are preferred if this cell will share one, and cells that ran alone otherwise.
         """
         levels = list(zip(_LEVELS, _keys(ask), strict=True))
         same, other = ask.shares, not ask.shares

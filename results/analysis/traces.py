@@ -1,7 +1,7 @@
-"""Read the token traces of answers, and what the probe of full depth's answer recorded at the same positions.
+"""Read answers' token traces (exit layer and score) and the probe (each block's predictions) of full depth's answer.
 
-A probe runs over full depth's answer. Its signals apply to a token of another run only while both answers are equal so
-far (`shared_prefix`), and to the first token that differs.
+The probe's signals apply to a token of another run only while both answers are equal so far (`shared_prefix`), and to
+the first token that differs.
 """
 
 import json
@@ -190,9 +190,10 @@ def tokens(database: Database, attempts: Collection[str], keys: Collection[str])
 
 
 def probe_rows(database: Database, attempt_id: str | None, keys: Collection[str]) -> pa.Table:
-    """Return what a probe recorded for the documents `keys`: one row per token, ordered by document and position.
+    """Return the predictions of every block at each token of full depth's answers to the documents `keys`.
 
-    Lists in a row have one entry per block.
+    A row per token, ordered by document and position, has lists with one entry per block: most probable tokens, their
+    probabilities, rank and probability of the full-depth token. `attempt_id` is the probe's; None gives no rows.
     """
     return database.query(_PROBED, {"attempts": [attempt_id], "keys": list(keys)})
 
@@ -200,19 +201,23 @@ def probe_rows(database: Database, attempt_id: str | None, keys: Collection[str]
 def gate_scores(database: Database, attempt_id: str | None, keys: Collection[str]) -> pa.Table:
     """Return the gate's scores for the documents `keys`: one row per probed token, ordered by document and position.
 
-    A row has one score per block; NaN if the gate was not evaluated there.
+    A row has one score per block; NaN if the gate was not evaluated there. `attempt_id` is the attempt that stored the
+    scores; None gives no rows.
     """
     return database.query(_SCORED, {"attempts": [attempt_id], "keys": list(keys)})
 
 
 def classified(database: Database, attempts: Collection[str], keys: Collection[str]) -> pa.Table:
-    """Return one row per document and block at which encoder runs evaluated it, ordered by attempt, document, block."""
+    """Return one row per run of an encoder, document and gated block: prediction, gate score, and whether it exited.
+
+    The last block is included. Rows are ordered by attempt, document and block.
+    """
     return database.query(_CLASSIFIED, {"attempts": list(attempts), "keys": list(keys)})
 
 
 @contextmanager
 def read_once(database: Database, attempts: Collection[str], keys: Collection[str]) -> Iterator[None]:
-    """Copy the token rows of some attempts and documents to temporary tables, which exist until the context ends.
+    """Copy the token rows of `attempts` and documents `keys` to temporary tables, which exist until the context ends.
 
     Meanwhile the other functions of this module read only these copies. In a large database, each query would otherwise
     scan all tokens to find those of a few documents.
@@ -229,7 +234,7 @@ def read_once(database: Database, attempts: Collection[str], keys: Collection[st
 
 
 def content_digests(database: Database, attempts: Collection[str], keys: Collection[str]) -> dict[str, list[str]]:
-    """Return digests of all rows that this module can read for some attempts and documents.
+    """Return digests of all rows that this module can read for `attempts` (ids) and documents `keys`.
 
     Returns:
         Digests by attempt and, for the texts of token ids, by tokenizer. If a row changes, its digest changes too.

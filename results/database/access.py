@@ -1,4 +1,4 @@
-"""Access to a database: a fair readers-writer lock, waiting for other processes, and marks of verified files.
+"""Access to a database: a fair readers-writer lock, waiting for other processes, and mark files of checked databases.
 
 DuckDB lets many readers or one writer open a file and refuses all others at once. If readers come and go all the time,
 a writer would never find the file free. So every process first acquires this lock, a lock file next to the database:
@@ -40,7 +40,11 @@ class DatabaseInUse(UserError):
 
 @dataclass(frozen=True)
 class AccessLock:
-    """Access lock that this process holds until `release`; `file` is None if no lock file can be created."""
+    """Access lock of a database that this process holds until `release`: shared by readers, exclusive for a writer.
+
+    Attributes:
+        file: The locked file; None if no lock file can be created, so that nothing is locked.
+    """
 
     file: IO[str] | None
 
@@ -63,6 +67,8 @@ def lock_file(database: Path) -> Path:
 
 def acquire(database: Path, *, alone: bool, deadline: float) -> AccessLock | None:
     """Acquire the access lock of a database, waiting for it; return None if it is not available by the deadline.
+
+    If no lock file can be created, the returned lock locks nothing.
 
     Args:
         database: The database file.
@@ -167,9 +173,9 @@ _verified: dict[Path, tuple[str, tuple[int, ...]]] = {}
 
 
 def remember(path: Path, version: str) -> None:
-    """Record within this process that a database file, in its current state, has the schema of `version`.
+    """Record for this process that a database file, in its current state, was checked and has the schema `version`.
 
-    Call it only while no other process can write the file.
+    `version` is a digest of tables, views and macros. Call it only while no other process can write the file.
     """
     state = file_state(path)
     if state is None:
@@ -179,7 +185,10 @@ def remember(path: Path, version: str) -> None:
 
 
 def leave_mark(path: Path, version: str) -> None:
-    """Write a mark next to a database, which tells other processes that the file has the schema of `version`."""
+    """Write a mark file next to a database, so that other processes can skip the check of its schema.
+
+    The mark says that the file, in its current state, has the schema `version`, a digest of tables, views and macros.
+    """
     with contextlib.suppress(OSError):  # without a mark, the next process checks the database itself
         if (state := file_state(path)) is not None:
             write_whole_file(mark_of(path), json.dumps([version, state]))
@@ -187,12 +196,19 @@ def leave_mark(path: Path, version: str) -> None:
 
 
 def mark_of(path: Path) -> Path:
-    """Return the path of the file next to a database that marks it as verified."""
+    """Return the path of the mark file next to a database, which says that the database's schema was checked."""
     return path.with_name(f".{path.name}.verified")
 
 
 def is_verified(path: Path, version: str) -> bool:
-    """Return whether a database was verified for a version, by this process or by a mark, and has not changed since."""
+    """Return whether a database was already checked against a schema, and the file has not changed since.
+
+    It was checked earlier in this process, or in another one that left a mark file.
+
+    Args:
+        path: The database file.
+        version: Digest of the schema (tables, views, macros) that this version of ExitBench creates.
+    """
     state = file_state(path)
     if state is None:
         return False
@@ -200,12 +216,18 @@ def is_verified(path: Path, version: str) -> bool:
 
 
 def was_marked(path: Path) -> bool:
-    """Return whether a file has a valid mark: it once was a database of ExitBench, even if it was changed since."""
+    """Return whether a file once was a database of ExitBench, even if it was changed since.
+
+    True if a mark file is next to it, and no other user could have written either file.
+    """
     return _marked(path) is not None
 
 
 def _marked(path: Path) -> object:
-    """Return the content of a database's mark; None if it is missing or another user could have written it."""
+    """Return the content of a database's mark file: the schema's digest and the state of the database file.
+
+    None if the mark is missing or unreadable, or if another user could have written the mark or the database.
+    """
     try:
         if not all(_is_private(file) for file in (path, mark_of(path))):
             return None

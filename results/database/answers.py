@@ -48,6 +48,8 @@ class QueryResult:
 def answer(database: Database, sql: str, parameters: Mapping[str, Any]) -> Iterator[QueryResult]:
     """Run a query and yield its result, which can be read until the context ends.
 
+    `parameters` has the value of each `$name` in the query, by name.
+
     Raises:
         UserError: DuckDB rejects the query or fails at a row; the message is DuckDB's.
         KeyboardInterrupt: The user interrupted; the query is cancelled at once.

@@ -79,7 +79,7 @@ PUBLISHED_SOURCE: Final = _table("published_source")
 
 
 def key_rows(engine: sa.Engine, table: str) -> pa.Table:
-    """Return the distinct values of a database table's key columns, as listed in `KEYS`."""
+    """Return the distinct keys in a database table, one row per key, with the key columns that `KEYS` lists."""
     with engine.connect() as connection:
         duck = driver_connection(connection)
         keys: pa.Table = duck.sql(
@@ -89,13 +89,13 @@ def key_rows(engine: sa.Engine, table: str) -> pa.Table:
 
 
 def known_keys(engine: sa.Engine, table: str) -> frozenset[str]:
-    """Return the distinct values of a database table's only key column, as listed in `KEYS`."""
+    """Return the distinct values of a table's key column in `KEYS`; the table must have exactly one."""
     (column,) = KEYS[table]
     return frozenset(key_rows(engine, table)[column].to_pylist())
 
 
 def engine_over(duck: duckdb.DuckDBPyConnection) -> sa.Engine:
-    """Return an SQLAlchemy engine that always uses one open DuckDB connection."""
+    """Return an SQLAlchemy engine whose connections all use the given open DuckDB connection."""
     return sa.create_engine(
         "duckdb://", creator=lambda: ConnectionWrapper(duck), poolclass=StaticPool, json_serializer=canonical_json
     )

@@ -90,7 +90,7 @@ _READER_CONFIG: Final[dict[str, Any]] = {
 
 
 class DamagedDatabase(UserError):
-    """Raised if a damaged file was a database of ExitBench."""
+    """Raised if a damaged file is recognized as a database of ExitBench, which can be rebuilt from the spool."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Database:
         duck: The only DuckDB connection to the file.
         lock: Access lock that is released when the database is closed.
         folder: Temporary folder that the connection reads, if any; deleted when the database is closed.
-        is_ours: True if tables and views are known to be this version's.
+        is_ours: True if tables and views are known to be those of this version of ExitBench.
         fault: Function that converts an error of DuckDB to a message.
     """
 
@@ -141,6 +141,7 @@ class Database:
         """Run one SQL query that returns few rows; return the column names, and the rows as tuples.
 
         DuckDB plans the query once here, but twice in `query`. On a small database, planning takes longer than running.
+        Arguments as in `query`.
 
         Raises:
             UserError: As for `query`.
@@ -258,9 +259,9 @@ def check_path(path: Path) -> None:
 
 
 def connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
-    """Acquire the access lock and open a database file.
+    """Acquire the access lock and open a database file; wait up to `wait_s` seconds for other processes.
 
-    A reader releases the lock as soon as the file is open, a writer when it closes the file.
+    A reader (`read_only`) releases the lock as soon as the file is open, a writer when it closes the file.
 
     Raises:
         UserError: As for `open_database`, except that tables and views are not checked.

@@ -1,4 +1,4 @@
-"""Check that a database is as this version creates it: tables, views, macros, comments, and published results."""
+"""Check that a database is as this version creates it: tables, views, macros, comments, and results of papers."""
 
 import hashlib
 import tomllib
@@ -39,7 +39,7 @@ _COLUMNS: Final = """
 
 
 def comments_source() -> list[str]:
-    """Return the texts that define the comments of all tables, views and columns."""
+    """Return the texts that define all comments: a TOML file for views' columns, and SQL statements for tables."""
     return [_columns_toml(), *(statement for table in TABLES for statement in _on_table(table))]
 
 
@@ -54,7 +54,11 @@ def sections() -> Mapping[str, Mapping[str, Any]]:
 
 
 def column_description(view: str, column: str) -> str | None:
-    """Return the description of a view's column, as declared for the view, all views or a table; None if undeclared."""
+    """Return the description of a view's column; None if there is none.
+
+    It is the one declared for this view, else the one shared by all views. Otherwise it is that of the column of this
+    name in a table whose rows the view shows.
+    """
     view_columns, shared = sections().get(view, {}), sections()[SHARED]
     of_tables = (entry.about for table in shown_tables(view) for entry in TABLES[table].columns if entry.name == column)
     text: str | None = view_columns.get(column) or shared.get(column) or next(of_tables, None)
@@ -117,7 +121,9 @@ _ADVICE: Final = (
 
 
 def is_up_to_date(duck: duckdb.DuckDBPyConnection, location: str) -> bool:
-    """Return whether tables, views, macros and published results are this version's; extra tables are allowed.
+    """Return whether a database's tables, views, macros and published results are those of this version of ExitBench.
+
+    Extra tables are allowed. `location` names the database in messages.
 
     Raises:
         UserError: As for `has_these_tables`.
@@ -172,7 +178,7 @@ def is_empty(duck: duckdb.DuckDBPyConnection, database: str, catalogue: Catalogu
     Arguments as in `has_these_tables`.
 
     Raises:
-        UserError: The database is neither.
+        UserError: The database is neither empty nor one of ExitBench.
     """
     if _VERSION_TABLE in catalogue.tables and catalogue.tables.keys() | catalogue.views.keys() >= _ALWAYS_THERE:
         return False
@@ -189,7 +195,14 @@ def name_and_catalogue(duck: duckdb.DuckDBPyConnection) -> tuple[str, Catalogue]
 
 
 def views_are_current(duck: duckdb.DuckDBPyConnection, contents: Catalogue) -> bool:
-    """Return whether views and macros are this version's, and no macro or type shadows a name that the views use."""
+    """Return whether a database's views, macros and comments are those of this version of ExitBench.
+
+    Extra views are allowed. Extra macros or types are not, since they could shadow a name that the views use.
+
+    Args:
+        duck: Connection to the database.
+        contents: Catalogue of the database, as from `name_and_catalogue`.
+    """
     expected = catalogue_with(views_script(), contents.storage)
     return (
         expected.views.items() <= contents.views.items()
@@ -199,7 +212,7 @@ def views_are_current(duck: duckdb.DuckDBPyConnection, contents: Catalogue) -> b
 
 
 def publications_are_current(duck: duckdb.DuckDBPyConnection) -> bool:
-    """Return whether the rows of `published_result` in a database are this version's."""
+    """Return whether table `published_result` (values printed in papers) has the rows of this version of ExitBench."""
     return _stored_digest(duck, "published_source") == publications_digest()
 
 

@@ -135,7 +135,7 @@ def _sorted(sql: str) -> str:
 
 
 def _entries(sql: str, start: int) -> tuple[list[str], int]:
-    """Return the comma-separated entries from `start` to the closing parenthesis, and the position of the latter."""
+    """Return the comma-separated entries from `start` to the closing parenthesis, and the parenthesis's position."""
     entries, depth, is_quoted = [], 0, False
     for at in range(start, len(sql)):
         character = sql[at]

@@ -32,7 +32,7 @@ class DamagedFile(SpoolError):
 
 
 def write_digested_folder(folder: Path, fill: Callable[[Path], None]) -> None:
-    """Write a folder with a seal, completely or not at all; keep the folder if it already has a seal.
+    """Write a folder with a seal (digests of its files), completely or not at all; keep a folder that has a seal.
 
     Args:
         folder: Path of the folder; parents are created.
@@ -80,7 +80,7 @@ def unique_name(stem: str) -> str:
 
 
 def check_digested_folder(folder: Path, files: Collection[str]) -> None:
-    """Check every file of a folder against the digest in the folder's seal.
+    """Check every file of a folder against its digest in the folder's seal, which must list exactly `files`.
 
     Raises:
         DamagedFile: The seal lists other files, or a file is missing or was changed; the message names it.
@@ -110,7 +110,7 @@ def read_digests(path: Path) -> dict[str, str]:
 
 
 def check_digest(path: Path, digest: str) -> None:
-    """Check one file against its digest.
+    """Check that a file has the SHA-256 `digest`.
 
     Raises:
         DamagedFile: The file is missing, no regular file or changed; the message names it.
@@ -266,7 +266,13 @@ if sys.platform == "win32":
         )
 
     def lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> bool:
-        """Lock an open file until it is closed; return False if another process holds the lock and `wait` is False."""
+        """Lock an open file until it is closed; return False if another process holds the lock and `wait` is False.
+
+        Several processes can hold a `shared` lock at once.
+
+        Raises:
+            OSError: The file cannot be locked, for example because its file system does not support locks.
+        """
         handle = wintypes.HANDLE(msvcrt.get_osfhandle(descriptor))
         flags = (0 if shared else _EXCLUSIVE) | (0 if wait else _AT_ONCE)
         place = _Overlapped(offset_high=1)  # a byte far beyond the text: locked bytes cannot be read by other processes
@@ -282,8 +288,10 @@ else:
     def lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> bool:
         """Lock an open file until it is closed; return False if another process holds the lock and `wait` is False.
 
+        Several processes can hold a `shared` lock at once.
+
         Raises:
-            OSError: The file system does not support locks.
+            OSError: The file cannot be locked, for example because its file system does not support locks.
         """
         try:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))

@@ -150,7 +150,7 @@ def is_damage(error: BaseException) -> bool:
 
 
 def is_system_error(error: BaseException) -> bool:
-    """Return whether an error is caused by the file or the machine, not by the data that was written."""
+    """Return whether an error is caused by the file or the machine (damage, full disk), not by the written data."""
     cause = driver_error(error)
     # A commit fails for lack of space, or because a key is duplicated.
     at_commit = isinstance(cause, duckdb.TransactionException) and "onstraint" not in str(cause)

@@ -83,7 +83,8 @@ def first_fault(record: Mapping[str, Any], keys: Keys) -> str | None:
 
     Args:
         record: Top-level object of a JSON file.
-        keys: Rules for its keys; keys without a rule are ignored.
+        keys: Rules by section ('' for the record itself, or the key of an object in it) and key. Keys without a rule
+            are ignored.
     """
     for section, values in keys.items():
         part = record.get(section) if section else record

@@ -1,4 +1,4 @@
-"""Convert the JSON files of checked attempts to rows of the tables of cells, attempts, machines, models and data."""
+"""Convert the JSON files of attempts to rows of the tables of cells, attempts, software, machines, models and data."""
 
 from collections.abc import Mapping, Sequence, Set
 from datetime import UTC, datetime
@@ -44,7 +44,7 @@ def insert_catalogue(connection: sa.Connection, records: Sequence[AttemptRecord]
 
     Args:
         connection: A writable database; nothing is committed here.
-        records: New attempts.
+        records: New attempts, whose files were checked against their digests.
         stored: Ids of artifacts that the database has already.
 
     Returns:
@@ -150,7 +150,10 @@ def _requested_data(data: Any) -> dict[str, Any] | None:
 
 
 def setting_id(identity: Mapping[str, Any]) -> str:
-    """Return the id shared by cells that do the same work: a digest of the identity without method, kind and inputs."""
+    """Return the id shared by cells that do the same work by different methods: a digest of parts of their identity.
+
+    The identity is a cell's complete definition. Method, KV policy, kind, and the cells that it reads are left out.
+    """
     return content_id({key: value for key, value in identity.items() if key not in _NOT_SETTING})
 
 
@@ -158,7 +161,7 @@ def comparable_id(setting_id: str, env_id: str, hw_id: str, products: Mapping[st
     """Return the id shared by attempts whose times may be compared, a digest of setting, software and machine.
 
     Args:
-        setting_id: Id of the work, as from `setting_id`.
+        setting_id: Id of the work (model, documents, generation settings), as from the function `setting_id`.
         env_id: Id of the software environment.
         hw_id: Id of the machine.
         products: Ways chosen to multiply by each weight matrix; None if the attempt recorded none.

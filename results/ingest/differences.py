@@ -83,9 +83,10 @@ def fill_differences(connection: sa.Connection) -> None:
 
 
 def _rows(run: dict[str, Any], documents: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield one run's rows of `quality_difference`: for all documents, and for the choosing and the confirming part.
+    """Yield one run's rows of `quality_difference`: for all documents, and for each of two parts of them.
 
-    The rows for the parts are left out if the metric's difference is not a mean over documents.
+    Settings are chosen on the choosing part, and the choice is measured on the confirming part. Rows for parts are left
+    out if the metric's difference is not a mean over documents.
 
     Args:
         run: Row of `wanted_difference`.
@@ -119,9 +120,10 @@ def _rows(run: dict[str, Any], documents: list[dict[str, Any]]) -> Iterator[dict
 def _document_contributions(
     metric: str, delta: float, differences: NDArray[np.float64], documents: list[dict[str, Any]]
 ) -> NDArray[np.float64] | None:
-    """Return each document's contribution to a metric's difference `delta` between a run and full depth.
+    """Return each document's contribution to the difference `delta` between a run and full depth in a metric, [n].
 
-    The mean of the contributions is `delta`; None if no known contributions have this mean.
+    The mean of the contributions is `delta`; None if no known contributions have this mean. `differences` are those of
+    the documents' own scores; `documents` has the statistics of both runs, from which corpus metrics are computed.
     """
     if not documents:
         return None

@@ -90,7 +90,7 @@ class MergeReport:
         kind: Kind of the source.
         added: Number of new attempts (for benchmarks: files).
         existing: Number of attempts that were in the spool already.
-        rescored: Number of rescores of attempts that were in the spool already.
+        rescored: Number of rescores (scores under another metric version) of attempts that were in the spool already.
         problems: One message per part of the source, or of this spool, that was left out.
     """
 
@@ -131,7 +131,7 @@ def kind_of(source: Path) -> Kind:
 
 
 def merge(source: Path, spool_root: Path, database_path: Path) -> MergeReport:
-    """Import a source into the spool, then fill the database from it.
+    """Import a spool, a snapshot or a file of benchmarks into the spool, then fill the database from the spool.
 
     Raises:
         UserError: The source cannot be imported or is damaged, or contains an attempt that is in the spool with other
@@ -177,7 +177,7 @@ def _merge_benchmarks(source: Path, spool_root: Path) -> int:
 def _merge_snapshot(
     source: Path, spool_root: Path, stored: Mapping[str, str], keys: Mapping[str, pa.Table]
 ) -> tuple[int, int, int]:
-    """Store the rows of a snapshot that the database lacks as another snapshot in the spool.
+    """Store those rows of a snapshot that the database lacks, as a new snapshot in the spool.
 
     Args:
         source: Folder of the snapshot.
@@ -250,7 +250,7 @@ class Imported:
     Attributes:
         added: Number of new attempts.
         existing: Number of attempts that were known already.
-        rescored: Number of new rescores of attempts that were known already.
+        rescored: Number of new rescores (scores under another metric version) of attempts that were known already.
         problems: One message per attempt or record that was not imported.
     """
 
@@ -310,7 +310,7 @@ def import_spool(source: Path, spool_root: Path, stored: Mapping[str, str]) -> I
 
 
 def _finished(source: Path, problems: list[str]) -> Iterator[tuple[Attempt, str]]:
-    """Yield every finished attempt of a spool with the digest of its DONE file.
+    """Yield (attempt, SHA-256 of its DONE file) for every finished attempt of a spool.
 
     For an attempt whose DONE file is unreadable, a message is added to `problems` instead.
     """

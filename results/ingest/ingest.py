@@ -40,8 +40,8 @@ def ingest(
         spool_root: The spool; attempts may be in progress.
         database_path: The database; created if missing.
         progress: Called after each group of attempts with (attempts seen, attempts in the spool).
-        say: Called with a message if another process has the database open, which is waited for as in `patiently`.
-            None limits the wait to that of `open_database`.
+        say: Called with a message if another process has the database open; the wait for it then has no limit if it
+            runs ExitBench, else `PATIENCE_S`. None limits the wait to the `WAIT_S` seconds of `open_database`.
 
     Raises:
         UserError: As for `open_database`.

@@ -126,10 +126,11 @@ class SpoolLoader:
     def _checked_groups(
         self, stored: Set[str]
     ) -> Iterator[tuple[list[Attempt], dict[Attempt, "Future[AttemptRecord | SpoolError]"]]]:
-        """Yield each group of attempts, and the checks of its new attempts as futures.
+        """Yield (group of attempts, checks of its new attempts) as long as there are attempts not seen yet.
 
-        The checks of the next group run while the yielded group is added, and also between two calls of `load`.
-        `stored` are the ids of attempts in the database.
+        A check is a future, by attempt: the files are read and compared with their digests. Checks of the next group
+        run while the yielded group is added, and also between two calls of `load`. `stored` are the ids of attempts in
+        the database.
         """
         before: tuple[list[Attempt], dict[Attempt, Future[AttemptRecord | SpoolError]]] | None = None
         for group in self._groups(stored):
@@ -171,7 +172,10 @@ class SpoolLoader:
 
 
 def load_spool(engine: sa.Engine, spool_root: Path, progress: Callable[[int, int], None] | None = None) -> IngestReport:
-    """Add all finished attempts of the spool that the database lacks, in one call of `SpoolLoader.load`."""
+    """Add all finished attempts of the spool that the database lacks, in one call of `SpoolLoader.load`.
+
+    `progress` is called with (attempts seen, attempts in the spool) after each group of attempts.
+    """
     loader = SpoolLoader(spool_root, progress)
     loader.load(engine)
     return loader.report
@@ -225,7 +229,7 @@ def _read(attempt: Attempt) -> AttemptRecord | SpoolError:
 def _load_records(engine: sa.Engine, records: Sequence[AttemptRecord], artifacts: set[str]) -> SpoolError | None:
     """Add checked attempts to the database, all or none; return the problem of one of them, or None if all were added.
 
-    `artifacts` is as in `_load_group`.
+    `artifacts` has the ids of machines, models and data sets known to be stored; those of the attempts are added to it.
 
     Raises:
         UserError: The database cannot take more rows, for example because the disk is full.
@@ -318,9 +322,10 @@ _FILL: Final = {
 
 
 def fill_sql(table: str, rows: str) -> str | None:
-    """Return SQL that derives rows per document from new rows per token, and inserts them; None for other tables.
+    """Return SQL that derives rows per document from new rows per token of a table, and inserts them.
 
-    Rows of `document_exit` are derived from `token_exit`, and rows of `document_probe` from `probe_token`.
+    None for tables from which no rows are derived. Rows of `document_exit` are derived from `token_exit`, and rows of
+    `document_probe` from `probe_token`.
 
     Args:
         table: Table of the new rows.

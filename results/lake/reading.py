@@ -63,6 +63,8 @@ def open_lake(lake: str) -> Database:
 def _fill(duck: duckdb.DuckDBPyConnection, opened: list[LakeTable]) -> set[str]:
     """Load a lake's small tables into a database and create views over its large ones.
 
+    `opened` has the lake's tables, `attempt` first.
+
     Returns:
         The ids of attempts that the lake has completely.
     """
@@ -83,7 +85,7 @@ def _fill(duck: duckdb.DuckDBPyConnection, opened: list[LakeTable]) -> set[str]:
 
 
 def _select(duck: duckdb.DuckDBPyConnection, table: LakeTable, complete: Collection[str]) -> str:
-    """Return SQL that selects the rows of a lake's table that belong to complete attempts.
+    """Return SQL that selects the rows of a lake's table that belong to the attempts with ids in `complete`.
 
     The SQL reads Parquet files of a directory. For a bucket, it reads an Arrow data set that is registered here.
     """

@@ -49,9 +49,10 @@ _PROCESS: Final = re.compile(r"-(\d+)$")
 
 @dataclass(frozen=True)
 class Garbage:
-    """File or folder that can be removed, or the traces in an attempt's folder.
+    """File or folder that can be removed, or the traces (files with a row per token or reading) in an attempt's folder.
 
     Attributes:
+        kind: Why it can be removed.
         path: The file or folder; for traces, the attempt's folder.
         attempt_id: Attempt whose rows are to be deleted from the database too; None if there are none to delete.
     """
@@ -100,6 +101,8 @@ def find_garbage(spool_root: Path, path: Path, *, superseded: bool, traces: bool
 
 def remove_garbage(garbage: Sequence[Garbage], path: Path, progress: Callable[[int, int], None] | None = None) -> None:
     """Remove the files returned by `find_garbage`, and the rows of superseded attempts from the database at `path`.
+
+    `progress` is called with (entries removed, entries in `garbage`).
 
     Raises:
         UserError: The database is in use, or a file cannot be removed.
@@ -219,7 +222,7 @@ def _traces(finished: Sequence[Attempt], stored: _StoredAttempts) -> Iterator[Ga
 
 
 def _trace_tables(record: AttemptRecord) -> list[str]:
-    """Return the names of an attempt's tables that are traces and are not needed by other cells."""
+    """Return the names of an attempt's tables that are traces (listed in `TRACES`) and not needed by other cells."""
     scored = {"tokens"} if "choices" in record.tables else set()
     return [table for table in TRACES if table in record.tables and table not in scored]
 

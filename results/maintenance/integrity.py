@@ -75,6 +75,8 @@ class _DatabaseContents:
 def check(spool_root: Path, path: Path, progress: Callable[[int, int], None] | None = None) -> CheckReport:
     """Compare every file of the spool with its digest, and the rows of every attempt in the database with its files.
 
+    `path` is the database. `progress` is called with (attempts checked, attempts in the spool).
+
     Raises:
         UserError: There is no database, or it is in use.
     """
@@ -135,7 +137,7 @@ def counted_rows(record: AttemptRecord) -> dict[str, int]:
 
 
 def stored_rows(database: Database) -> dict[str, dict[str, int]]:
-    """Return the number of rows in the database by attempt and table, without metrics from rescores."""
+    """Return the number of rows in the database by attempt and table, without metrics that were rescored later."""
     counts: dict[str, dict[str, int]] = {}
     for table in (filled.name for filled in FILES.values()):
         condition = "JOIN attempt USING (attempt_id) WHERE scored_at = ended_at" if table == "metric" else ""
@@ -180,7 +182,7 @@ def _read_indexes(database: Database) -> None:
 
 
 def _differences(record: AttemptRecord, stored: _DatabaseContents) -> Iterator[str]:
-    """Yield a message for each difference between the database and a checked attempt."""
+    """Yield a message for each difference between an attempt's files and its rows in the database."""
     attempt_id, path = record.attempt.attempt_id, record.attempt.path
     if attempt_id not in stored.done_sha256:
         yield f"{path}: is not in the database; the next run adds it."

@@ -79,10 +79,12 @@ class Attempt:
 
 @dataclass(frozen=True)
 class AttemptStatus:
-    """Status of an attempt.
+    """Status of an attempt in the spool.
 
-    `status` is one of `schema.STATUSES`, 'unfinished' if DONE is missing, or 'damaged' if status.json cannot be read;
-    then `reason` says why.
+    Attributes:
+        path: The attempt's folder.
+        status: One of `schema.STATUSES`, 'unfinished' without the file DONE, or 'damaged' if status.json is invalid.
+        reason: Why the attempt did not succeed, or why it is damaged; None if no reason is known.
     """
 
     cell_id: str
@@ -94,9 +96,12 @@ class AttemptStatus:
 
 @dataclass(frozen=True)
 class AttemptRecord:
-    """Finished attempt whose files have been checked against DONE.
+    """Finished attempt whose files have been checked against the digests in its file DONE.
 
     Attributes:
+        cell: Content of cell.json.
+        env: Content of env.json.
+        status: Content of status.json.
         tables: Names of the tables whose Parquet files are present.
         digests: SHA-256 of every file, by file name, as listed in DONE.
         done_sha256: SHA-256 of DONE itself.
@@ -172,7 +177,7 @@ class AttemptWriter:
         return self.path / LOG_FILE
 
     def progress(self, done: int, total: int | None = None) -> None:
-        """Record the number of finished documents, for processes that watch the spool."""
+        """Record the number of finished documents, and their total if known, for processes that watch the spool."""
         self._owner.progress(done, total)
 
     def write(self, table: str, rows: pa.Table) -> None:
@@ -199,6 +204,8 @@ class AttemptWriter:
         pass_cells: int | None = None,
     ) -> None:
         """Finish the attempt: close its Parquet files, write these values to status.json, then write DONE.
+
+        `pass_cells` is the number of cells that one run over the documents answered; None if the cell ran alone.
 
         Raises:
             SpoolError: The status is unknown, or the attempt is already finished.
@@ -268,7 +275,7 @@ def _following_id(spool_root: Path, cell_id: str) -> str:
 
 
 def quarantine(spool_root: Path, attempt: Attempt, why: str) -> Path:
-    """Move a damaged attempt to the quarantine, with the reason next to its files; return its new path."""
+    """Move a damaged attempt to the spool's quarantine folder, and write the reason there; return its new path."""
     places = spool_root / QUARANTINE / attempt.cell_id
     target = places / attempt.attempt_id
     number = 2
@@ -331,17 +338,26 @@ def deciding_statuses(attempts: Iterable[Attempt]) -> Iterator[AttemptStatus]:
 
 
 def latest_status(spool_root: Path) -> dict[str, AttemptStatus]:
-    """Return the status of every cell in the spool, by cell id; see `deciding_statuses` for the choice of attempt."""
+    """Return the status of every cell in the spool, by cell id.
+
+    It is that of the cell's latest attempt that was finished and not interrupted, or else of its latest attempt.
+    """
     return {status.cell_id: status for status in deciding_statuses(scan_spool(spool_root))}
 
 
 def attempt_status(spool_root: Path, cell_id: str) -> AttemptStatus | None:
-    """Return one cell's status, chosen among its attempts as in `deciding_statuses`; None if it has no attempt."""
+    """Return the status of one cell, that of its latest attempt with an outcome, or else of its latest attempt.
+
+    An attempt that was interrupted or is unfinished has no outcome. None if the cell has no attempt.
+    """
     return next(deciding_statuses(cell_attempts(spool_root, cell_id)), None)
 
 
 def read_status(attempt: Attempt) -> AttemptStatus:
-    """Return the status in an attempt's status.json, or 'unfinished' without DONE, or 'damaged' if it is invalid."""
+    """Return the status in an attempt's status.json, or 'damaged' if that file is invalid.
+
+    An attempt without the file DONE is 'unfinished'.
+    """
     status: str = UNFINISHED
     reason: str | None = None
     if attempt.finished:
@@ -357,7 +373,7 @@ def read_status(attempt: Attempt) -> AttemptStatus:
 
 
 def read_attempt(path: Path) -> AttemptRecord:
-    """Check every file of a finished attempt against DONE and read its JSON files.
+    """Check every file of a finished attempt against its digest in the file DONE, and read the JSON files.
 
     Raises:
         DamagedFile: DONE is missing or unreadable, or a file is missing, no regular file or changed; the message names

@@ -32,7 +32,7 @@ class Owner:
 
     Attributes:
         started_s: Start of the attempt, in seconds since 1970.
-        done: Number of documents (or timed units) finished so far.
+        done: Number of documents (of a timing: batches) finished so far.
         total: Total number; None if unknown.
     """
 

@@ -63,12 +63,18 @@ def upper_bound(values: ArrayLike, greatest: float, tail: float = TAIL) -> float
 
 
 def least_upper_bound(n: int, tail: float = TAIL) -> float:
-    """Return the upper bound of the mean loss, 0..1, from n documents without any loss: the least that n can show."""
+    """Return the upper bound of the mean loss, 0..1, from n documents without any loss: the least that n can show.
+
+    `tail` is the probability that the mean is above the bound.
+    """
     return 1.0 - float(tail ** (1 / n))
 
 
 def documents_to_bound(loss: float, tail: float = TAIL) -> int:
-    """Return how many documents, all without loss, are needed to bound the mean loss by `loss`, above 0 and below 1."""
+    """Return how many documents, all without loss, are needed to bound the mean loss by `loss`, above 0 and below 1.
+
+    `tail` is the probability that the mean is above the bound.
+    """
     return math.ceil(math.log(tail) / math.log1p(-loss))
 
 

@@ -226,7 +226,7 @@ def jackknife(rows: Floats, aggregate: Aggregate) -> Floats:
 
     Args:
         rows: Statistics to be summed, one row per document, [n, S], n at least 2.
-        aggregate: As for `aggregate_interval`.
+        aggregate: Maps summed statistics [..., S] and document counts [...] to metric values [...].
     """
     n = len(rows)
     left_out_values = np.asarray(aggregate(rows.sum(axis=0) - rows, np.full(n, n - 1.0)), dtype=np.float64)
@@ -302,7 +302,10 @@ def standard_error(influence: Floats) -> float:
 
 
 def t_quantile(n: int, probability: float = 1 - _TAIL) -> float:
-    """Return the quantile of Student's t distribution for the mean of n documents: n - 1 degrees of freedom."""
+    """Return Student's t quantile for the mean of n documents, with n - 1 degrees of freedom.
+
+    The default `probability` gives the half-width of a 95% interval in standard errors.
+    """
     from scipy.special import stdtrit
 
     return float(stdtrit(n - 1, probability))
@@ -357,9 +360,10 @@ def as_sums(rows: Floats, aggregate: Aggregate) -> tuple[Floats, Aggregate]:
 
 
 def paired_as_sums(rows_a: Floats, rows_b: Floats, aggregate: Aggregate) -> tuple[Floats, Floats, Aggregate]:
-    """Apply `as_sums` to two runs over the same documents; return A's rows, B's rows, and the function of their sums.
+    """Return rows of numbers per document for runs A and B, and the function from the sum of rows to the metric.
 
-    A document with equal statistics in both runs has equal rows.
+    As in `as_sums`, a metric that is no function of sums gets one-hot rows, whose sum counts each document. A document
+    with equal statistics in both runs has equal rows.
     """
     n = len(rows_a)
     rows, from_sums = as_sums(np.concatenate([rows_a, rows_b]), aggregate)

@@ -137,8 +137,8 @@ def permutation_test(rows_a: Floats, rows_b: Floats, aggregate: Aggregate, *, se
     exchange. The test is exact up to `EXACT_DOCUMENTS` documents that differ, else it draws `DRAWS` exchanges.
 
     Args:
-        rows_a: [n, S], as for `difference`.
-        rows_b: [n, S].
+        rows_a: Statistics of run A, one row per document, [n, S].
+        rows_b: Statistics of run B for the same documents in the same order, [n, S].
         aggregate: Function from summed statistics to the metric.
         seed: Seed of the random exchanges.
     """

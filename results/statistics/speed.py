@@ -21,7 +21,7 @@ WIDEST: Final = 10.0
 
 
 def median_times(readings: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """Return the median time per document, from (document key, time) pairs of full depth or of a method."""
+    """Return the median time by document key, from (document key, time) pairs of full depth or of a method."""
     by_document: defaultdict[str, list[float]] = defaultdict(list)
     for doc_key, reading in readings:
         by_document[doc_key].append(reading)

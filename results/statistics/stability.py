@@ -41,7 +41,10 @@ def stability(p_final_NL: NDArray[np.floating], cosine_last_NL: NDArray[np.float
 
 
 def _falls(values_NK: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Return, per token and block k = 1..K-1, the largest decrease from its value to a later block's, [N, K - 1]."""
+    """Return, per token and block k, the largest decrease from block k's value to a later block's, [N, K - 1].
+
+    `values_NK` has the values of N tokens at blocks 1..K; the result has columns k = 1..K-1.
+    """
     least_NK = np.minimum.accumulate(values_NK[:, ::-1].astype(np.float64), axis=1)[:, ::-1]
     return values_NK[:, :-1].astype(np.float64) - least_NK[:, 1:]
 

@@ -25,7 +25,10 @@ QUESTION_KINDS: dict[int, tuple[Kind, ...]] = {
 
 
 def labelled_sentence(draw: Draw, level: int) -> Record:
-    """Generate a sentence and its label, 1 for happy and 0 for not; number words point, word to word, to the mood."""
+    """Generate a sentence and its label: 1 if the mood word that it leads to is `happy`, else 0.
+
+    It begins with a number word: the position of the word to read next, which is another number word or the mood.
+    """
     kind = draw.choose(QUESTION_KINDS[level])
     label = draw.chance(0.5)
     hops = draw.choose((1, level)) if kind == "copy" else int(kind[-1])

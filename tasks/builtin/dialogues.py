@@ -17,7 +17,7 @@ _STATES: tuple[Kind, ...] = ("state1", "state2", "state3")
 
 
 def dialogue(draw: Draw, level: int) -> Record:
-    """Generate one dialogue with its summary, at a difficulty level."""
+    """Generate one dialogue with its summary, at a difficulty level (1 to 3)."""
     speaker, other, *people = draw.sample(NAMES, 2 + FACTS[level])
     chains = draw_chains(draw, people)
     ends = {fact.subject: (chain[-1].object_, len(chain) - i) for chain in chains for i, fact in enumerate(chain)}
@@ -45,14 +45,14 @@ def dialogue(draw: Draw, level: int) -> Record:
 
 
 def _brings(draw: Draw, speaker: str, level: int) -> tuple[str, Words]:
-    """Return the speaker's statement about an item that they bring, and the words that summarise it."""
+    """Return the speaker's statement about an item that they bring, and its summary as (word, kind) pairs."""
     item = draw.choose(ITEMS)
     her: Words = (("her" if is_woman(speaker) else "his", "agreement"),)
     return f"I bring my {item} .", ((speaker, "copy"), ("brings", "frame"), *her, (item, "copy"))
 
 
 def _has(draw: Draw, speaker: str, level: int) -> tuple[str, Words]:
-    """Return the speaker's statement about fruit that they have, eat and find, and the words that summarise it.
+    """Return the speaker's statement about fruit that they have, eat and find, and its summary as (word, kind) pairs.
 
     The summary says how many are left.
     """

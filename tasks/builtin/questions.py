@@ -104,12 +104,18 @@ STOPS = (2, 3)
 
 
 def question(draw: Draw, level: int) -> Record:
-    """Generate one question with its context and answer, with the question kinds of evaluation data."""
+    """Generate one question with its context and answer, of a kind drawn with the frequencies of evaluation data.
+
+    The kind says what the answer needs, such as `hop2`: two facts. `level` is the difficulty, 1 to 3.
+    """
     return _question(draw, SIZES[level].facts, draw.choose(SIZES[level].evaluation_kinds))
 
 
 def exercise(draw: Draw, level: int) -> Record:
-    """Generate one question with its context and answer, with the question kinds of training data."""
+    """Generate one question with its context and answer, of a kind drawn with the frequencies of training data.
+
+    The kind says what the answer needs, such as `hop2`: two facts. `level` is the difficulty, 1 to 3.
+    """
     return _question(draw, SIZES[level].facts, draw.choose(SIZES[level].training_kinds))
 
 

@@ -194,7 +194,7 @@ class Clause:
 
 
 def translation(draw: Draw, level: int) -> Record:
-    """Generate one English sentence and its French translation."""
+    """Generate one English sentence and its French translation, at a difficulty level (1 to 3)."""
     kind = draw.choose(("action", "action", "state", "state", "part", "mood"))
     make = {"action": _action, "state": _state, "part": _part, "mood": _mood}[kind]
     clause = make(draw, level)

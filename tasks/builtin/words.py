@@ -88,7 +88,7 @@ T = TypeVar("T")
 
 
 class Draw:
-    """Source of random choices, determined by a key."""
+    """Source of random choices; the same key gives the same choices."""
 
     def __init__(self, key: str) -> None:
         """Seed the random choices with a string."""

@@ -8,9 +8,10 @@ from exitbench.tasks.summarisation import rouge_scorer
 
 
 def narrativeqa(doc: Mapping[str, Any], results: Sequence[str]) -> dict[str, float]:
-    """Return token F1 and exact match by SQuAD's rules, 0..1, and ROUGE-L, 0..100.
+    """Return token F1 and exact match by SQuAD's rules, 0..1, and ROUGE-L, 0..100, of an answer, by metric name.
 
-    Each is the highest value over the reference answers.
+    `doc` is the record with the reference answers, `results` holds the generated one. Each value is the highest over
+    the reference answers.
     """
     answers = [answer["text"] for answer in doc["answers"]]
     rouge = max(rouge_scorer("rougeL").score(answer, results[0])["rougeL"].fmeasure for answer in answers)

@@ -98,6 +98,8 @@ class LeafConfig:
 def leaf_configs(name: str, settings: LmEvalSettings) -> tuple[LeafConfig, ...]:
     """Return the configurations of the single tasks that a name stands for: a task, or members of a group or tag.
 
+    The suite's `settings`, such as the number of few-shot examples, are applied.
+
     Raises:
         UserError: The name does not exist; or its tasks differ in requests or scoring, so that their scores cannot be
             combined.
@@ -254,7 +256,7 @@ SHIPPED = Path(__file__).parent / "yaml"
 
 @cache
 def catalogue(include: str | None) -> "dict[str, Entry]":
-    """Return lm-eval's index entries of all known tasks, groups and tags, by name.
+    """Return lm-eval's index entries (kind, YAML file, tags) of all known tasks, groups and tags, by name.
 
     As in lm-eval, the user's names override lm-eval's.
 
@@ -275,7 +277,11 @@ def catalogue(include: str | None) -> "dict[str, Entry]":
 
 
 def find(name: str, include: str | None) -> "Entry":
-    """Return lm-eval's index entry of a task, group or tag.
+    """Return lm-eval's index entry (kind, YAML file, tags) of a task, group or tag.
+
+    Args:
+        name: Name of the task, group or tag.
+        include: Folder of the user's YAML files; None for none.
 
     Raises:
         UserError: The name does not exist; the message lists similar names.

@@ -93,7 +93,9 @@ class Leaf:
         return self._docs[split]
 
     def subset_task(self, split: str, ordinals: Sequence[int], chat: Chat | None) -> Any:
-        """Return a copy of lm-eval's task that is restricted to the documents with these indices in a split.
+        """Return a copy of lm-eval's task that is restricted to the documents with indices `ordinals` in a split.
+
+        `chat` is a system message and a chat template for the prompts; None for neither.
 
         A document's few-shot examples are the same as when all documents are evaluated, so its prompt does not depend
         on the selection.
@@ -336,6 +338,8 @@ def use_sandbox() -> None:
 @contextmanager
 def time_limit(seconds: float, what: str) -> Iterator[Callable[[], float]]:
     """Limit the CPU time of a `with` block; yield a function that returns the seconds left at its end.
+
+    `what` names the limited work in the error message.
 
     The limit is a signal, which also interrupts regular expressions. Only the main thread receives signals: in other
     threads there is no limit.

@@ -47,7 +47,10 @@ class Aggregation:
 
 
 def aggregation(function: Callable[..., Any] | None) -> Aggregation | None:
-    """Return the equivalent of lm-eval's aggregation function; None if it cannot be written with sums."""
+    """Return an aggregation function of lm-eval rewritten with sums over documents; None if that is impossible.
+
+    Also None if `function` is None.
+    """
     if function is None:
         return None
     try:
@@ -202,7 +205,7 @@ class LmEvalMetric:
 
     @property
     def bounds(self) -> tuple[float, float] | None:
-        """Lowest and highest possible value, on this project's scale; None if unbounded."""
+        """Lowest and highest possible value, on this project's scale (proportions: 0..100); None if unbounded."""
         bounds = (0.0, 1.0) if self.scale == 100 and self.aggregation.bounds is None else self.aggregation.bounds
         return bounds and (self.scale * bounds[0], self.scale * bounds[1])
 
@@ -235,7 +238,9 @@ def metrics_of(leaf: LeafConfig) -> tuple[LmEvalMetric, ...]:
 
 
 def aggregate_of(metric: str) -> Callable[[FloatArray, FloatArray], FloatArray]:
-    """Return the function from summed statistics to a metric's value, given only the metric's name in results.
+    """Return the function that computes a metric from (summed statistics, number of documents), by its name in results.
+
+    Its value is on this project's scale: 0..100 for proportions, else lm-eval's.
 
     Raises:
         UserError: lm-eval has no such metric, or it cannot be written with sums.
@@ -253,7 +258,9 @@ def aggregate_of(metric: str) -> Callable[[FloatArray, FloatArray], FloatArray]:
 
 
 def document_score(metrics: Sequence[LmEvalMetric], by_filter: Mapping[str, Mapping[str, Any]]) -> DocumentScore:
-    """Return a document's score on this project's scale.
+    """Convert lm-eval's results for one document into its score: a value per metric, and statistics that are summed.
+
+    Values that are proportions are scaled from 0..1 to 0..100; all others are lm-eval's.
 
     Args:
         metrics: Metrics of the document's task.
@@ -278,7 +285,7 @@ def _scale(metric: str, sums: Aggregation) -> float:
 
 
 def name_of(metric: str, filter_name: str) -> str:
-    """Return this project's name of an lm-eval metric that is computed after the named filter."""
+    """Return this project's name of an lm-eval metric computed after a filter, such as `exact_match,strict-match`."""
     return metric if filter_name == "none" else f"{metric},{filter_name}"
 
 
@@ -340,7 +347,11 @@ def evaluate(
 ) -> tuple[dict[str, DocumentScore], dict[str, float]]:
     """Have lm-eval evaluate a model; return the scores by document key, and lm-eval's aggregated values by metric.
 
-    See `LmEvalTask.evaluate`.
+    Args:
+        lm: lm-eval's `LM`.
+        selection: Per single task and split: the documents, by lm-eval's index.
+        metrics: Metrics of the tasks.
+        chat: A system message and a chat template; None for neither.
     """
     from lm_eval.evaluator import evaluate as evaluate_in_lm_eval
 
@@ -369,7 +380,8 @@ def score(
 ) -> dict[str, DocumentScore]:
     """Score existing responses, given by document key; return the scores by document key.
 
-    See `LmEvalTask.score_responses`.
+    A document has one response per request of lm-eval; `LmEvalTask.score_responses` describes them. `selection` has
+    the documents of each single task and split, by lm-eval's index.
     """
     scores: dict[str, DocumentScore] = {}
     for leaf, split, documents in selection:

@@ -25,7 +25,7 @@ def read_hellaswag(path: Path, name: str | None, split: str) -> list[dict[str, A
 
     Plain text has six lines per question: context, label 0 to 3, four endings. The context is the activity, a colon,
     and both parts of the JSON lines' context. The second part is the unfinished sentence at the end, in lower case;
-    lm-eval capitalizes it.
+    lm-eval capitalizes it. `name` and `split` are ignored.
 
     Raises:
         UserError: The number of lines is no multiple of six, or a label is invalid.
@@ -60,6 +60,8 @@ _MBPP_SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "validation": ra
 def read_mbpp(path: Path, name: str | None, split: str) -> list[dict[str, Any]]:
     """Read the problems of one split of MBPP: a single file of JSON lines, whose task ids determine the split.
 
+    `name` is ignored.
+
     Raises:
         UserError: A problem has no integer `task_id`.
     """
@@ -78,7 +80,7 @@ def read_mmlu(path: Path, subject: str | None, split: str) -> list[dict[str, Any
 
     Columns are question, four choices and the answer: without a header and with answers A to D, as published by the
     authors; or under the header `question,choice0,...,choice3,answer` with answers 0 to 3. An archive without a file of
-    the subject gives no questions.
+    the subject gives no questions. `split` is ignored.
 
     Raises:
         UserError: A file is damaged, or a record is not a multiple-choice question.
@@ -130,7 +132,7 @@ def _mmlu_question(row: list[str], location: str, subject: str) -> dict[str, Any
 def read_narrativeqa(path: Path, name: str | None, split: str) -> list[dict[str, Any]]:
     """Read NarrativeQA: a JSON list of summaries with their questions, or any table with the hub's fields.
 
-    A list of {context, qas: [{question, answer}]} gives one record per question.
+    A list of {context, qas: [{question, answer}]} gives one record per question. `name` and `split` are ignored.
 
     Raises:
         UserError: A field is missing or of another type.
@@ -155,7 +157,7 @@ _STRATEGYQA_TEXTS = ("qid", "term", "description", "question")
 
 
 def read_strategyqa(path: Path, name: str | None, split: str) -> list[dict[str, Any]]:
-    """Read StrategyQA: the authors' JSON list, or any table with its fields.
+    """Read StrategyQA: the authors' JSON list, or any table with its fields; `name` and `split` are ignored.
 
     Raises:
         UserError: A field is missing or of another type.

@@ -91,11 +91,11 @@ class LmEvalTask(Task):
         return self._metrics[metric].bounds
 
     def aggregate(self, metric: str, total: FloatArray, n: FloatArray) -> FloatArray:
-        """Return lm-eval's aggregated value of a metric from summed statistics; see `Task.aggregate`."""
+        """Return lm-eval's value of a metric [...] from sums [..., S] of its S statistics over `n` documents [...]."""
         return self._metrics[metric].aggregate(total, n)
 
     def instances(self, documents: Sequence[Document], chat: Chat | None = None) -> "dict[str, list[Instance]]":
-        """Return lm-eval's requests per document, by document key, in the order of their `idx`.
+        """Return lm-eval's requests per document, by document key, in the order of lm-eval's request index (`idx`).
 
         Args:
             documents: Documents from `load`.
@@ -125,8 +125,8 @@ class LmEvalTask(Task):
             confirm_run_unsafe_code: Code that the model wrote may be run, if the task's scoring does that.
 
         Returns:
-            The score of each document, by its key; and lm-eval's own aggregated value of each metric, on this project's
-            scale.
+            The score of each document, by its key; and lm-eval's own aggregated value of each metric, with
+            proportions scaled to 0..100.
 
         Raises:
             UserError: The task runs code that the model wrote, and that was not confirmed.
@@ -172,10 +172,10 @@ class LmEvalTask(Task):
         return responses
 
     def score(self, doc: Document, output: str) -> DocumentScore:
-        """Return the scores of one text of a generation task.
+        """Return the scores of a generated text (`output`).
 
-        For a document from `with_reference`, each metric has its best value if the task's filters return the same for
-        the text and the reference; else it has its worst value.
+        For a document whose reference is another output (`with_reference`), scores only tell agreement. Each metric has
+        its best value if the task's filters extract the same from both texts, else its worst value.
         """
         if "reference" in doc.fields:
             return self._same(doc, output)
@@ -247,7 +247,7 @@ class LmEvalTask(Task):
         """Group documents by single task and split of lm-eval.
 
         Returns:
-            Per group: the single task, the split, and the documents by lm-eval's index.
+            Per group: the single task with its data, the split, and the documents by lm-eval's index in the split.
         """
         grouped: dict[tuple[Source, str, str], dict[int, Document]] = {}
         for document in documents:

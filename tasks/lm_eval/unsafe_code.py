@@ -54,7 +54,7 @@ _NAMESPACE_OPTIONS: Final = (
 
 
 def pass_at_1(references: list[str], predictions: list[str]) -> float:
-    """Return the share of programs that pass their tests, as lm-eval's metric of this name does."""
+    """Return the share of programs (`predictions`) that pass their tests (`references`), as lm-eval's `pass_at_1`."""
     passed = [passes(code, tests) for tests, code in zip(references, predictions, strict=True)]
     return sum(passed) / len(passed)
 

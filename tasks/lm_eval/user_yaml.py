@@ -89,6 +89,11 @@ def read_folder(folder: Path) -> list[dict[str, Any]]:
 def check_config(config: Mapping[str, Any], location: str, *, is_group: bool = False) -> None:
     """Check that the configuration of a task or group is pure data, from which lm-eval loads no code.
 
+    Args:
+        config: The configuration, as read from YAML.
+        location: File (and member of a group), for messages.
+        is_group: Whether it is a group, whose members are checked too.
+
     Raises:
         UserError: The configuration is invalid; the message names the key and what is allowed.
     """

@@ -14,7 +14,7 @@ from exitbench.terminal import number_of, tell
 
 
 def annotate_runs(arguments: Namespace) -> int:
-    """Tag the answers of runs that this tagger has not tagged yet, and ingest the tags.
+    """Tag the words of stored answers with parts of speech, and ingest the tags; skip runs that the tagger has tagged.
 
     Returns:
         1 if a run could not be tagged or ingested, else 0.

@@ -1,4 +1,4 @@
-"""``exitbench compare`` and ``replay``: compare runs on the same documents, replay thresholds on a stored probe."""
+"""``exitbench compare`` and ``replay``: compare runs on the same documents, or recompute exits from a stored probe."""
 
 import sys
 import tomllib
@@ -53,9 +53,10 @@ _PICTURES: Final = (".pdf", ".png", ".svg")
 
 
 def replay(arguments: Namespace) -> int:
-    """Replay a method at several thresholds on a stored probe, and print one row per threshold.
+    """Recompute a method's exits at several thresholds from a stored probe, without decoding; print a row for each.
 
-    A row has the mean exit layer, and the share of tokens equal to full depth's.
+    A probe records what each block would predict, per token. A row has the mean exit layer, and the share of tokens
+    equal to full depth's.
 
     Raises:
         UserError: The model and task match no probe or several, a parameter is unknown, or the method's score cannot be

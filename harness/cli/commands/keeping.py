@@ -22,7 +22,7 @@ from exitbench.terminal import number_of, tell
 
 
 def db(arguments: Namespace) -> int:
-    """Check the database, or rebuild it from the spool; return 1 if there are problems or attempts were left out.
+    """Check the database, or rebuild it from the spool (files of all runs); return 1 if there were problems, else 0.
 
     Raises:
         UserError: The database is in use or cannot be written, or would lose rows.
@@ -93,6 +93,8 @@ LAKE: Final = "lake"
 def export(arguments: Namespace) -> int:
     """Write the results to a new folder, as Parquet tables or JSON records; or add them to a lake.
 
+    A lake is a folder or S3 prefix that collects results of many machines.
+
     Raises:
         UserError: There is no database, the folder exists or cannot be written, or an option belongs to another format.
     """
@@ -116,7 +118,7 @@ def export(arguments: Namespace) -> int:
 
 
 def _export_lake(arguments: Namespace) -> int:
-    """Add to a lake those attempts that it does not contain yet."""
+    """Add to a lake (results of many machines) those attempts (runs of cells) that it does not contain yet."""
     from exitbench.results.lake.export import export_lake
 
     if arguments.folder != Path(LAKE):
@@ -150,7 +152,7 @@ _KINDS = {"spool": "a spool", "snapshot": "an export", "benchmarks": "benchmark 
 
 
 def import_results(arguments: Namespace) -> int:
-    """Import results from elsewhere into the spool and the database; return 1 if an attempt or file was left out.
+    """Import a spool, snapshot or benchmark file into the spool and the database; return 1 if anything was left out.
 
     Raises:
         UserError: The source cannot be imported, or contradicts results that exist here.

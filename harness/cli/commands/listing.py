@@ -104,7 +104,10 @@ def _methods_like(pattern: str) -> Iterator[str]:
 
 
 def _verdicts(names: Sequence[str]) -> Mapping[str, str]:
-    """Return the conformance verdict of each method by its name; unchanged bundled methods are not checked again."""
+    """Return each method's conformance verdict (`conforms`, or what is wrong) by the method's name.
+
+    Bundled methods whose code is unchanged since their check are not checked again: they conform.
+    """
     from exitbench.harness.conformance import USUAL
     from exitbench.harness.conformance.process import examine_apart
     from exitbench.harness.conformance.shipped import conforming_sources

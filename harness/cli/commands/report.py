@@ -42,6 +42,9 @@ LOOK_S: Final = 20.0
 def report(arguments: Namespace) -> int:
     """Write the report and print its path; or draw single figures; or print or write tables as text.
 
+    Returns:
+        1 if a figure could not be drawn, else 0.
+
     Raises:
         UserError: The database cannot be opened, its findings forbid a final report, or the folder cannot be written.
     """

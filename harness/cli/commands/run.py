@@ -32,7 +32,7 @@ from exitbench.terminal import number_of, tell
 
 
 def plan(arguments: Namespace) -> int:
-    """Print every cell of a suite with its state, and the estimated time and disk space of a run."""
+    """Print each cell of a suite with its state (new, done, ...), and the estimated time and disk space of a run."""
     options = run_options(arguments)
     suite_plan, retry = plan_suite(options), options.retry
     estimates = estimate_plan(suite_plan, Runs(options.runs).spool, retry)
@@ -75,7 +75,11 @@ def _basis(estimates: Collection[Estimate]) -> str:
 
 
 def _cell_lines(group: Group, pass_cells: Mapping[str, int]) -> Iterator[str]:
-    """Yield one line per cell; the line of the first cell of a shared pass says how many cells share the pass."""
+    """Yield one line per cell of a group; the first cell of a pass says how many cells share it.
+
+    A pass is a run of the model whose results belong to several cells. `pass_cells` has its number of cells, by the id
+    of its first cell.
+    """
     for cell in group.cells:
         cells = pass_cells.get(cell.item.cell.cell_id, 1)
         notes = [note for note in (cell.why, f"one pass for {cells} cells" if cells > 1 else "") if note]
@@ -126,7 +130,7 @@ def train(arguments: Namespace) -> int:
 
     Raises:
         UserError: The suite or recipe is unknown, data are missing, or a folder cannot be written.
-        KeyboardInterrupt: The user interrupted; the same command resumes from the latest resume points.
+        KeyboardInterrupt: The user interrupted; the same command resumes from the latest saved states of the trainings.
     """
     from exitbench.harness.engine.checkpoints.digest import describe_checkpoint
     from exitbench.results.ingest.ingest import ingest

@@ -19,9 +19,10 @@ _CLEAR = "\033[2J\033[H"
 
 
 def status(arguments: Namespace) -> int:
-    """Print cell counts, running attempts, last failures, remaining time and size of the spool.
+    """Print cell counts by state, running attempts, latest failures, and the size of the spool (files of all runs).
 
-    With ``--lake``, print the state of a lake instead.
+    With a suite, print the estimated time left too. With ``--lake``, print instead the state of a lake (results of many
+    machines in one place).
 
     Raises:
         UserError: The spool or the lake cannot be listed, or the suite cannot be used.

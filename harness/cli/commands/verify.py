@@ -60,7 +60,7 @@ def shown_value(value: Any) -> str:
 
 
 def this_machine(threads: int) -> EnvironmentDescription:
-    """Return the software and hardware of this machine, as an attempt that starts now would record them."""
+    """Return the software and hardware of this machine, as an attempt with `threads` threads would record them now."""
     from exitbench.harness.running.environment import environment_and_hardware
 
     return EnvironmentDescription("this machine, now", environment_and_hardware(threads))

@@ -19,7 +19,9 @@ _SHARE = 0.9
 
 
 def read_device_map(table: TomlTable) -> RequestedMap | None:
-    """Return the ``device_map`` that a suite's table of a model requests; None if the table has no such key.
+    """Return the ``device_map`` that a model's table in a suite requests; None if the table has no such key.
+
+    It is ``auto``, or pairs of a device and its number of decoder blocks.
 
     Raises:
         UserError: ``device_map`` is neither ``auto`` nor a table from devices to numbers of blocks.

@@ -33,7 +33,7 @@ CACHE_VERSION = 6
 
 @dataclass(frozen=True)
 class Description:
-    """Everything a plan needs to know about a checkpoint.
+    """Everything that planning a suite needs to know about a checkpoint.
 
     Attributes:
         model: Identity of the model: name, digests, kind, numbers of blocks and parameters.
@@ -53,7 +53,7 @@ class Description:
 
 
 def describe_checkpoint(name: str, folder: Path) -> ModelRef:
-    """Return the identity of a checkpoint (name, digests, number of blocks); arguments as in `inspect_checkpoint`."""
+    """Return only the identity of a checkpoint (name, digests, sizes); arguments as in `inspect_checkpoint`."""
     return inspect_checkpoint(name, folder).model
 
 
@@ -73,7 +73,7 @@ def inspect_checkpoint(name: str, folder: Path, engine: EngineChoice = "auto") -
     Args:
         name: Name of the model in the suite; the quantization of a converted GGUF file is appended.
         folder: A Hugging Face checkpoint: config.json, safetensors (one or more), tokenizer files.
-        engine: Engine that is requested.
+        engine: Engine that the suite requests: ``auto``, ``lean`` or ``hosted``.
 
     Raises:
         UserError: The engine cannot read the checkpoint, or the tokenizer is missing or has more tokens than the model.
@@ -97,7 +97,8 @@ def inspect_checkpoint(name: str, folder: Path, engine: EngineChoice = "auto") -
 def _cached(cache: Path, stamps: Mapping[str, list[int]], name: str) -> Description | None:
     """Return the description in a cache file; None if it is unusable or was computed from other files.
 
-    ``stamps`` are the size and the two timestamps of each file in the folder, by name.
+    ``stamps`` are the size and the two timestamps of each file in the folder, by name. ``name`` is the model's name,
+    which the cache file does not hold.
     """
     try:
         record = read_json(cache)
@@ -158,7 +159,7 @@ def _no_end(eos_ids: frozenset[int], tokenizer: Any) -> tuple[str, ...]:
 
 
 def _config_sha256(folder: Path) -> str:
-    """Return the SHA-256 of config.json, combined with special token ids that differ in generation_config.json."""
+    """Return the SHA-256 of config.json, combined with special token ids that generation_config.json changes."""
     from exitbench.harness.engine.checkpoints.loading import GENERATION_KEYS, read_config, read_generation_config
 
     config, generation, digest = read_config(folder), read_generation_config(folder), _sha256(folder / "config.json")

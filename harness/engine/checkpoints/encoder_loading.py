@@ -29,7 +29,12 @@ _ENDING: Final = "ForSequenceClassification"
 
 @dataclass(frozen=True)
 class EncoderCheckpoint:
-    """A loaded classifier: the counterpart of `Checkpoint` for encoder-only models."""
+    """A loaded encoder-only classifier; `Checkpoint` is its counterpart for models that generate text.
+
+    Attributes:
+        model: The encoder with its classifier and off-ramps.
+        eos_ids: Always empty, since a classifier generates no tokens.
+    """
 
     model: EncoderClassifier
     eos_ids: frozenset[int] = frozenset()
@@ -101,7 +106,7 @@ def _lm(folder: Path, family: str, config: Any, dtype: torch.dtype, device: str)
 
 @torch.inference_mode()
 def _prove(stack: EncoderStack) -> None:
-    """Check that blocks run one by one give the logits of the plain forward pass, for two texts, one of them padded.
+    """Check that blocks run one by one give the logits of transformers' forward pass, for two texts, one padded.
 
     Raises:
         Differs: The logits differ, or the forward pass does not call every block once.

@@ -93,7 +93,10 @@ def _header(path: Path) -> tuple[HeadKind, tuple[int, ...]]:
 def _shapes(
     tensors: Mapping[str, Tensor], kind: HeadKind, blocks: Sequence[int], d_model: int, vocab_size: int
 ) -> tuple[Shapes, Shapes]:
-    """Return the shapes, by tensor name, that exit heads of a kind must have, and the shapes that they may have."""
+    """Return two mappings of tensor names to shapes: tensors that exit heads of a kind must have, and may have.
+
+    The widths of hidden layers are taken from the stored ``tensors``.
+    """
     needed: dict[str, tuple[int, ...]] = {}
     optional: dict[str, tuple[int, ...]] = {}
     for block in blocks:

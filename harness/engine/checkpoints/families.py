@@ -40,7 +40,7 @@ def _fold(projection: Linear, norm: Linear) -> Linear:
 
 
 def _join(*parts: Linear) -> Linear:
-    """Return one projection that concatenates the outputs of several with the same input; a missing bias is zero."""
+    """Return one projection that concatenates the outputs of ``parts``, which share an input; a missing bias is 0."""
     if all(part.bias is None for part in parts):
         return Linear(torch.cat([part.weight for part in parts]))
     biases = [part.weight.new_zeros(part.weight.shape[0]) if part.bias is None else part.bias for part in parts]
@@ -52,7 +52,10 @@ def _block(**parts: Any) -> BlockWeights:
 
 
 def _head(tensors: Tensors, embedded: str, embedding: Tensor, vocab_size: int, *, tied: bool) -> Tensor:
-    """Return the LM head's weight [V, D]: the tied embedding, unless the files hold a different `lm_head.weight`."""
+    """Return the LM head's weight [V, D]: if ``tied`` the embedding, unless the files hold another `lm_head.weight`.
+
+    ``embedded`` is the tensor name of the embedding in the files, and ``embedding`` the tensor itself.
+    """
     name = "lm_head.weight"
     if tied and (name not in tensors or tensors.is_copy(name, original=embedded)):
         return embedding
@@ -80,7 +83,7 @@ def _no_activation(name: str) -> str | None:
 
 
 def _first_unsupported(config: Any, *options: str) -> str | None:
-    """Return why the lean engine does not support the first config option of these that is set; None if none is set."""
+    """Return why the lean engine cannot run the first of ``options`` that ``config`` sets; None if it sets none."""
     values = ((option, getattr(config, option, None)) for option in options)
     return next(
         (_lacks(option, value, ["false" if value is True else "null"]) for option, value in values if value), None
@@ -94,7 +97,8 @@ def _lacks(option: str, value: Any, allowed: Sequence[str]) -> str:
 def _read_t5(config: Any, tensors: Tensors, *, biases_each_block: bool = False) -> tuple[Architecture, Weights]:
     """Return architecture and weights of a T5: v1.0 (tied, ReLU), v1.1/Flan (untied, gated GELU), mT5 or umT5.
 
-    mT5 does not scale states before the head. umT5 scales them, and each of its blocks has its own position biases.
+    mT5 does not scale states before the head. umT5 (``biases_each_block``) scales them, and each of its
+    blocks has its own position biases.
     """
     width, inner, heads = config.d_model, config.num_heads * config.d_kv, config.num_heads
     arch = Architecture(

@@ -79,7 +79,7 @@ class NotApplied:
 
 
 def not_applied(folder: Path, generation: GenerationSettings) -> NotApplied:
-    """Return the generation settings of a checkpoint that would change its tokens, and that a cell does not apply.
+    """Return the settings of a checkpoint that would change generated tokens, but that a suite's cell does not apply.
 
     As in transformers, config.json counts only if there is no generation_config.json.
 

@@ -49,9 +49,9 @@ _DEEPEST = 20
 
 
 def text_models(family: str) -> dict[str, str]:
-    """Return the names of a family's text-generating classes in transformers: the first of each kind of model.
+    """Return the text-generating classes of a family (model_type) in transformers: their names by kind of model.
 
-    The kinds, which are the keys, are ``causal`` (decoder-only) and ``seq2seq`` (encoder-decoder).
+    The kinds are ``causal`` (decoder-only) and ``seq2seq`` (encoder-decoder); of several classes, the first is named.
     """
     from transformers.models.auto import modeling_auto
 
@@ -66,7 +66,7 @@ def text_models(family: str) -> dict[str, str]:
 def load_hosted(
     folder: Path, raw: dict[str, Any], dtype: torch.dtype, device: str, device_map: DeviceMap | None = None
 ) -> tuple[HostedTransformer, Any]:
-    """Load a checkpoint and check that the hosted engine computes the same as transformers.
+    """Load a checkpoint and check that the hosted engine computes the same as transformers' own forward pass.
 
     Args:
         folder: Folder of the checkpoint.
@@ -76,7 +76,7 @@ def load_hosted(
         device_map: Number of blocks on each device; None puts the whole model on ``device``.
 
     Returns:
-        The model and its configuration.
+        The model and its transformers configuration object.
 
     Raises:
         UserError: Configuration and tensors do not fit together, or the model cannot be run block by block.
@@ -125,7 +125,9 @@ def _described(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_numbers(path: Path, key: str, value: Any, depth: int = 0) -> None:
-    """Check that no number in a config value, and not its nesting, is too large for transformers to build modules from.
+    """Check that numbers and nesting of a config value are small enough for transformers to build modules from.
+
+    ``key`` is the value's key, which decides how large numbers may be, and ``depth`` its level of nesting.
 
     Raises:
         UserError: A number is too large, or the value is nested too deep.
@@ -231,7 +233,7 @@ def load_transformers_model(
 
 @contextmanager
 def _one_by_one() -> Iterator[None]:
-    """Make transformers read each tensor only when it is assigned, while entered; by default threads read all first."""
+    """Context manager in which transformers reads each tensor only when it assigns it, not all of them beforehand."""
     before = os.environ.get(_IN_ORDER)
     os.environ[_IN_ORDER] = "1"
     try:
@@ -244,7 +246,7 @@ def _one_by_one() -> Iterator[None]:
 
 @contextmanager
 def without_bars() -> Iterator[None]:
-    """Turn off transformers' progress bars while entered; they would fill logs and pipes."""
+    """Context manager that turns off transformers' progress bars, which would fill logs and pipes."""
     from transformers.utils import logging
 
     was_enabled = logging.is_progress_bar_enabled()

@@ -254,7 +254,10 @@ def _query_hub(name: HubName) -> tuple[str, dict[str, int]]:
 def _download(
     name: HubName, commit: str, files: list[str], sizes: Mapping[str, int], say: Callable[[str], object]
 ) -> Path:
-    """Download those of a commit's ``files`` that the local cache lacks; return the commit's folder in the cache."""
+    """Download those of a commit's ``files`` that the local cache lacks; return the commit's folder in the cache.
+
+    ``sizes`` are the bytes of each file, and ``say`` receives a message about the download.
+    """
     from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
 
     repository, free = name.repository, _free_bytes()
@@ -284,7 +287,7 @@ def _free_bytes() -> int:
 
 @contextmanager
 def _bars_in_a_terminal() -> Iterator[None]:
-    """Hide huggingface_hub's progress bars while entered, unless standard error is a terminal."""
+    """Context manager that hides huggingface_hub's progress bars, unless standard error is a terminal."""
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     if sys.stderr.isatty() or are_progress_bars_disabled():
@@ -299,7 +302,7 @@ def _bars_in_a_terminal() -> Iterator[None]:
 
 @contextmanager
 def _as_user_errors(name: HubName) -> Iterator[None]:
-    """Convert exceptions of huggingface_hub or the network to `UserError` while entered.
+    """Context manager that converts exceptions of huggingface_hub or the network to `UserError`.
 
     Raises:
         UserError: Any exception was raised except that of a full disk, which passes unchanged.

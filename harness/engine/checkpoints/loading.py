@@ -36,7 +36,7 @@ GENERATION_CONFIG = "generation_config.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A loaded model and the special tokens that decoding with it needs."""
+    """A loaded model, and the special tokens that decoding needs: those that end an answer, and the first one."""
 
     model: Engine
     eos_ids: frozenset[int]
@@ -107,7 +107,9 @@ def _is_hosted(family: str) -> bool:
 
 
 def engine_for(path: Path, config: dict[str, Any], choice: EngineChoice = "auto") -> EngineName:
-    """Return the engine that runs a checkpoint: the lean one if it supports the family and options in config.json.
+    """Return the engine that runs a checkpoint: for ``auto`` the lean one if it can, else the hosted one.
+
+    The lean engine can if it supports family and options in ``config``, the content of config.json at ``path``.
 
     Raises:
         UserError: The lean engine is requested and does not support family or options.
@@ -252,7 +254,7 @@ def _ends_and_start(
 ) -> tuple[frozenset[int], int | None]:
     """Return the end-of-sequence ids, and an encoder-decoder's first decoder token (None for a decoder-only model).
 
-    generation_config.json takes precedence over config.json.
+    generation_config.json takes precedence over config.json, whose content is ``raw``.
     """
     generation = read_generation_config(folder)
     for name, content in ((CONFIG, raw), (GENERATION_CONFIG, generation)):

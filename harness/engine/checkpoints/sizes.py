@@ -38,7 +38,7 @@ def stored_tensors(paths: Iterable[Path]) -> Iterator[tuple[str, int]]:
 
 
 def numel_by_format(tensors: Iterable[tuple[str, int]]) -> Counter[str]:
-    """Return the number of elements per number format, summed over tensors as `stored_tensors` yields them."""
+    """Return the total number of elements of each number format, from (format, number of elements) of each tensor."""
     counted: Counter[str] = Counter()
     for number_format, numel in tensors:
         counted[number_format] += numel

@@ -32,7 +32,7 @@ _OF_QUANTISATION = re.compile(
 
 
 class OtherTensors(UserError):
-    """Raised if a checkpoint's tensors are not those that a family's reader expects; another reader may expect them."""
+    """Raised if a checkpoint has other tensors than its family in the lean engine; the hosted engine may read them."""
 
 
 class Tensors:
@@ -56,7 +56,7 @@ class Tensors:
         return name in self.files
 
     def __call__(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Read one tensor and check its shape and stored number format; ``dtype`` overrides the reader's number format.
+        """Read one tensor and check its ``shape`` (if given) and stored format; ``dtype`` overrides the reader's one.
 
         Raises:
             OtherTensors: The tensor is missing.
@@ -112,7 +112,7 @@ class Tensors:
         return Linear(self(f"{name}.weight", width), self(f"{name}.bias", width) if bias else None)
 
     def is_copy(self, name: str, original: str) -> bool:
-        """Return whether a stored tensor equals another one; if so, mark it as read."""
+        """Return whether the stored tensor ``name`` equals the tensor ``original``; if so, mark ``name`` as read."""
         if name not in self.files or original not in self.files:
             return False
         same = torch.equal(self._file(name).get_tensor(name), self._file(original).get_tensor(original))
@@ -259,6 +259,8 @@ def check_heads(
     path: Path, kind: str, blocks: Sequence[int], tensors: Mapping[str, Tensor], needed: Shapes, optional: Shapes
 ) -> None:
     """Check that exit heads or off-ramps have all ``needed`` tensors, the model's shapes, and no unknown tensors.
+
+    ``needed`` and ``optional`` are the shapes of tensors that must and that may be there, by tensor name.
 
     Raises:
         UserError: A tensor is missing, unknown or of another shape; the message names it.

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 
 class BlockRunner:
-    """Runner of the decoder blocks for a batch, step by step; it is also the `DecoderCache` that KV policies call.
+    """Runner of the decoder blocks for a batch, step by step; KV policies call it as a `DecoderCache` to handle exits.
 
     Attributes:
         model: The model.
         cache: The KV cache of the batch; grows by one position per step.
-        parts: The method.
+        parts: The method: gate, threshold, head and KV policy.
     """
 
     def __init__(self, model: Engine, cache: DecodingCache, parts: Parts) -> None:
@@ -50,7 +50,8 @@ class BlockRunner:
     def begin(self, token_B: Tensor) -> Tensor:
         """Begin a step with the last token of every row; return the embeddings of these tokens, [B, D].
 
-        Deferred tokens that have run all blocks stop waiting; the others restart at block 1 if the policy reruns them.
+        Deferred tokens, whose skipped blocks are run later, stop waiting once they have run all. The others restart at
+        block 1 if the KV policy reruns them.
         """
         cache = self.cache
         cache.make_room()
@@ -66,7 +67,7 @@ class BlockRunner:
         return hidden_BTD[:, 0]
 
     def run(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None = None) -> Tensor:
-        """Run a block on each row's new token, and on deferred tokens that wait for it; return the new states [A, D].
+        """Run a block on each row's new token and on deferred tokens waiting for it; return new tokens' states [A, D].
 
         Args:
             block: Number of the block, 1..L.
@@ -86,7 +87,10 @@ class BlockRunner:
         return self.model.block(block, hidden_AD, self._context, rows_A, exited_BD=self._exited_BD)
 
     def read_drafts_too(self, view: BlockView) -> None:
-        """Read out a `BlockView` after the last block and, in the same LM-head product, drafts that ran all blocks."""
+        """Read out a `BlockView` after the last block and, in the same LM-head product, drafts that ran all blocks.
+
+        Drafts are tokens emitted early that are still to be verified; their logits are kept for that.
+        """
         n_rows, n_blocks = len(view.hidden_AD), self.model.n_blocks
         drafts = [token for tokens in self.cache.waiting for token in tokens if token.n_blocks_run == n_blocks]
         if drafts:
@@ -117,6 +121,7 @@ class BlockRunner:
     ) -> Tensor:
         """Run a block on each row's deferred tokens and its new token; return the new tokens' states [A, D].
 
+        ``waiting`` are the deferred tokens of each of the ``rows``; ``rows_A`` are these rows as a tensor (None: all).
         Rows with fewer deferred tokens are padded with copies of their new token, without effect.
         """
         hidden_ATD = self._joint_states.states(hidden_AD, waiting)
@@ -137,7 +142,7 @@ class BlockRunner:
     def _places(
         self, rows: Sequence[int], rows_A: Tensor | None, waiting: list[list[DeferredToken]], n_deferred: int
     ) -> Any:
-        """Return the cache positions of each row's deferred tokens and new token, as prepared by `Engine.places`.
+        """Return the cache positions of each row's deferred tokens and new token, as `Engine.block` takes them.
 
         Rows with fewer deferred tokens repeat the position of the new token.
         """
@@ -202,13 +207,16 @@ class BlockRunner:
             self._exited_BD.index_copy_(0, rows_A, hidden_AD)
 
     def run_rest(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> Tensor:
-        """Run blocks block+1..L at the current position of rows; return the states after block L, [A, D]."""
+        """Run blocks block+1..L at the current position of some rows (None: all); return the states after L, [A, D]."""
         for deeper in range(block + 1, self.model.n_blocks + 1):
             hidden_AD = self.model.block(deeper, hidden_AD, self._context, rows_A)
         return hidden_AD
 
     def evict(self, block: int, rows_A: Tensor | None) -> None:
-        """Mask the current position of rows in blocks block+1..L; do nothing if no later token can run those blocks."""
+        """Mask the current position of the given rows (None: all) in the attention of blocks block+1..L.
+
+        Does nothing if no later token can run those blocks.
+        """
         if self.parts.reads_skipped:
             self.cache.evict(block, rows_A)
 

@@ -66,6 +66,8 @@ def branches_of(contexts: Sequence[Context]) -> list[Branch]:
 def packs(branches: Sequence[Branch], most: int) -> list[list[Branch]]:
     """Pack adjacent branches of one context into rows of at most ``most`` tokens; a longer branch gets its own row.
 
+    A branch is a group of continuations that share all tokens but the last.
+
     Returns:
         The branches in each row.
     """
@@ -89,7 +91,8 @@ def batches(model: Engine, contexts: Sequence[Context], rows: int) -> Iterator[l
     Args:
         model: The model.
         contexts: Contexts to score.
-        rows: Maximum number of rows of a batch, one per branch; a context that needs more gets a batch of its own.
+        rows: Maximum number of rows of a batch, one per branch (continuations that share all tokens but the last);
+            a context that needs more gets a batch of its own.
     """
     mixes_lengths, most = model.pads_left or model.encoder_blocks > 0, model.max_positions
     order = sorted(range(len(contexts)), key=lambda place: -len(contexts[place].context_ids))

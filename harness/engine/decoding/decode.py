@@ -44,7 +44,8 @@ class Step:
         observer: Receives scores, exits and read-outs.
         exit_layers: Exit layer of each row; L for rows that run all blocks.
         unread: `BlockView`s of rows that have exited, whose tokens will be read from the LM head together.
-        answer_memory: The gate's answer memory of all rows, by name; updated at the end of the step.
+        answer_memory: What the gate remembers of each row's earlier tokens: tensors by name; updated at the end of the
+            step.
         left: `BlockView`s of rows that have exited; only kept if the gate remembers earlier tokens.
     """
 
@@ -69,14 +70,16 @@ class Step:
 class Batch:
     """Batch of prompts after prefill, ready to decode.
 
+    The first new token is found in one of three ways. (a) It is read from ``prompt_state_BD``, at full depth. (b) It is
+    decoded from the last prompt token, ``fed_B``, and may exit early. (c) An encoder-decoder decodes it from its start
+    token.
+
     Attributes:
         requests: Request of each row.
-        max_new_tokens: Longest answer, counted in new decoder tokens; also N of position-decayed thresholds.
+        max_new_tokens: Longest answer, in new decoder tokens; also the N in the formula of position-decayed thresholds.
         cache: Keys and values of the prompts.
-        prompt_state_BD: State after the last prompt token, from which the first token is read; None if the first token
-            goes through the decode loop too.
-        fed_B: First input tokens of the decode loop. None: the first new token is read from ``prompt_state_BD``, or in
-            an encoder-decoder, the start token is fed.
+        prompt_state_BD: State after the last block at the last prompt token in (a); None in (b) and (c).
+        fed_B: Last prompt token of each row in (b); None in (a) and (c).
         thresholds: Threshold rule of each row, if rows with different thresholds decode together; () means the
             method's own.
     """
@@ -141,7 +144,10 @@ def decode(
     traced: bool = True,
     observer: Observer | None = None,
 ) -> list[Generation]:
-    """Generate until the answers of all rows have ended; for the arguments see `Decoding`.
+    """Generate until the answers of all rows have ended.
+
+    ``parts`` is the method, ``is_stopped`` recognizes stop strings, and ``settings`` has the logit rules; `Decoding`
+    describes all arguments.
 
     Returns:
         One generation per request, in their order.
@@ -301,7 +307,7 @@ class Decoding:
 
     @property
     def can_be_joined(self) -> bool:
-        """True if rows of another batch can join: the cache supports it, and answers keep no first exit layer."""
+        """True if rows of another batch can join: the cache supports it, and each token has its own exit layer."""
         return self._cache.joins and not self._keeps_depth
 
     @torch.inference_mode()
@@ -341,8 +347,8 @@ def decode_step(
         choose: Token chooser for rows that exit; None: the choice of the method's gate.
         observer: Receives scores, exits and read-outs; None: not observed.
         thresholds_B: Threshold rule of each row; () means the method's own.
-        answer_memory: Answer memory of all rows (`Gate.start_answers`), updated in place; None: that of
-            answers that begin.
+        answer_memory: What the gate remembers of each row's earlier tokens, by name; updated in place. None: nothing
+            yet.
         texts_B: Token ids of each row's prompt and of its answer so far; only needed if the gate remembers tokens.
 
     Returns:
@@ -440,7 +446,7 @@ def _decided(runner: BlockRunner, view: BlockView) -> tuple[Tensor, list[bool]]:
 
 
 def exceeds_threshold(score_A: Tensor, level: float | Tensor) -> list[bool]:
-    """Return whether each score exceeds the threshold, compared in the scores' number format, as Python booleans."""
+    """Return whether each score exceeds the threshold ``level``, compared in the scores' number format."""
     if isinstance(level, float) and score_A.dtype == torch.float32 and score_A.device.type == "cpu":
         rounded = ctypes.c_float(level).value  # compared on the host, which is cheaper than a torch operation
         return [score > rounded for score in score_A.tolist()]
@@ -449,7 +455,10 @@ def exceeds_threshold(score_A: Tensor, level: float | Tensor) -> list[bool]:
 
 
 def _threshold_value(threshold: Threshold, view: BlockView, score_A: Tensor) -> float | Tensor:
-    """Return the threshold for the rows of ``view``: one number, or a tensor [A] if their rules or positions differ."""
+    """Return the threshold for the rows of ``view``: one number, or a tensor [A] if their rules or positions differ.
+
+    ``score_A`` only determines the tensor's device and number format.
+    """
     positions_A, rules_A = view.active.positions_A, view.active.thresholds_A
     if not rules_A and len(set(positions_A)) == 1:
         return threshold.value(view.block, positions_A[0], view.max_new_tokens)

@@ -134,7 +134,7 @@ def why_not(parts: Parts) -> str | None:
 
 
 def fixed_depth(parts: Parts, n_blocks: int) -> int | None:
-    """Return the exit layer of all tokens if it is fixed in advance; None if scores decide or all blocks are run."""
+    """Return the exit layer of all tokens if it is fixed in advance; None if gate scores decide or all blocks run."""
     gate_blocks = parts.gate_blocks(n_blocks)
     if not gate_blocks:
         return n_blocks
@@ -259,7 +259,10 @@ class _Scorer:
     # ------------------------------------------------------- the first token, one row a context
 
     def _first_decoded(self, contexts: Sequence[Context], firsts: Sequence[_TokenPosition]) -> DecodingCache:
-        """Prefill the contexts and score all first tokens by the decode loop, one row per context; return the cache."""
+        """Prefill the contexts and score all first tokens by the decode loop, one row per context; return the cache.
+
+        ``firsts`` are the positions of these tokens, one per context.
+        """
         model, reader = self.model, self._reader(self.parts, firsts)
         prompts, seeds = [context.context_ids for context in contexts], tuple(place.seed for place in firsts)
         cache: DecodingCache
@@ -279,7 +282,11 @@ class _Scorer:
     def _first_at_once(
         self, contexts: Sequence[Context], firsts: Sequence[_TokenPosition], depth: int
     ) -> DecodingCache:
-        """Prefill the contexts as deep as any token runs, and score the first tokens from the last states."""
+        """Prefill the contexts, and score all first tokens at once at the fixed exit layer ``depth``; return the cache.
+
+        ``firsts`` are the positions of these tokens, one per context. They are read at full
+        depth if first tokens may not exit early.
+        """
         prompts, longest = [context.context_ids for context in contexts], max(context.longest for context in contexts)
         cache: DecodingCache
         if self.is_decoder_only:
@@ -338,7 +345,10 @@ class _Scorer:
     def _side_by_side(
         self, cache: Cache, rows: Sequence[Sequence[Branch]], firsts: Sequence[_TokenPosition], parts: Parts, depth: int
     ) -> None:
-        """Score branches (continuations) at a fixed depth, several of one context per row (lean engine only)."""
+        """Score branches (continuations) at a fixed depth, several of one context per row (lean engine only).
+
+        ``rows`` are the branches in each row, and ``firsts`` the first tokens' positions, one per context.
+        """
         model = self.model
         assert isinstance(model, Transformer), "as is its cache"
         fed = [[token for branch in row for token in branch.fed] for row in rows]
@@ -366,7 +376,8 @@ class _Scorer:
     ) -> None:
         """Run all embedded positions through ``depth`` blocks in one pass, and score the tokens of all branches.
 
-        ``mask_BT`` is False at padding; None without padding.
+        ``embedded`` is the embedded tokens and the engine's context of the pass. ``mask_BT`` is False at padding; None
+        without padding.
         """
         states = self._pass(embedded, depth, keeps_all=parts.gate.needs_history)
         flat = [state.flatten(0, 1) if mask_BT is None else state[mask_BT] for state in states]

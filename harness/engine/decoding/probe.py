@@ -54,7 +54,7 @@ def probe(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Seq
 
 
 def signals_of(model: Engine, states_LND: Tensor, target_N: Tensor | None = None) -> dict[str, Any]:
-    """Return a probe's signals as arrays by column name, computed from states after embedding and every block.
+    """Return a probe's signals (entropy, agreement, ...) by column name, from the states after embedding and blocks.
 
     ``target_N`` are given tokens, whose log-probabilities are added as ``logprob``.
     """
@@ -74,7 +74,7 @@ def probe_table(
     gold_ids: Sequence[Sequence[int]] | None = None,
     kinds: Sequence[Sequence[str]] | None = None,
 ) -> pa.Table:
-    """Probe every generated token; return the spool's table `probe`, one table row per token in document order.
+    """Record each block's prediction of each generated token; return table `probe`, a row per token in document order.
 
     Args:
         checkpoint: The model.
@@ -82,7 +82,7 @@ def probe_table(
         prompts: Token ids of each document's prompt.
         outputs: Token ids that the model generated at full depth for each document.
         gold_ids: Token ids of each document's reference; an output's tokens beyond its end get NULL.
-        kinds: Kind of each reference token (`token_kind`); an output's tokens beyond its end get NULL.
+        kinds: Kind of each reference token (column ``token_kind``); an output's tokens beyond its end get NULL.
     """
     no_entries = [()] * len(keys)
     columns: dict[str, Any] = {
@@ -172,7 +172,7 @@ def choice_probe_table(
     contexts: Sequence[Context],
     rows: int = 1,
 ) -> pa.Table:
-    """Probe every token of every continuation; return the spool's table `probe`, one table row per token.
+    """Record each block's prediction of every continuation token; return the table `probe`, one table row per token.
 
     Args:
         checkpoint: The model.
@@ -198,7 +198,7 @@ def choice_probe_table(
 def choice_scores(
     checkpoint: Checkpoint, parts: Parts, contexts: Sequence[Context], rows: int = 1
 ) -> dict[str, np.ndarray]:
-    """Return a method's gate score and log-probability of every continuation token, at every block without exits.
+    """Return gate score and log-probability of every continuation token at every block; no token exits.
 
     Returns:
         ``score``, ``logprob`` of the given token (both NaN at blocks without gate) and ``is_greedy``, [N, L] each, in

@@ -36,9 +36,9 @@ def scoring_cost(
         model: The model.
         parts: The method.
         context: The context and its continuations.
-        scored: The continuations' scores, traced.
-        scope: As in `likelihood.score`.
-        gates_first_token: As in `likelihood.score`.
+        scored: The continuations' scores, with the exit record of each token.
+        scope: ``token``: every token exits by itself; ``context``: all keep the exit layer of the first token.
+        gates_first_token: Whether the first token may exit early; otherwise the context's full-depth pass gives it.
 
     Returns:
         The cost; None for an encoder-decoder, since the work of encoders is not counted.
@@ -62,7 +62,10 @@ def scoring_cost(
 def _later_tokens_cost(
     model: Engine, parts: Parts, n_context: int, branches: Sequence[Branch], scored: Sequence[Scored]
 ) -> Cost:
-    """Return the cost of all continuation tokens after the first; if the depth is fixed, gates cost nothing."""
+    """Return the cost of all continuation tokens after the first; if the depth is fixed, gates cost nothing.
+
+    Each of the ``branches`` is a group of continuations that share all tokens but the last, which are computed once.
+    """
     depth, total = fixed_depth(parts, model.n_blocks), Cost()
     if depth is None:
         for branch in branches:

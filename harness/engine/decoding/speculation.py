@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 def verify_drafts(
     runner: BlockRunner, generations: Sequence[Generation], ends: Sequence[bool], observer: Observer
 ) -> list[int]:
-    """Verify the drafts of rows whose newest draft has run all blocks, and of answers that would end (`verifies_tail`).
+    """Compare drafts (tokens emitted early) with the full model's choices; cut answers at the first rejected one.
+
+    Verified are rows whose newest draft has run all blocks, and answers that would end, if the KV policy verifies
+    their tail.
 
     Args:
         runner: Runner of the step just completed, with a policy that verifies; cache positions after a rejected draft

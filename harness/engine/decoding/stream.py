@@ -44,8 +44,8 @@ class Stream:
         thresholds: Threshold rules; a single one if only one setting is decoded.
         max_new_tokens: Maximum number of tokens of an answer.
         rows: Maximum number of rows decoded together, one per prompt and threshold. Halved when memory runs out.
-        is_stopped: As in `Decoding`.
-        settings: As in `Decoding`.
+        is_stopped: Called with a row's new tokens after each token; True ends the row (stop strings).
+        settings: Logit rules, and whether each token or a whole answer has one exit layer; None: no rules, each token.
         on_done: Called with a prompt's index among the requests once it has all answers.
         answers: Answers by index of prompt and of threshold; None if there is no answer yet.
     """

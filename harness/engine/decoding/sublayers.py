@@ -34,7 +34,7 @@ class SublayerReadOut:
 
     Attributes:
         block: The block, 1..L.
-        part: The part, as in the column `read_out` of the spool.
+        part: Name of the part, such as ``self-attention`` (see `sublayer_states`).
         top_ids_NK: Most probable tokens, best first; among equals the lower id first.
         top_p_NK: Probabilities of these tokens.
         entropy_N: Entropy of the distribution over the whole vocabulary, in nats.
@@ -77,7 +77,7 @@ def sublayer_states(model: Transformer, block: int, hidden_BTD: Tensor, context:
         model: The model.
         block: Number of the block, 1..L.
         hidden_BTD: The stream before the block.
-        context: Context of the step; the block's keys and values are written.
+        context: Cache, masks and positions of the pass, from `embed`; the block's keys and values are written.
 
     Returns:
         By part [B, T, D]: contributions 'self-attention', 'cross-attention' (encoder-decoder only) and 'feed-forward';
@@ -117,8 +117,8 @@ def layer_pairs(checkpoint: Checkpoint, prompt: Sequence[int], output: Sequence[
         output: Token ids that the model generated at full depth; N tokens.
 
     Returns:
-        Cosine of final-normed states, and Jensen-Shannon divergence of read-outs in nats, [L, L]; means over the
-        tokens.
+        Two arrays [L, L], means over the tokens: cosine of the states after the final norm, and Jensen-Shannon
+        divergence of the read-outs in nats.
     """
     model = checkpoint.model
     states_LND = states_of(checkpoint, [prompt], [output])[1:]

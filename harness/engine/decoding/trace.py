@@ -38,7 +38,7 @@ class Observer:
         """
 
     def read(self, view: BlockView) -> None:
-        """Called when the tokens of the rows of ``view`` have been chosen."""
+        """Called after the next tokens of the rows in ``view``, which have exited, were chosen; does nothing here."""
 
     def read_together(self, views: Sequence[BlockView]) -> None:
         """Called when one LM-head product has read out rows that exited at different blocks.
@@ -50,7 +50,7 @@ class Observer:
         """Called when the step's token of each row has been appended to its generation."""
 
     def verified(self, logits_NV: Tensor) -> None:
-        """Called with the full model's logits at the positions of N drafts that are being verified."""
+        """Called with the full model's logits at the positions of N drafts (tokens emitted early) to verify."""
 
     def accepted(self, generation: Generation, first: int, drafts: int) -> None:
         """Called when verification keeps tokens of a generation: ``drafts`` tokens from index ``first`` on."""
@@ -71,7 +71,7 @@ _NOT_CHOSEN: Final = -1
 
 
 class Trace(Observer, TokenColumns):
-    """Observer that records exit layers, blocks run, head rows and scores, and refuses numbers that are not finite.
+    """Observer that records each token's exit layer, blocks run, LM-head work and score; refuses non-finite numbers.
 
     Attributes:
         records: Record of each row's token in the current step.
@@ -90,7 +90,7 @@ class Trace(Observer, TokenColumns):
         self._read: list[tuple[int, Tensor]] = []  # (block, largest logit of rows read there)
 
     def scored(self, view: BlockView, score_A: Tensor) -> None:
-        """Keep the gate's scores of the rows that ran a block, and count the LM-head rows multiplied for them."""
+        """Keep the gate's scores of the sequences that ran a block, and record the LM-head work done for them."""
         self.gate_scores.append((view.block, score_A, view.active.rows))
         self._half_width_A = view.score_half_width_A
         self.read(view)
@@ -111,7 +111,10 @@ class Trace(Observer, TokenColumns):
             )
 
     def read(self, view: BlockView) -> None:
-        """Count the LM-head rows multiplied for the rows of ``view`` since the last call; keep their largest logits."""
+        """Record the LM-head work done for each sequence in ``view`` since the last call, and its largest logit.
+
+        The work is the number of vocabulary rows of the LM head that were multiplied. Without any, nothing is recorded.
+        """
         rows, work = view.active.rows, view.pop_work()
         if work is None:
             return
@@ -165,7 +168,7 @@ class Trace(Observer, TokenColumns):
             )
 
     def replaced(self, generation: Generation, discarded: Sequence[TokenRecord], rejected: int, wasted: int) -> None:
-        """Count the work done for rejected drafts in the record of the token that replaces the first of them."""
+        """Append the record of the full model's token; it also counts the work done for all tokens removed."""
         generation.records.append(
             TokenRecord(
                 generation.token_ids[-1],

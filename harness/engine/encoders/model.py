@@ -87,8 +87,8 @@ class EncoderClassifier:
 
     Args:
         stack: The parts of the model.
-        off_ramps: Off-ramps of blocks before the last. Blocks without one are read out by the model's own classifier;
-            None: all blocks are.
+        off_ramps: Off-ramps by block, for blocks before the last. A block without one is read out by the model's own
+            classifier; None means that no block has one.
     """
 
     engine: EngineName = "hosted"
@@ -193,7 +193,7 @@ class EncoderClassifier:
         return self.work.cost(n_tokens)
 
     def why_not(self, parts: Parts, n_rows: int) -> str | None:
-        """Return why a method cannot be run on this model; None if it can."""
+        """Return why a method cannot be run on this model; None if it can. The batch size ``n_rows`` is ignored."""
         return why_not(parts, is_regression=self.is_regression)
 
 

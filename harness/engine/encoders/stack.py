@@ -176,7 +176,7 @@ def find_encoder_stack(lm: Any) -> EncoderStack:
 def _taken_over(
     modules: Sequence[nn.Module], handler: Callable[[Forward, tuple[Any, ...], dict[str, Any]], Any]
 ) -> Iterator[None]:
-    """Redirect calls of modules to a handler while entered; it receives the module's forward pass and the arguments."""
+    """Context manager that redirects calls of modules to a handler, with the module's own forward and the arguments."""
 
     def handled(forward: Forward) -> Forward:
         return lambda *args, **kwargs: handler(forward, args, kwargs)

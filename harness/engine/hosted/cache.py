@@ -22,11 +22,11 @@ class StopAfterStore(Exception):  # no error: it ends a block early
 
 @dataclass(frozen=True)
 class WritePositions:
-    """Cache positions where a block writes keys and values, if it does not write all positions that it runs.
+    """Cache positions where a block writes keys and values, if these are not all positions at which it runs.
 
     Attributes:
         rows_N: Row of the batch for each position.
-        running_N: Index of that row among the rows that run the block.
+        running_N: Index of this batch row among the rows that run the block.
         places_N: Positions in the cache.
     """
 
@@ -37,12 +37,12 @@ class WritePositions:
 
 @dataclass
 class Now:
-    """Rows and positions of the block call in progress; one object shared by all layers of a cache.
+    """Rows and positions of the block call in progress; one object that all blocks' parts of a cache share.
 
     Attributes:
         rows_A: Rows of the batch that run the block; None means all.
         places: Positions to write; None means every new position of these rows.
-        only_stores: End each block once its keys and values are stored.
+        only_stores: Whether each block ends once its keys and values are stored, since its output is not needed.
     """
 
     rows_A: Tensor | None = None
@@ -76,7 +76,7 @@ class SelfLayer(CacheLayerMixin):  # type: ignore[misc]
         """Write new keys and values of the running rows; return all keys and values that these rows attend to.
 
         Raises:
-            StopAfterStore: The block's output is not needed.
+            StopAfterStore: The keys and values are written, and the block's output is not needed.
         """
         if not self.kv:
             self.lazy_initialization(key_states, value_states)
@@ -103,7 +103,10 @@ class SelfLayer(CacheLayerMixin):  # type: ignore[misc]
             buffer[rows_A, :, start : self.length] = new
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of positions that the next ``query_length`` positions attend to, and the first of them."""
+        """Return the number of positions that the next ``query_length`` positions attend to, and the first one, 0.
+
+        These next positions are counted too.
+        """
         return self.length + query_length, 0
 
     def get_seq_length(self) -> int:
@@ -116,7 +119,7 @@ class SelfLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class SourceLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Cross-attention keys and values of one block, computed once per prompt; running rows read their own."""
+    """Cross-attention keys and values of one block, computed once per prompt; rows that run the block read theirs."""
 
     is_sliding = False
     is_croppable = True
@@ -130,7 +133,7 @@ class SourceLayer(CacheLayerMixin):  # type: ignore[misc]
         """Do nothing: no buffers are preallocated."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Store and return the keys and values of all rows."""
+        """Store the source's keys and values of all batch rows, and return them unchanged."""
         self.kv, self.is_initialized = [key_states, value_states], True
         return key_states, value_states
 
@@ -151,7 +154,7 @@ class SourceLayer(CacheLayerMixin):  # type: ignore[misc]
         return self._of_running(1)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of source positions that a block attends to, and the first of them."""
+        """Return the number of source positions that a block attends to, and the first one, 0."""
         return self.get_seq_length(), 0
 
     def get_seq_length(self) -> int:
@@ -167,7 +170,7 @@ class HostedCache(DecodingCache):
     """Key-value cache of a batch that the hosted engine decodes.
 
     Attributes:
-        past: transformers' cache object, which is passed to the model.
+        past: transformers' cache object with these layers, which is passed to the model as ``past_key_values``.
         layers: Self-attention keys and values, one entry per block.
         now: Rows and positions of the block call in progress.
         fed_BS: Token ids fed so far, by position in the cache.
@@ -218,7 +221,7 @@ class HostedCache(DecodingCache):
         return self.fed_BS.device
 
     def set_position(self, position: int) -> None:
-        """Set the number of cached positions of every block to ``position``, where the next keys will be written."""
+        """Set the number of cached positions of every block, so that the next keys are written at ``position``."""
         for layer in self.layers:
             layer.length = position
 

@@ -30,7 +30,7 @@ UNKNOWN = (0, 1)
 
 
 class WrappedBlock:
-    """A decoder block whose calls can be redirected to a handler.
+    """A decoder block whose calls can be redirected to a function (`Calls.handler`).
 
     Attributes:
         number: Number of the block, 1..L.
@@ -42,7 +42,7 @@ class WrappedBlock:
         module.forward = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the block, or `Calls.handler` in its place if there is one."""
+        """Run the block; if there is a handler (`Calls.handler`), call it instead and return its result."""
         handler = self._calls.handler
         return self.run(*args, **kwargs) if handler is None else handler(self, args, kwargs)
 
@@ -71,13 +71,14 @@ class SparedLinear:
 
 
 class Calls:
-    """Switch for the calls of a model's decoder blocks: the blocks run, or a handler receives the calls.
+    """Switch for the calls of a model's decoder blocks: the blocks run, or a function (handler) receives the calls.
 
     Attributes:
         blocks: Blocks 1..L.
         handler: Function that receives the calls; None: the blocks run.
-        only_stores: Whether blocks are called for their keys and values only.
-        batch_axes: Batch dimensions of the blocks' arguments; see `learn_axes`.
+        only_stores: Whether blocks are called for their keys and values only, so that other projections are skipped.
+        batch_axes: Batch dimension of each argument of each block, by which arguments of some rows are selected; see
+            `Axes`.
     """
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
@@ -88,7 +89,7 @@ class Calls:
 
     @contextmanager
     def taken_over(self, handler: Handler) -> Iterator[None]:
-        """Redirect the calls of all blocks to a handler while entered, which spans one forward pass."""
+        """Redirect the calls of all blocks to ``handler`` in a `with` block, which contains one forward pass."""
         self.handler = handler
         try:
             yield
@@ -115,7 +116,10 @@ class RecordedCalls:
     _selected: tuple[Tensor | None, dict[tuple[int, tuple[int, int]], Tensor]] = (None, {})
 
     def handle(self, block: WrappedBlock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Record a block's arguments; run block 1, and let any other block return its input state."""
+        """Record a block's arguments; run the block if it is block 1, else return its input state as its output.
+
+        Block 1 must be called first; the output of other blocks has the form of its output.
+        """
         state = state_in(args, kwargs)
         self.arguments[block.number] = without_state(args, kwargs)
         if self.embedding_BTD is None:
@@ -125,9 +129,9 @@ class RecordedCalls:
         return with_state(self._output, state)
 
     def arguments_of(self, block: int, rows_A: Tensor | None, axes: Axes) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return a block's recorded arguments for some rows of the batch (None: all), by their batch dimensions.
+        """Return a block's recorded positional and keyword arguments for some rows of the batch (None: all).
 
-        ``axes`` are the batch dimensions of all arguments; see `learn_axes`.
+        ``axes`` has the batch dimension of each argument, along which its rows are selected; see `Axes`.
         """
         args, kwargs = self.arguments[block]
         if rows_A is None:
@@ -185,7 +189,10 @@ def with_state(output: Any, state: Tensor) -> Any:
 
 
 def shapes(recorded: RecordedCalls) -> dict[tuple[int, Path], tuple[int, ...]]:
-    """Return the shapes of all tensors among the recorded arguments, by block number and location in its arguments."""
+    """Return the shapes of all tensors among the recorded arguments, by block number and location in its arguments.
+
+    A location is the argument's index or name, followed by indices or keys if the tensor is inside a tuple or dict.
+    """
     tensor_shapes: dict[tuple[int, Path], tuple[int, ...]] = {}
 
     def look(block: int, path: Path, value: Any) -> None:
@@ -207,7 +214,11 @@ def shapes(recorded: RecordedCalls) -> dict[tuple[int, Path], tuple[int, ...]]:
 
 
 def learn_axes(first: RecordedCalls, second: RecordedCalls) -> Axes:
-    """Return the batch dimension of each block argument, by comparing one step recorded with two numbers of rows."""
+    """Return the batch dimension of each block argument, by comparing one step recorded with two numbers of rows.
+
+    By block and location in its arguments, the result has the dimension whose size differs, and its number of entries
+    per row; None if no size differs.
+    """
     axes: Axes = {}
     other_shapes = shapes(second)
     for key, shape in shapes(first).items():

@@ -36,7 +36,7 @@ class HostedStep:
     Attributes:
         cache: Cache of the batch.
         start: First position of the step in the cache.
-        recorded: Arguments of the blocks.
+        recorded: Arguments with which transformers called each block.
         is_first: True if the step feeds new tokens; False if its positions were fed before.
     """
 
@@ -60,10 +60,10 @@ class HostedStep:
 
 @dataclass(frozen=True, eq=False)
 class HostedPlaces:
-    """Cache positions at which rows run blocks, within a window of consecutive positions.
+    """Cache positions at which rows run blocks, within a window: a range of consecutive cache positions.
 
     Attributes:
-        step: Recorded step of the whole window.
+        step: Recorded step over the whole window.
         slots_AT: Index of each position within the window.
         writing: Positions where keys and values are written.
     """
@@ -185,7 +185,10 @@ class HostedTransformer(Headed):
     # ------------------------------------------------------------------ prompts
 
     def new_cache(self, n_rows: int, room: int, padding_B: Tensor | None = None) -> HostedCache:
-        """Return an empty cache for ``n_rows`` rows and ``room`` positions; ``padding_B``: left padding of each row."""
+        """Return an empty cache for ``n_rows`` batch rows and ``room`` positions of prompt and answer together.
+
+        ``padding_B`` is the number of left-padding positions of each row; None means no padding.
+        """
         has_source = self.stack.encoder is not None
         cache = HostedCache(self.n_blocks, n_rows, room, self.device, has_source=has_source)
         cache.padding_B = padding_B
@@ -194,7 +197,11 @@ class HostedTransformer(Headed):
     def start(
         self, prompts: Sequence[Sequence[int]], room: int, *, holds_last: bool = False, depth: int | None = None
     ) -> tuple[HostedCache, Tensor | None]:
-        """Run the encoder, or a decoder-only model over the prompts; arguments and results as in `Engine.start`."""
+        """Prefill a batch of prompts: run the encoder, or blocks 1..depth (None: all) of a decoder-only model.
+
+        Return the cache, with ``room`` positions for new tokens, and the state of each prompt's last token, [B, D]. The
+        state is None for an encoder-decoder, and if ``holds_last`` leaves the last token out. See `Engine.start`.
+        """
         if self.stack.encoder is None:
             return self._start_decoder_only(prompts, room, holds_last, depth or self.n_blocks)
         if holds_last:
@@ -246,7 +253,7 @@ class HostedTransformer(Headed):
     # -------------------------------------------------------------------- steps
 
     def embed(self, tokens_BT: Tensor, cache: HostedCache) -> tuple[Tensor, HostedStep]:
-        """Begin a step of T new positions, by the model's own forward pass in which only block 1 runs.
+        """Begin a step of T new tokens per row, by the model's own forward pass, in which only block 1 runs.
 
         Returns:
             The embeddings [B, T, D], and the step with the recorded arguments of all blocks.
@@ -273,7 +280,11 @@ class HostedTransformer(Headed):
         return HostedStep(cache, start, recorded)
 
     def places(self, cache: HostedCache, rows_A: Tensor | None, places_AT: Tensor) -> HostedPlaces:
-        """Prepare to run blocks at cache positions ``places_AT`` of rows: record a window that contains them."""
+        """Return the argument ``places`` of `block`, to run blocks at other cache positions than those of the step.
+
+        A forward pass is recorded over a range of positions that contains all of them. ``places_AT`` are T positions
+        for each of the batch rows ``rows_A`` (None: all).
+        """
         window = self._window(cache, int(places_AT.min()), int(places_AT.max()) + 1)
         rows_N = torch.arange(cache.n_rows, device=self.device) if rows_A is None else rows_A
         rows_AT = rows_N[:, None].expand_as(places_AT)
@@ -282,11 +293,17 @@ class HostedTransformer(Headed):
         return HostedPlaces(window, places_AT - window.start, writing)
 
     def window(self, cache: HostedCache, n_positions: int) -> HostedStep:
-        """Return a step that runs blocks at the newest ``n_positions`` positions of every row; see `Engine.window`."""
+        """Return a step for blocks that run at the newest ``n_positions`` cache positions of every row.
+
+        The last of these positions is that of the current step.
+        """
         return self._window(cache, cache.length + 1 - n_positions, cache.length + 1)
 
     def _window(self, cache: HostedCache, start: int, end: int) -> HostedStep:
-        """Return a step for positions start to end - 1, whose tokens were fed before; recorded once per step."""
+        """Return a step for cache positions start to end - 1, whose tokens were fed before.
+
+        It is recorded when it is first requested after `embed`, and then cached.
+        """
         if (start, end) not in cache.windows:
             none = torch.empty(0, dtype=torch.long, device=self.device)
             cache.now.rows_A, cache.now.places = (
@@ -309,7 +326,10 @@ class HostedTransformer(Headed):
         places: HostedPlaces | None = None,
         exited_BD: Tensor | None = None,
     ) -> Tensor:
-        """Run decoder block ``block`` (1..L) for the step's positions; see `Engine.block`."""
+        """Run decoder block ``block`` (1..L), and write its keys and values; arguments as in `Engine.block`.
+
+        Return the residual stream after the block, shaped like ``hidden``. ``exited_BD`` must be None.
+        """
         assert exited_BD is None, "the modules of transformers know no keys and values without queries"
         if places is not None:
             return self._at_places(block, hidden, rows_A, places)
@@ -348,7 +368,11 @@ class HostedTransformer(Headed):
         return ran_ATD.gather(1, index_ATD)
 
     def _windowed(self, hidden_ATD: Tensor, index_ATD: Tensor, step: HostedStep) -> Tensor:
-        """Return states placed at their slots of a window; other slots repeat the row's newest state, unused."""
+        """Return states for every position of a window (a range of cache positions), [A, window length, D].
+
+        Each row's states are at the indices ``index_ATD`` within the window. Its other positions hold a copy of the
+        row's newest state; what a block computes from them is ignored.
+        """
         return hidden_ATD[:, -1:].repeat(1, step.width, 1).scatter(1, index_ATD, hidden_ATD)
 
     # ----------------------------------------------------------- skipped blocks
@@ -356,7 +380,8 @@ class HostedTransformer(Headed):
     def fill(self, skipped: Sequence[Skipped], context: HostedStep) -> None:
         """Write keys and values of skipped blocks at the step's position, projected from exit states.
 
-        ``skipped`` are the rows that have exited, ascending by exit layer.
+        ``skipped`` has, for each exit layer in ascending order: its block, and exit states [A, D] and indices of the
+        rows that exited there (None: all rows).
         """
         if len(skipped) == 1 and skipped[0][2] is None:  # all rows at once: no gathering, no scattering
             exit_layer, hidden_BD, _ = skipped[0]
@@ -374,7 +399,10 @@ class HostedTransformer(Headed):
             self._store(block, states_N1D[:n], context, running_N)
 
     def project(self, block: int, states_ND: Tensor, rows_N: Tensor, places_N: Tensor, cache: HostedCache) -> None:
-        """Project states to keys and values of one block, and write them at positions `places_N` of rows `rows_N`."""
+        """Project states to keys and values of one block, and write them to the cache; the block runs no further.
+
+        State n of ``states_ND`` is written at cache position ``places_N[n]`` of batch row ``rows_N[n]``.
+        """
         rows_A, running_N = torch.unique(rows_N, return_inverse=True)
         window = self._window(cache, int(places_N.min()), int(places_N.max()) + 1)
         window_ATD = states_ND.new_zeros(len(rows_A), window.width, self.d_model)
@@ -389,7 +417,10 @@ class HostedTransformer(Headed):
         rows_A: Tensor | None,
         writing: WritePositions | None = None,
     ) -> None:
-        """Run a block on states only until it has stored the keys and values that it computes from them."""
+        """Run a block on input states only until it has stored the keys and values that it computes from them.
+
+        ``rows_A`` are the batch rows of the states (None: all). ``writing`` limits the positions that are written.
+        """
         step.cache.now.only_stores = self.calls.only_stores = True
         try:
             self._run(block, states_ATD, step, rows_A, writing)
@@ -402,7 +433,10 @@ class HostedTransformer(Headed):
     # --------------------------------------------------------------------- cost
 
     def block_cost(self, place: TokenPlace) -> Cost:
-        """Return the cost of one decoder block for one token, averaged over blocks, as counted on loading."""
+        """Return the cost of one decoder block for one token at ``place``, averaged over blocks.
+
+        It follows from FLOPs that were counted when the model was loaded (`hosted.proof.prove`).
+        """
         work = self.work
         of_keys = work.flops_per_key * place.context + work.flops_per_source * place.source
         read = work.weights + 2 * self.kv_width * (place.context + (place.source if work.flops_per_source else 0))

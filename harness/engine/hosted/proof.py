@@ -35,7 +35,10 @@ class Differs(Exception):
 
 @contextmanager
 def as_user_errors(family: str) -> Iterator[None]:
-    """Convert any exception to a `UserError` while entered, when a model is split into blocks and checked.
+    """Convert any exception in a `with` block, which splits a model into its blocks and checks it, to a `UserError`.
+
+    Args:
+        family: The checkpoint's ``model_type``, for the message.
 
     Raises:
         UserError: The model cannot be run block by block, or its results differ; the message gives the reason.
@@ -56,10 +59,11 @@ def as_user_errors(family: str) -> Iterator[None]:
 def prove(model: HostedTransformer) -> None:
     """Check a model against its plain forward pass, and set the attributes that the engine learns from the check.
 
-    These are batch dimensions, read-out, left padding, and the work of a block.
+    Learned are the batch dimension of each block argument, and the fastest correct way from states to logits. So are
+    whether rows may be padded on the left, and the FLOPs and weights of one block per token.
 
     Raises:
-        Differs: A result differs; the message names block and tensor.
+        Differs: A result differs from the plain forward pass; the message names block and tensor.
     """
     rows = _prompts(model)
     _learn(model, rows)
@@ -87,7 +91,7 @@ def _is_proved(check: Callable[[], None]) -> bool:
 
 
 def same(what: str, hosted: Tensor, reference: Tensor, dtype: torch.dtype | None = None) -> None:
-    """Check that two tensors are equal up to rounding, relative to the largest absolute value.
+    """Check that two tensors are equal up to rounding, relative to the largest absolute value of ``reference``.
 
     Args:
         what: Name of the tensor, for messages.
@@ -140,7 +144,10 @@ def _plain(model: HostedTransformer, row: Sequence[int]) -> tuple[list[Tensor], 
 
 
 def _start(model: HostedTransformer, rows: Sequence[Sequence[int]], fed: int) -> HostedCache:
-    """Return a cache to which the first ``fed`` tokens of each row have been fed."""
+    """Return a cache to which the first ``fed`` tokens of each row have been fed.
+
+    For an encoder-decoder, the whole rows are the encoder's input too.
+    """
     room = PROMPT + NEW + 1
     if model.stack.encoder is None:
         cache = model.new_cache(len(rows), room)
@@ -164,7 +171,7 @@ def _run(model: HostedTransformer, cache: HostedCache, rows: Sequence[Sequence[i
 
 
 def _learn(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
-    """Set the batch dimension of each block argument, by comparing padded steps of two rows with those of three rows.
+    """Set the batch dimension of each block argument, by comparing steps of two padded rows with steps of three.
 
     Steps of several tokens and steps of one token are compared.
     """
@@ -187,7 +194,10 @@ def _learn(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
 
 
 def _check_states(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
-    """Check the states after each block, for a prompt fed at once and the tokens fed one by one after it."""
+    """Check the states after each block against the plain forward pass.
+
+    The hosted engine is fed a prompt at once, and the tokens after it one by one.
+    """
     states, _ = _plain(model, rows[0])
     cache = _start(model, rows, 0)
     pieces = [_run(model, cache, [row[:PROMPT] for row in rows])]
@@ -199,7 +209,10 @@ def _check_states(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> No
 
 
 def _check_read_outs(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
-    """Check the logits, and set the fastest read-out that agrees with the reference on the states after all blocks."""
+    """Check the logits against the plain forward pass, and set the fastest way to compute them that is correct.
+
+    A way is correct if it agrees with the reference (the model's whole forward pass) on the states after every block.
+    """
     states, logits = _plain(model, rows[0])
     read_out = model.read_out
     same("the reference read-out", read_out(states[-1], "reference"), logits)
@@ -243,7 +256,7 @@ def _spare(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
 
 
 def _filled(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Return keys and values of blocks 2 to L, filled from the state with which tokens exit at block 1."""
+    """Return keys and values of blocks 2 to L, one tensor each, filled by tokens that exit at block 1."""
     cache = _start(model, rows, PROMPT)
     hidden, step = model.embed(torch.tensor([row[PROMPT : PROMPT + 1] for row in rows], device=model.device), cache)
     model.fill([(1, model.block(1, hidden[:, 0], step), None)], step)
@@ -255,7 +268,10 @@ def _all_equal(first: Sequence[Tensor], second: Sequence[Tensor]) -> bool:
 
 
 def _check_skipped(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
-    """Check that filled keys and values equal those of blocks that run, and that some rows alone give the same."""
+    """Check that keys and values filled from a state equal those of blocks that run on this state.
+
+    Also check that blocks give the same states whether they run on all rows of the batch or on some.
+    """
     tokens = [row[PROMPT : PROMPT + 1] for row in rows]
     ran, filled = _start(model, rows, PROMPT), _start(model, rows, PROMPT)
     hidden, step = model.embed(torch.tensor(tokens, device=model.device), ran)
@@ -294,9 +310,9 @@ def _check_padding(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> N
 
 
 def _work(model: HostedTransformer, row: Sequence[int]) -> tuple[BlockWork, int]:
-    """Return the work of a block for one token, and the width of its keys, both averaged over blocks.
+    """Return the work (weights, FLOPs) of a block for one token, and the width of its keys, averaged over blocks.
 
-    FLOPs are counted at several numbers of keys and of source positions.
+    They are solved from FLOPs counted at several numbers of keys and of source positions.
     """
 
     def flops(n_source: int, fed: int) -> float:

@@ -29,7 +29,7 @@ WAYS: tuple[Way, ...] = ("direct", "within", "reference")
 
 
 class ReadOut:
-    """Function from states to logits, as the model itself computes them.
+    """Function from states after a block to logits, as the model itself computes them from its last block's states.
 
     Attributes:
         way: The computation in use: ``reference`` (whole forward pass), ``within`` (forward pass, with ``ending``
@@ -43,7 +43,10 @@ class ReadOut:
         self._stack, self._calls = stack, calls
 
     def __call__(self, states: Tensor, way: Way | None = None) -> Tensor:
-        """Return logits [..., V] of states [..., D] after a block; ``way`` overrides the computation in use."""
+        """Return logits [..., V] of states [..., D] after a block.
+
+        ``way`` names the computation, as the attribute of this name does; None means the one in use.
+        """
         states_N1D = states.reshape(-1, 1, states.shape[-1])
         read = {"direct": self._direct, "within": self._inside_model, "reference": self._reference}[way or self.way]
         return read(states_N1D)[:, 0].reshape(*states.shape[:-1], -1)
@@ -130,7 +133,7 @@ class ReadOut:
 
 @contextmanager
 def noted_ending(decoder: nn.Module, blocks: Iterable[nn.Module]) -> Iterator[list[nn.Module]]:
-    """Record the modules that a decoder's forward pass runs after its last block, in order, while entered.
+    """Record, in a `with` block, the modules that a decoder's forward pass runs after its last block, in order.
 
     Args:
         decoder: Module that embeds tokens and calls the blocks.

@@ -115,7 +115,7 @@ def _depth(config: Any) -> int | None:
 
 
 def longest_text(config: Any) -> int | None:
-    """Return the maximum number of positions that a model's configuration states; None if it states none."""
+    """Return the maximum number of tokens (positions) that a model's configuration states; None if it states none."""
     lengths = (getattr(config, key, None) for key in POSITIONS)
     return next((value for value in lengths if isinstance(value, int) and value > 0), None)
 
@@ -138,7 +138,9 @@ def head_shape(config: Any, width: int) -> tuple[int, int, int]:
 
 
 def modules_on(lm: nn.Module, blocks: Sequence[nn.Module], devices: DeviceMap) -> dict[str, str]:
-    """Return a `device_map` for transformers: the device of every module, and of tensors outside of these, by name.
+    """Return a `device_map` for transformers: the device of each part of the model, by name.
+
+    Parts are the blocks, modules that contain no block, and tensors that belong to neither.
 
     Args:
         lm: The model.
@@ -178,7 +180,7 @@ def assign_blocks(n_blocks: int, rest_bytes: int, room: Mapping[str, int]) -> De
     Args:
         n_blocks: Number of blocks, L.
         rest_bytes: Size in bytes of everything but the blocks.
-        room: Bytes available on each device.
+        room: Bytes available on each device, in the order in which blocks are assigned.
     """
     first, *_ = room
     free = {device: max(0, size - (rest_bytes if device == first else 0)) for device, size in room.items()}

@@ -18,9 +18,9 @@ _CGROUP_FILES: Final = (
 
 
 def available_bytes(*devices: str) -> int | None:
-    """Return the total free memory of the devices in bytes; None if that of any device is unknown.
+    """Return the total free memory in bytes of devices such as ``cpu`` and ``cuda:0``; None if that of any is unknown.
 
-    On a CPU, the limits of this process's control groups (cgroups) count too.
+    On a CPU, it is at most what the limits of this process's control groups (cgroups) leave.
     """
     each = [_available_bytes(device) for device in devices]
     return None if None in each else sum(n_bytes for n_bytes in each if n_bytes is not None)
@@ -29,7 +29,7 @@ def available_bytes(*devices: str) -> int | None:
 def machine_bytes() -> int | None:
     """Return the largest number of bytes that this process could ever use on the CPU; None if unknown.
 
-    It is the smallest of the machine's memory and the limits of this process's control groups (cgroups).
+    It is the smallest of the machine's total memory and the limits of this process's control groups (cgroups).
     """
     return min(_most_on_cpu(), default=None)
 

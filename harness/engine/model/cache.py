@@ -1,4 +1,4 @@
-"""Key-value cache of a batch being decoded, and the tokens whose skipped blocks are deferred.
+"""Key-value cache of a batch being decoded, and deferred tokens: they exited early, and run their skipped blocks later.
 
 Shape suffixes: B rows of the batch, A rows running at a block, N tokens of several rows, T new positions, S source
 positions. Sizes of the model: D model width, G key/value heads, K head size, L decoder blocks.
@@ -32,20 +32,22 @@ KV = tuple[Tensor, Tensor]
 
 
 def halves(kv: Tensor) -> KV:
-    """Split a tensor [B, 2G, S, K] into keys and values, [B, G, S, K] each."""
+    """Split a tensor [B, 2G, S, K] into keys and values, [B, G, S, K] each: G heads, S positions, head size K."""
     k, v = kv.chunk(2, dim=1)
     return k, v
 
 
 @dataclass(eq=False)
 class DeferredToken:
-    """Token with deferred blocks: only blocks 1..n_blocks_run have its keys and values so far.
+    """Token that exited early, and whose skipped blocks run later (are deferred).
+
+    Only blocks 1..n_blocks_run have its keys and values so far.
 
     Attributes:
         place: Position of the token in the cache.
         n_blocks_run: Number of blocks that have run, and have written keys and values.
-        states: States of all tokens that ran block ``n_blocks_run`` together.
-        index: Index of this token's state in ``states``.
+        states: States after block ``n_blocks_run`` of all tokens that ran it together, [..., D].
+        index: Indices of this token's state in the leading dimensions of ``states``.
         embedding_D: Embedding of the token, if the KV policy reruns it from block 1; else None.
         logits_V: Logits of the token after the last block; None if not computed yet.
     """
@@ -59,23 +61,23 @@ class DeferredToken:
 
     @property
     def state_D(self) -> Tensor:
-        """State of the token after the last block that it ran, [D]: the input of the next block."""
+        """State of the token after the last block that it ran, [D]: the input of its next block."""
         return self.states[self.index]
 
     def ran(self, n_blocks_run: int, states: Tensor, index: tuple[int, ...]) -> None:
-        """Record the number of blocks that the token has run, and where its state after them is."""
+        """Record that the token has run blocks 1..n_blocks_run, and that its state after them is ``states[index]``."""
         self.n_blocks_run, self.states, self.index = n_blocks_run, states, index
 
 
 class SharedSources:
     """Assignment of batch rows to encoder inputs (sources), for rows that share a source's keys and values.
 
-    In cross-attention, rows with the same source are treated as further query positions of one row.
+    Cross-attention treats rows with the same source as several query positions (slots) of one row.
 
     Attributes:
         sources_B: Index of each row's source, ascending from 0 without gaps.
         max_rows: Largest number of rows of one source.
-        slots_B: Index of each row in the queries, which have ``max_rows`` slots per source.
+        slots_B: Slot of each row; slots are numbered through all sources, ``max_rows`` per source.
         n_sources: Number of sources.
     """
 
@@ -88,9 +90,10 @@ class SharedSources:
 
 
 class DecodingCache(ABC):
-    """KV cache of a batch being decoded, with its deferred tokens; all rows end at the same position.
+    """Base class: KV cache of a batch being decoded, with its deferred tokens (whose skipped blocks run later).
 
-    Prompts of decoder-only models are padded on the left; so are rows after drafts are dropped.
+    All rows end at the same position. So prompts of decoder-only models are padded on the left, and rows that lose
+    draft tokens are shifted to the right.
 
     Attributes:
         length: Number of filled positions.
@@ -115,7 +118,7 @@ class DecodingCache(ABC):
     @property
     @abstractmethod
     def room(self) -> int:
-        """Number of decoder positions that are allocated."""
+        """Number of decoder positions that are allocated, filled or not."""
 
     @property
     @abstractmethod
@@ -124,18 +127,21 @@ class DecodingCache(ABC):
 
     @abstractmethod
     def _shallow_copy(self) -> Self:
-        """Return a shallow copy that shares all tensors; `_select` on one of the two does not affect the other."""
+        """Return a copy of the object that shares all tensors; selecting rows in one does not change the other."""
 
     @abstractmethod
     def _select(self, rows: Tensor) -> None:
-        """Keep only these rows of all per-row tensors except padding and deferred tokens, which `keep` selects."""
+        """Keep only the rows with these indices in all per-row tensors, except what `keep` itself selects.
+
+        These are the left padding and the deferred tokens.
+        """
 
     @abstractmethod
     def _copy_positions(self, rows: int | slice, source: slice, target: slice) -> None:
-        """Copy keys and values of these rows from the positions ``source`` to the positions ``target``."""
+        """Copy keys and values of the batch rows ``rows`` from the positions ``source`` to the positions ``target``."""
 
     def keep(self, rows: Tensor) -> None:
-        """Keep only these rows of the batch, for example because the others have finished."""
+        """Keep only the batch rows with these indices, for example because the answers of the other rows have ended."""
         self._select(rows)
         if self.padding_B is not None:
             self.padding_B = self.padding_B.index_select(0, rows)
@@ -145,21 +151,30 @@ class DecodingCache(ABC):
             self.waiting = [[] for _ in range(len(rows))]
 
     def repeat_rows(self, rows: Sequence[int]) -> None:
-        """Replace the batch by copies of these rows; a row may be repeated. No token may be deferred."""
+        """Replace the batch by copies of the rows with these indices; an index may be repeated.
+
+        The batch must not have deferred tokens.
+        """
         assert not any(self.waiting), "what waits belongs to one row"
         self.keep(torch.tensor(rows, device=self.device))
 
     def join(self, other: Self, new_tokens: int) -> None:
-        """Append the rows of another cache; afterwards all rows end at the same position.
+        """Append the rows of another cache to this batch; afterwards all rows end at the same position.
 
         Args:
             other: Cache of the same model; must not be used afterwards.
-            new_tokens: Number of positions to allocate for new tokens.
+            new_tokens: Number of free positions to allocate, for tokens that are still to be decoded.
+
+        Raises:
+            NotImplementedError: This kind of cache cannot append rows (`joins` is False).
         """
         raise NotImplementedError("this cache cannot take in rows")
 
     def copied(self, rows: Tensor) -> Self:
-        """Return a cache with copies of these rows and their deferred tokens; a row may be repeated."""
+        """Return a new cache with copies of the rows with these indices, and of their deferred tokens.
+
+        An index may be repeated. This cache does not change.
+        """
         twin = self._shallow_copy()
         twin.waiting = self.waiting
         twin.keep(rows)
@@ -167,9 +182,10 @@ class DecodingCache(ABC):
         return twin
 
     def drop_newest(self, dropped_B: Sequence[int]) -> None:
-        """Drop the newest ``dropped_B`` positions of each row; then shift rows right, so that all rows end together.
+        """Drop the newest ``dropped_B[row]`` positions of each row, for example of rejected drafts.
 
-        No token of a row that loses positions may be deferred.
+        Then shift rows to the right, so that all rows end at the same position. Rows that lose positions must not have
+        deferred tokens.
         """
         least = min(dropped_B)
         self.length -= least
@@ -181,13 +197,16 @@ class DecodingCache(ABC):
             self.padding_B = shifts_B if self.padding_B is None else self.padding_B + shifts_B
 
     def evict(self, block: int, rows_A: Tensor | None) -> None:
-        """Mask the newest position of these rows (None: all) in blocks block+1..L, which the token skipped."""
+        """Mask the position of the current step for these rows (None: all) in blocks block+1..L, which they skip.
+
+        Later tokens then do not attend to it in these blocks.
+        """
         raise NotImplementedError("this cache cannot mask a position in some blocks")
 
     def make_room(self) -> None:
-        """If no position is free, drop the left padding that all rows share.
+        """If the cache is full, free positions: drop the left-padding positions that all rows have in common.
 
-        All rows have padding if drafts were dropped and the longest rows have finished.
+        In a full cache, all rows have left padding: drafts were dropped, and the longest rows have left the batch.
         """
         if self.length < self.room:
             return
@@ -201,12 +220,12 @@ class DecodingCache(ABC):
 
 
 class Cache(DecodingCache):
-    """Keys and values of one batch being decoded, preallocated for ``room`` decoder positions.
+    """Lean engine's KV cache of one batch being decoded, preallocated for ``room`` decoder positions.
 
     Attributes:
-        shared: Assignment of rows to shared sources; None if each row has its own.
-        by_distance: Attention bias of keys at distances room-1..0 from the query, and of future keys, which it masks:
-            [1, 1 or H, 1, 2 room - 1].
+        shared: Assignment of rows to encoder inputs (sources) that they share; None if each row has its own.
+        by_distance: Additive attention bias of keys at distances room-1..0 from the query, then of future keys, which
+            it masks: [1, 1 or H, 1, 2 room - 1], for H heads.
         graphs: CUDA graphs of blocks that run with this cache; None before the first.
         depth_BS: Last block in which each position is attended to; None if all are attended to in every block.
     """
@@ -239,14 +258,20 @@ class Cache(DecodingCache):
         return torch.cat((past, torch.full_like(past[..., 1:], torch.finfo(past.dtype).min)), dim=-1)
 
     def seen_from(self, start: int, end: int) -> Tensor:
-        """Return causal mask and position bias of keys 0..end-1 for queries at start..end-1: [1, 1 or H, T, end]."""
+        """Return the additive causal mask, with position bias, of keys 0..end-1 for queries at start..end-1.
+
+        Shape [1, 1 or H, T, end] for T queries and H heads; left padding is not masked.
+        """
         if end - start == 1:
             return self.by_distance[..., self.room - end : self.room]
         windows = self.by_distance[..., 0, :].unfold(-1, end, 1)  # a later position sees all keys one further away
         return windows[:, :, self.room - end : self.room - start].flip(-2)
 
     def seen_from_all(self, place: int) -> Tensor:
-        """Return mask and position bias of all keys, written or not, for one query: [1 or B, 1 or H, 1, room]."""
+        """Return the additive mask, with position bias, of all ``room`` keys for a query at position ``place``.
+
+        Keys that are padding or come after ``place`` are masked. Shape [1 or B, 1 or H, 1, room], for H heads.
+        """
         bias = self.by_distance[..., self.room - 1 - place : 2 * self.room - 1 - place]
         if self.padding_B is None:
             return bias.clone()
@@ -254,7 +279,10 @@ class Cache(DecodingCache):
         return bias + additive(keys[None, :] >= self.padding_B[:, None], bias.dtype)[:, None, None, :]
 
     def evict(self, block: int, rows_A: Tensor | None) -> None:
-        """Mask the newest position of these rows (None: all) in blocks block+1..L, which the token skipped."""
+        """Mask the position of the current step for these rows (None: all) in blocks block+1..L, which they skip.
+
+        Later tokens then do not attend to it in these blocks.
+        """
         rows = slice(None) if rows_A is None else rows_A
         if self.depth_BS is None:
             self.depth_BS = self._full_depths(self.n_rows, self.room)
@@ -265,7 +293,10 @@ class Cache(DecodingCache):
         return torch.full((n_rows, room), self.self_kv.shape[0], device=self.device)
 
     def masked(self, bias: Tensor | None, block: int, end: int, rows_A: Tensor | None) -> Tensor | None:
-        """Add a mask of the positions evicted from ``block`` to an attention bias (None: 0) of keys 0..end-1."""
+        """Return an attention bias (None: no bias) of keys 0..end-1, with positions evicted from ``block`` masked too.
+
+        ``rows_A`` are the batch rows of the bias; None means all. The result is None if nothing is masked or biased.
+        """
         if self.depth_BS is None:
             return bias
         is_there_AS = rows_of(self.depth_BS, rows_A)[:, :end] >= block
@@ -288,18 +319,21 @@ class Cache(DecodingCache):
         return self.self_kv.device
 
     def make_cross_kv(self, n_source: int) -> Tensor:
-        """Allocate cross-attention keys and values of ``n_source`` encoder positions; return them, [L, B, 2G, S, K]."""
+        """Allocate cross-attention keys and values for ``n_source`` encoder positions; return this empty tensor.
+
+        Its shape is [L, B, 2G, S, K]: blocks, rows, key and value heads, source positions, head size.
+        """
         n_blocks, n_rows, heads, _, size = self.self_kv.shape
         self.cross_kv = self.self_kv.new_empty((n_blocks, n_rows, heads, n_source, size))
         return self.cross_kv
 
     def keys_and_values(self, block: int, end: int) -> KV:
-        """Return the self-attention keys and values of a block at positions 0..end-1."""
+        """Return the self-attention keys and values of a block at positions 0..end-1, as views [B, G, end, K]."""
         k, v = self._views("self", self.self_kv)[block - 1]
         return k.narrow(2, 0, end), v.narrow(2, 0, end)
 
     def source_keys_and_values(self, block: int) -> KV:
-        """Return the cross-attention keys and values of a block."""
+        """Return the cross-attention keys and values of a block for all rows (or shared sources), [B, G, S, K] each."""
         assert self.cross_kv is not None, "there is an encoder"
         return self._views("cross", self.cross_kv)[block - 1]
 
@@ -316,7 +350,10 @@ class Cache(DecodingCache):
         return twin
 
     def copied_with_room(self, model: Transformer, rows: Tensor, room: int) -> Cache:
-        """Return a cache with copies of these rows and space for ``room`` positions; deferred tokens are not copied."""
+        """Return a new cache with copies of the rows with these indices, allocated for ``room`` decoder positions.
+
+        Deferred tokens are not copied.
+        """
         wide = Cache(model, len(rows), room)
         wide.self_kv[..., : self.length, :] = self.self_kv[..., : self.length, :].index_select(1, rows)
         wide.length = self.length
@@ -345,7 +382,7 @@ class Cache(DecodingCache):
             self.source_mask = self.source_mask.index_select(0, rows)
 
     def _keep_sources(self, sources_B: Sequence[int]) -> None:
-        """Set the index of each row's source, and drop sources that no row uses."""
+        """Set each row's encoder input (source), given by its present index; drop unused ones and renumber the rest."""
         assert self.cross_kv is not None, "there is an encoder"
         used = sorted(set(sources_B))
         if len(used) < self.cross_kv.shape[1]:
@@ -357,7 +394,10 @@ class Cache(DecodingCache):
         self.shared = SharedSources([places[source] for source in sources_B], self.device)
 
     def repeat_rows(self, rows: Sequence[int]) -> None:
-        """Replace the batch by copies of these rows, ascending; copies of a row share its source."""
+        """Replace the batch by copies of the rows with these indices, in ascending order; an index may be repeated.
+
+        Keys and values of an encoder input are not copied: all copies of a row share them.
+        """
         if self.cross_kv is None:
             return super().repeat_rows(rows)
         self._forget_views()
@@ -367,7 +407,10 @@ class Cache(DecodingCache):
         self._keep_sources(rows)
 
     def join(self, other: Cache, new_tokens: int) -> None:
-        """Append the rows of another cache; left padding that all rows of one cache share is dropped first."""
+        """Append the rows of another cache, and allocate ``new_tokens`` free positions after them.
+
+        First, left-padding positions that all rows of a cache have in common are dropped.
+        """
         caches, n_rows = (self, other), [self.n_rows, other.n_rows]
         lengths = [cache.length - cache._spare() for cache in caches]
         length = max(lengths)
@@ -395,12 +438,12 @@ class Cache(DecodingCache):
         self._forget_views()
 
     def _forget_views(self) -> None:
-        """Drop cached views and CUDA graphs, because the tensors that they refer to are about to be replaced."""
+        """Drop cached views of the keys and values, and CUDA graphs, because their tensors are replaced."""
         self._by_block.clear()
         self.graphs = None
 
     def _spare(self) -> int:
-        """Return the number of left-padding positions that all rows share."""
+        """Return the number of left-padding positions that all rows have in common."""
         return 0 if self.padding_B is None else int(self.padding_B.min())
 
     def _join_sources(self, other: Cache, n_rows: Sequence[int]) -> None:
@@ -418,7 +461,7 @@ class Cache(DecodingCache):
             self.shared = SharedSources([*own_sources, *(n_sources + source for source in other_sources)], self.device)
 
     def _mask_of(self, longest: int) -> Tensor:
-        """Return the additive mask of the sources, padded to ``longest`` encoder positions."""
+        """Return the additive mask of the encoder inputs, extended by masked positions to a length of ``longest``."""
         assert self.cross_kv is not None, "there is an encoder"
         n_sources, n_source = self.cross_kv.shape[1], self.cross_kv.shape[3]
         mask = self.source_mask

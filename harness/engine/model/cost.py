@@ -18,7 +18,7 @@ from exitbench.methods.base import Cost, Drafting, Parts
 
 @dataclass(frozen=True)
 class TokenPlace:
-    """Position of a token, as the lengths that determine the cost of its attention.
+    """Numbers of positions that a token attends to: they determine the cost of its attention.
 
     Attributes:
         context: Number of keys that the token's self-attention reads, including its own.
@@ -30,7 +30,10 @@ class TokenPlace:
 
 
 def block_cost(arch: Architecture, place: TokenPlace) -> Cost:
-    """Return the cost of one decoder block for one token: FLOPs of matrix products; weights, keys and values read."""
+    """Return the cost of one decoder block for one token at ``place``: FLOPs of its matrix products, and numbers read.
+
+    The numbers read from memory are weights, keys and values.
+    """
     inner = arch.n_heads * arch.head_dim
     weights = arch.d_model * (inner + 2 * arch.kv_width) + inner * arch.d_model
     weights += arch.d_model * arch.d_ff * (3 if arch.gated else 2)
@@ -46,7 +49,7 @@ def answer_cost(model: Engine, parts: Parts, records: Sequence[TokenRecord], pla
 
     Args:
         model: The model.
-        parts: The method.
+        parts: The method: its gate, threshold rule, head and KV policy.
         records: One record per token of the answer.
         places: One place per token that a decode step generated. A first token that was read from the prefill has a
             record but no place; only its read-out counts. Discarded drafts are assumed to be at the place of the token
@@ -81,9 +84,10 @@ def _int8_cost(model: Engine, records: Sequence[TokenRecord]) -> Cost:
 def answer_parts(
     model: Engine, parts: Parts, records: Sequence[TokenRecord], places: Sequence[TokenPlace]
 ) -> dict[str, Cost]:
-    """Return `answer_cost` split by component: blocks, heads, gates, kv and, for verifying methods, verification.
+    """Return the cost of decoding one answer by component; arguments as in `answer_cost`, which is the sum.
 
-    Verification is the cost of discarded drafts minus the saving from reading several drafts out in one product. It may
+    Keys are blocks, heads, gates, kv (KV entries of skipped blocks) and, if the method verifies drafts, verification.
+    The latter is the cost of discarded drafts minus the saving from reading several drafts out in one product. It may
     be negative.
     """
     decoded = records[len(records) - len(places) :]

@@ -27,11 +27,14 @@ Skipped = tuple[int, Tensor, Tensor | None]
 
 
 class EngineStep(Protocol):
-    """Data of one step that all blocks share, as returned by `Engine.embed`; only the embedding is public."""
+    """Data that all blocks of one step share, such as attention masks, as returned by `Engine.embed`.
+
+    Only the embedding may be read outside of the engine.
+    """
 
     @property
     def embedding_BD(self) -> Tensor | None:
-        """Embedding of each batch row's newest token; may be None in a context from `Engine.window`."""
+        """Embedding of each batch row's newest token; may be None in a step from `Engine.window`."""
 
 
 class Engine(ModelInterface, Protocol):
@@ -66,12 +69,13 @@ class Engine(ModelInterface, Protocol):
 
     @property
     def fills_exited_rows(self) -> bool:
-        """Whether `block` accepts ``exited_BD``, and so also writes keys and values of rows that have exited."""
+        """Whether `block` can also write keys and values of rows that have exited (its argument ``exited_BD``)."""
 
     def new_cache(self, n_rows: int, room: int, padding_B: Tensor | None = None) -> Any:
-        """Return an empty KV cache of a decoder-only model for ``n_rows`` batch rows and ``room`` positions.
+        """Return an empty KV cache of a decoder-only model for ``n_rows`` batch rows.
 
-        ``padding_B`` is the number of left-padding positions of each row; None means no padding.
+        It is allocated for ``room`` positions of prompt and answer together. ``padding_B`` is the number of
+        left-padding positions of each row; None means no padding.
         """
 
     def start(
@@ -95,18 +99,26 @@ class Engine(ModelInterface, Protocol):
         """
 
     def embed(self, tokens_BT: Tensor, cache: Any) -> tuple[Tensor, Any]:
-        """Begin a step of T new tokens per row; return embeddings [B, T, D], and the `EngineStep` that blocks share."""
+        """Begin a step of T new tokens per row, at the cache's next positions.
+
+        Returns the embeddings [B, T, D], and the `EngineStep`: masks and other data that all blocks of the step share.
+        """
 
     def window(self, cache: Any, n_positions: int) -> EngineStep:
-        """Return an `EngineStep` to run blocks at the newest ``n_positions`` cache positions of every row.
+        """Return an `EngineStep` for blocks that run at the newest ``n_positions`` cache positions of every row.
 
         The last of these positions is that of the current step.
         """
 
     def places(self, cache: Any, rows_A: Tensor | None, places_AT: Tensor) -> Any:
-        """Return prepared cache positions, one of the arguments of `block`, with the attention masks that they need.
+        """Return the argument ``places`` of `block`, to run blocks at other cache positions than those of the step.
 
-        ``places_AT`` has T positions per row, in any order. ``rows_A`` are indices of batch rows; None means all.
+        The result includes the attention masks of these positions, which several blocks of a step then share.
+
+        Args:
+            cache: KV cache of the batch.
+            rows_A: Indices of the batch rows that will run blocks; None means all.
+            places_AT: T cache positions per row, in any order.
         """
 
     def block(
@@ -123,7 +135,7 @@ class Engine(ModelInterface, Protocol):
         Args:
             block: Number of the block.
             hidden: Output of the block before, [A, T, D]; [A, D] if each row has one new position.
-            context: The step, as `embed` or `window` returned it.
+            context: The step: data that its blocks share, as returned by `embed` or `window`.
             rows_A: Indices of the batch rows that run the block, ascending; None means all.
             places: Other cache positions to run at, prepared by `places`; None means the positions of the step.
             exited_BD: Exit states of the rows that do not run, each at its row's index; their keys and values are
@@ -138,12 +150,16 @@ class Engine(ModelInterface, Protocol):
         """Write keys and values of skipped blocks at the step's position, projected from the rows' exit states.
 
         Args:
-            skipped: Groups of rows that have exited, ascending by exit layer.
-            context: The step, as `embed` returned it.
+            skipped: For each exit layer, ascending: its block, and exit states [A, D] and indices of the rows that
+                exited there (None: all rows).
+            context: The step: data that its blocks share, as returned by `embed`.
         """
 
     def project(self, block: int, states_ND: Tensor, rows_N: Tensor, places_N: Tensor, cache: Any) -> None:
-        """Project states to keys and values of one block; write them at positions `places_N` of batch rows `rows_N`."""
+        """Project states to keys and values of one block, and write them to the cache without running the block.
+
+        State n of ``states_ND`` is written at cache position ``places_N[n]`` of batch row ``rows_N[n]``.
+        """
 
     def block_cost(self, place: TokenPlace) -> Cost:
         """Return the cost of one decoder block for one token; ``place`` has the lengths that its attention reads."""

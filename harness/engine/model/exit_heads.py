@@ -76,9 +76,9 @@ def exit_logits(tensors: Mapping[str, Tensor], kind: HeadKind, block: int, hidde
 def lm_head_input(
     tensors: Mapping[str, Tensor], kind: HeadKind, block: int, hidden: Tensor, model: OwnReadOut
 ) -> Tensor:
-    """Return the final-normed state [..., D] that an exit head of a kind in `WITH_LM_HEAD` passes to the LM head.
+    """Return the state [..., D], after the final norm, that an exit head passes to the model's own LM head.
 
-    Arguments as in `exit_logits`.
+    Only for kinds in `WITH_LM_HEAD`; arguments as in `exit_logits`.
     """
     if kind == "lens":
         return model.final_normed(_through_lens(tensors, block, hidden))
@@ -121,7 +121,10 @@ class ExitHeads:
     tensors: Mapping[str, Tensor]
 
     def logits(self, block: int, hidden: Tensor, model: OwnReadOut) -> Tensor:
-        """Return the logits [..., V] of one block's exit head for states after this block, [..., D]."""
+        """Return the logits [..., V] of one block's exit head for states after this block, [..., D].
+
+        ``model`` provides the final norm and the LM head, in which some kinds of exit heads end.
+        """
         is_same = hidden.dtype == next(iter(self.tensors.values())).dtype
         return exit_logits(self.tensors if is_same else self._in_fp32, self.kind, block, hidden, model)
 
@@ -163,7 +166,11 @@ class Headed(ABC):
         """Return the logits [..., V] of states [..., D], as the model computes them after its last block."""
 
     def logit_bounds(self, hidden_AD: Tensor) -> LogitBounds:
-        """Return intervals that contain `logits`; only if all operations of the model after the LM head are known."""
+        """Return intervals that contain the logits of states [A, D], without multiplying the whole exact LM head.
+
+        Raises:
+            NotImplementedError: The model may change logits after its LM head, so that they have no known bounds.
+        """
         raise NotImplementedError(f"{type(self).__name__} does not bound its logits")
 
     @property
@@ -182,7 +189,7 @@ class Headed(ABC):
         return self.exit_heads.logits(block, hidden_AD, self)
 
     def exit_head_numel(self, block: int) -> int:
-        """Return the number of weights that a read-out with a block's exit head multiplies, including any LM head."""
+        """Return the number of weights multiplied in a read-out by a block's exit head, and any LM head after it."""
         assert self.exit_heads is not None, "called at exit blocks only"
         numel = self.exit_heads.numel(block)
         return numel + int(self.lm_head.weight.numel()) if self.exit_heads.kind in WITH_LM_HEAD else numel

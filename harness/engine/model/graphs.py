@@ -29,7 +29,7 @@ DEVICES = frozenset({"cuda"})
 class Normed(NamedTuple):
     """Output of a block, as computed (``hidden``) and normalised (``normed``): input of gate, LM head and next block.
 
-    A block's output is never modified in place. Fields are None if nothing is cached.
+    A block's output is never modified in place. Fields are None if no output is cached.
     """
 
     hidden: Tensor | None = None
@@ -101,7 +101,10 @@ class BlockGraphs:
                 buffer.copy_(angles)
 
     def run(self, model: Transformer, block: int, hidden_BD: Tensor, step: StepContext) -> Tensor:
-        """Run a block for all rows of the batch; return its output [B, D], which the block's next run overwrites."""
+        """Run a block for all rows of the batch; from its second run on, as a CUDA graph.
+
+        Returns the block's output [B, D], which the block's next run overwrites.
+        """
         if block not in self._blocks:  # the first run is not captured: libraries allocate what they need
             self._blocks[block] = None
             return model.run_block(block, hidden_BD, step)

@@ -162,7 +162,10 @@ WAYS: Final[tuple[type[Int8Product], ...]] = (ByIntegers, ByBfloat16)
 
 
 def product_of(weight_VD: Tensor, scale_V: Tensor) -> Int8Product:
-    """Return the first product of `WAYS` that is available for these rows and as exact as declared, or `ByFloat32`."""
+    """Return a product with int8 rows: the first of `WAYS` that this machine supports and that is as exact as declared.
+
+    If there is none, return the slow `ByFloat32`, which runs anywhere.
+    """
     for way in WAYS:
         try:
             product = way(weight_VD, scale_V)
@@ -174,7 +177,7 @@ def product_of(weight_VD: Tensor, scale_V: Tensor) -> Int8Product:
 
 
 def _holds(product: Int8Product, weight_VD: Tensor, scale_V: Tensor) -> bool:
-    """Return whether a product's errors on a few test states are within the declared bounds."""
+    """Return whether a product's errors on a few test states are within the bounds that its class declares."""
     width = weight_VD.shape[1]
     some_AD = torch.randn(3, width, generator=torch.Generator().manual_seed(0))
     # Rows of largest magnitude, which overflow wherever sums of two products can overflow.
@@ -288,13 +291,13 @@ class LogitIntervals:
     rescored_A: Tensor
 
     def take(self, index_A: Tensor) -> LogitIntervals:
-        """Return the intervals of the selected batch rows, with counts of rescored head rows that restart at 0."""
+        """Return the intervals of the batch rows with indices ``index_A``; `rescored_A` restarts at 0."""
         lower_AV, upper_AV = self.lower_AV.index_select(0, index_A), self.upper_AV.index_select(0, index_A)
         none_A = torch.zeros_like(index_A)
         return LogitIntervals(self.head, self.states_AD.index_select(0, index_A), lower_AV, upper_AV, none_A)
 
     def sharpen(self) -> None:
-        """Narrow the intervals of each row's most likely ids by reading their rows of the exact head.
+        """Narrow the intervals of each row's most likely token ids, by reading their weight rows of the exact head.
 
         These are the `RESCORED` ids with the highest upper ends.
         """
@@ -327,7 +330,7 @@ class LogitIntervals:
 
 
 def _quantised(weight_RD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return weight rows as int8, their scales, and norms [3, R]: of the exact rows, int8 copies and differences."""
+    """Return R weight rows as int8, their scales, and norms [3, R]: of the exact rows, int8 copies and differences."""
     weight_RD = weight_RD.double()
     scale_R = (weight_RD.abs().amax(-1) / LARGEST).bfloat16()
     scale_R = torch.where(scale_R > 0, scale_R, torch.ones_like(scale_R))

@@ -59,7 +59,10 @@ GATHERED_NUMEL = 2**14
 
 
 def clamped(x_ND: Tensor) -> Tensor:
-    """Clamp float16 states [N, D] as transformers does, but row by row, so that results do not depend on the batch."""
+    """Clamp float16 states [N, D] to finite numbers: the largest one, or 1000 less in rows with infinite entries.
+
+    transformers tests the whole tensor for infinite entries; row by row, results do not depend on the batch.
+    """
     most = torch.finfo(x_ND.dtype).max
     limit_N1 = torch.where(x_ND.isinf().any(-1, keepdim=True), most - 1000, most)
     return x_ND.clamp(-limit_N1, limit_N1)
@@ -142,7 +145,7 @@ class Transformer(Headed):
         return normed if self.dtype == self._norm_dtype else normed.to(self.dtype)
 
     def _normalised(self, hidden: Tensor) -> Tensor:
-        """Return the normalised residual stream, from the cache if ``hidden`` is the newest block output."""
+        """Return the normalised residual stream: the cached one if ``hidden`` is the output of the last block run."""
         newest = self.newest
         if newest.normed is not None and newest.hidden is hidden:
             return newest.normed
@@ -183,11 +186,14 @@ class Transformer(Headed):
         return Int8Head(self.lm_head)
 
     def logit_bounds(self, hidden_AD: Tensor) -> LogitIntervals:
-        """Return intervals that contain `logits`, computed from the int8 copy of the LM head."""
+        """Return intervals that contain the logits of states [A, D], computed from the int8 copy of the LM head."""
         return self.int8_head.read(self.head_input(hidden_AD))
 
     def logits_of(self, hidden_AD: Tensor, weights_AKD: Tensor) -> Tensor:
-        """Return logits [A, K] of states [A, D] for K token ids per row, whose LM-head rows are ``weights_AKD``."""
+        """Return logits [A, K] of states [A, D] for K token ids per row, whose LM-head rows are ``weights_AKD``.
+
+        If the LM head has a bias, it is the last column of these rows, as `head_weights` returns them.
+        """
         normed = self.head_input(hidden_AD)
         if self.weights.lm_head.bias is not None:
             normed = torch.cat((normed, torch.ones_like(normed[:, :1])), dim=-1)
@@ -196,7 +202,7 @@ class Transformer(Headed):
         return torch.bmm(weights_AKD, normed[:, :, None])[:, :, 0]
 
     def block_kv(self, block: int) -> Linear:
-        """Return the projection to keys and values of a single block (1..L)."""
+        """Return the linear layer that projects a block's input to its keys and values; ``block`` is 1..L."""
         if not self._block_kv:
             width, projections = self.arch.n_heads * self.arch.head_dim, (block.qkv for block in self.weights.blocks)
             form = self.weights.skipped_form
@@ -204,7 +210,10 @@ class Transformer(Headed):
         return self._block_kv[block - 1]
 
     def skip_kv(self, block: int) -> Linear:
-        """Return the stacked key/value projections of blocks block+1..L, 2*G*K outputs each; built on first use."""
+        """Return the key/value projections of blocks block+1..L, stacked into one linear layer; built on first use.
+
+        Each block has 2*G*K outputs, for G key/value heads of size K.
+        """
         if not self._skip_kv:
             parts = [self.block_kv(number) for number in range(1, self.n_blocks + 1)]
             stack = self.weights.skipped_form(parts[0].stacked(parts[1:]))
@@ -212,7 +221,10 @@ class Transformer(Headed):
         return self._skip_kv[block]
 
     def skip_key_norm(self, block: int) -> HeadNorm | None:
-        """Return the key norms of blocks block+1..L, with stacked weights [L - block, G, K]; None without key norms."""
+        """Return the norms of the keys of blocks block+1..L, as one with weights [L - block, G, K].
+
+        G is the number of key/value heads, K their size. None if the model does not normalise keys.
+        """
         if not self._skip_key_norms:
             norms = [weights.key_norm for weights in self.weights.blocks if weights.key_norm is not None]
             stack = torch.stack([norm.weight for norm in norms]) if norms else None
@@ -229,7 +241,7 @@ class Transformer(Headed):
     def _added(
         self, projection: Linear | NormedLinear, stream_ND: Tensor, x: Tensor, *, rounds: bool = False
     ) -> Tensor:
-        """Return the residual stream plus a projection of x.
+        """Return the residual stream plus ``projection(x)``.
 
         For some families in float16, transformers keeps the feed-forward weight ``wo`` in fp32. Then every sum from the
         first ``wo`` on is in fp32. The sums before it (``rounds``) are in float16 and clamped.
@@ -240,7 +252,11 @@ class Transformer(Headed):
         return clamped(sum_ND.to(self.dtype)).float() if rounds else sum_ND
 
     def _attend(self, q: Tensor, kv: KV, bias: Tensor | None, *, is_causal: bool = False) -> Tensor:
-        """Return attention of queries [A, T, H, K] over keys and values [A, G, S, K], with additive bias: [N, H*K]."""
+        """Return attention of queries ``q`` [A, T, H, K] over keys and values [A, G, S, K]: results [A*T, H*K].
+
+        Of A rows, each has T queries in H heads, and S keys in G heads, of size K. ``bias`` is an additive mask; None
+        means no mask, or a causal one if ``is_causal``.
+        """
         (k, v), scale = kv, self.arch.attention_scale
         n_rows, n_new, n_heads, size = q.shape
         if (groups := k.shape[1]) < n_heads and not is_causal:
@@ -255,7 +271,10 @@ class Transformer(Headed):
         return mixed.transpose(1, 2).reshape(n_rows * n_new, n_heads * size)
 
     def _attend_rows(self, q: Tensor, kv: Tensor, bias: Tensor | None, running: RowSubset) -> Tensor:
-        """Return attention of the running rows' queries [A, T, H, K]; ``kv`` has keys and values of the whole batch."""
+        """Return attention of the running rows' queries ``q`` [A, T, H, K] over their own keys and values: [A*T, H*K].
+
+        ``kv`` [B, 2G, S, K] has keys and values of the whole batch; ``bias`` is the additive mask of the running rows.
+        """
         if kv.device.type != "cpu" or kv[0].numel() <= GATHERED_NUMEL:
             return self._attend(q, halves(kv.index_select(0, running.rows_A)), bias)
         pieces = []
@@ -267,9 +286,9 @@ class Transformer(Headed):
     def _attend_shared(
         self, q: Tensor, block: int, cache: Cache, shared: SharedSources, rows_A: Tensor | None
     ) -> Tensor:
-        """Return cross-attention of running rows' queries [A, T, H, K] if rows share encoder inputs: [N, H*K].
+        """Return cross-attention [N, H*K] of queries [A, T, H, K] of the rows ``rows_A``, if rows share encoder inputs.
 
-        Rows with the same encoder input (source) become further query positions of one row, so that the source's keys
+        Rows with the same encoder input (source) become several query positions of one row, so that the source's keys
         and values are stored and read once.
         """
         n_rows, n_new, n_heads, size = q.shape
@@ -314,7 +333,11 @@ class Transformer(Headed):
     def start(
         self, prompts: Sequence[Sequence[int]], room: int, *, holds_last: bool = False, depth: int | None = None
     ) -> tuple[Cache, Tensor | None]:
-        """Prefill a batch of prompts; see `Engine.start`."""
+        """Prefill a batch of prompts: run the encoder, or blocks 1..depth (None: all) of a decoder-only model.
+
+        Return the cache, with ``room`` positions for new tokens, and the state of each prompt's last token, [B, D]. The
+        state is None for an encoder-decoder, and if ``holds_last`` leaves the last token out. See `Engine.start`.
+        """
         if not self.arch.encoder_blocks:
             return self._start_decoder_only(prompts, room, holds_last, depth or self.n_blocks)
         if holds_last:
@@ -335,7 +358,10 @@ class Transformer(Headed):
         return cache, None
 
     def new_cache(self, n_rows: int, room: int, padding_B: Tensor | None = None) -> Cache:
-        """Return an empty KV cache for ``n_rows`` rows and ``room`` positions; see `Engine.new_cache`."""
+        """Return an empty KV cache for ``n_rows`` batch rows and ``room`` positions of prompt and answer together.
+
+        ``padding_B`` is the number of left-padding positions of each row; None means no padding.
+        """
         cache = Cache(self, n_rows, room)
         cache.padding_B = padding_B
         return cache
@@ -369,7 +395,10 @@ class Transformer(Headed):
     # --------------------------------------------------------------- decoder
 
     def embed(self, tokens_BT: Tensor, cache: Cache) -> tuple[Tensor, StepContext]:
-        """Begin a step of T new tokens per row; return embeddings [B, T, D], and the context that blocks share."""
+        """Begin a step of T new tokens per row, at the cache's next positions.
+
+        Returns the embeddings [B, T, D], and the step's context: masks and other data that all its blocks share.
+        """
         end = cache.length + tokens_BT.shape[1]
         hidden = self._embedded(tokens_BT)
         if self.weights.position_embedding_PD is not None:
@@ -385,11 +414,14 @@ class Transformer(Headed):
         return hidden, context
 
     def window(self, cache: Cache, n_positions: int) -> StepContext:
-        """Return a context to run blocks at the newest ``n_positions`` of every row; see `Engine.window`."""
+        """Return the step context for blocks that run at the newest ``n_positions`` cache positions of every row.
+
+        The last of these positions is that of the current step.
+        """
         return self._context(cache, cache.length + 1 - n_positions, cache.length + 1)
 
     def _context(self, cache: Cache, start: int, end: int) -> StepContext:
-        """Return the context in which blocks run at cache positions start..end-1."""
+        """Return the step context (attention mask, rotary angles) to run blocks at cache positions start..end-1."""
         bias, is_causal = self._step_mask(cache, start, end)
         rotary = None
         if self.weights.inverse_frequencies is not None:
@@ -401,7 +433,8 @@ class Transformer(Headed):
     ) -> tuple[Tensor, StepContext]:
         """Begin a step in which a row holds several continuations (branches) of its cached context, one after another.
 
-        No branch attends to another one. Returns embeddings [B, T, D], and the context that blocks share.
+        No branch attends to another one. Returns embeddings [B, T, D], and the step's context: masks and other data
+        that all its blocks share.
 
         Args:
             tokens_BT: Tokens of each row's branches, concatenated.
@@ -434,9 +467,10 @@ class Transformer(Headed):
         places: CachePositions | None = None,
         exited_BD: Tensor | None = None,
     ) -> Tensor:
-        """Run decoder block ``block`` (1..L) at the step's positions; arguments as in `Engine.block`.
+        """Run decoder block ``block`` (1..L), and write its keys and values; arguments as in `Engine.block`.
 
-        If all rows run, their CUDA graph is used if there is one.
+        Return the residual stream after the block, shaped like ``hidden``. The block's CUDA graph is used if the step
+        has graphs, all rows run, and ``places`` and ``exited_BD`` are None.
         """
         if context.graphs is not None and rows_A is None and places is None and exited_BD is None:
             return context.graphs.run(self, block, hidden, context)
@@ -451,7 +485,7 @@ class Transformer(Headed):
         places: CachePositions | None = None,
         exited_BD: Tensor | None = None,
     ) -> Tensor:
-        """Run a decoder block without a CUDA graph; arguments as in `Engine.block`."""
+        """Run a decoder block without its CUDA graph, kernel by kernel; arguments and result as in `block`."""
         weights = self.weights.blocks[block - 1]
         hidden_ND = hidden if hidden.dim() == 2 else hidden.reshape(-1, self.d_model)
         attended_ND = self.self_attention(block, hidden_ND, context, rows_A, places, exited_BD)
@@ -477,8 +511,8 @@ class Transformer(Headed):
     ) -> Tensor:
         """Return the outputs of a block's self-attention heads, before the output projection: [N, H*K].
 
-        Also writes the block's keys and values. ``hidden_ND`` is the residual stream before the block; other arguments
-        as in `Engine.block`.
+        Also writes the block's keys and values. ``hidden_ND`` is the residual stream before the block, one row of it
+        per position (N). Other arguments as in `block`.
         """
         cache = context.cache
         written_A = rows_A  # rows that get keys and values
@@ -527,7 +561,10 @@ class Transformer(Headed):
     def cross_attention(
         self, block: int, hidden_ND: Tensor, context: StepContext, rows_A: Tensor | None = None
     ) -> Tensor:
-        """Return the outputs of a block's cross-attention heads, before the output projection: [N, H*K]."""
+        """Return the outputs of a block's cross-attention heads, before the output projection: [N, H*K].
+
+        ``hidden_ND`` is the residual stream after self-attention, of the rows ``rows_A`` (None: all).
+        """
         weights, cache = self.weights.blocks[block - 1], context.cache
         assert weights.cross_q is not None and cache.cross_kv is not None, "there is an encoder"
         n_rows = cache.n_rows if rows_A is None else rows_A.shape[0]
@@ -540,7 +577,10 @@ class Transformer(Headed):
         return self._attend_rows(q, cache.cross_kv[block - 1], running.source_mask, running)
 
     def feed_forward(self, weights: BlockWeights, hidden_ND: Tensor) -> Tensor:
-        """Return the hidden activations of a block's feed-forward network, before the down projection: [N, F]."""
+        """Return the hidden activations [N, F] of a block's feed-forward network, before its down projection.
+
+        ``hidden_ND`` is the residual stream; N is the number of positions, F the width of the network.
+        """
         up = weights.up(self.block_input(hidden_ND))
         if self.arch.gated:
             gate, up = up.chunk(2, dim=-1)
@@ -550,7 +590,11 @@ class Transformer(Headed):
     # -------------------------------------------------------- skipped blocks
 
     def fill(self, skipped: Sequence[Skipped], context: StepContext) -> None:
-        """Write keys and values of skipped blocks at the step's position, from exit states; see `Engine.fill`."""
+        """Write keys and values of skipped blocks at the step's position, projected from the rows' exit states.
+
+        ``skipped`` has, for each exit layer in ascending order: its block, and exit states [A, D] and indices of the
+        rows that exited there (None: all rows).
+        """
         if len(skipped) == 1:
             self._fill_at_once(*skipped[0], context)
         else:
@@ -575,7 +619,7 @@ class Transformer(Headed):
             target[:, rows_A] = kv.transpose(0, 1)
 
     def _fill_block_by_block(self, skipped: Sequence[Skipped], context: StepContext) -> None:
-        """Write keys and values of skipped blocks by one matrix product per block, for all rows that exited earlier."""
+        """Write keys and values of skipped blocks by one product per block, for all rows that exited before it."""
         cache, rotary = context.cache, context.rotary
         input_ND = self.block_input(torch.cat([hidden_AD for _, hidden_AD, _ in skipped]))
         every_row = torch.arange(cache.n_rows, device=input_ND.device)
@@ -588,7 +632,10 @@ class Transformer(Headed):
             self._write_projected(block, input_ND[:n], rows_N[:n], cache.length, first, cache)
 
     def project(self, block: int, states_ND: Tensor, rows_N: Tensor, places_N: Tensor, cache: Cache) -> None:
-        """Project states to keys and values of one block; write them at positions `places_N` of batch rows `rows_N`."""
+        """Project states to keys and values of one block, and write them to the cache without running the block.
+
+        State n of ``states_ND`` is written at cache position ``places_N[n]`` of batch row ``rows_N[n]``.
+        """
         rotary = self.rotary_at(cache, rows_N, places_N[:, None])
         self._write_projected(block, self.block_input(states_ND), rows_N, places_N, rotary, cache)
 
@@ -608,16 +655,16 @@ class Transformer(Headed):
         return block_cost(self.arch, place)
 
     def why_not(self, parts: Parts, n_rows: int) -> str | None:
-        """Return None: every method runs on the lean engine."""
+        """Return None: every method runs on the lean engine, so that there is no reason against any."""
         return None
 
     # ------------------------------------------------------------- positions
 
     def _step_mask(self, cache: Cache, start: int, end: int) -> tuple[Tensor | None, bool]:
-        """Return the attention mask of positions start..end-1, or None, and whether to use plain causal attention.
+        """Return the attention mask of positions start..end-1, and whether plain causal attention replaces it.
 
-        The mask is additive, with padding and relative position bias, [1 or B, 1 or H, T, end]. None without causal
-        attention means that a single position attends to all keys.
+        The mask is additive, with padding and relative position bias, [1 or B, 1 or H, T, end]. It is None for plain
+        causal attention, and if a single position attends to all keys.
         """
         if self.weights.relative_bias is None and cache.padding_B is None and (start == 0 or end - start == 1):
             return None, end - start > 1
@@ -628,12 +675,19 @@ class Transformer(Headed):
         return bias, False
 
     def places(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> CachePositions:
-        """Return prepared cache positions, one of the arguments of `block`; see `Engine.places`."""
+        """Return the argument ``places`` of `block`, to run blocks at other cache positions than those of the step.
+
+        The result includes attention masks and rotary angles, which several blocks then share. ``places_AT`` are T
+        positions for each of the batch rows ``rows_A`` (None: all), in any order.
+        """
         bias, rotary = self._bias_at(cache, rows_A, places_AT), self.rotary_at(cache, rows_A, places_AT)
         return CachePositions(places_AT, bias, rotary)
 
     def _bias_at(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> Tensor:
-        """Return the attention mask with position bias for queries at per-row positions, [A, 1 or H, T, length + 1]."""
+        """Return the additive attention mask, with position bias, for queries of rows at cache positions ``places_AT``.
+
+        Its shape is [A, 1 or H, T, length + 1] for H heads: keys are all cached positions and that of the step.
+        """
         keys = torch.arange(cache.length + 1, device=self.device)
         allowed = keys <= places_AT[..., None]
         if cache.padding_B is not None:
@@ -645,7 +699,10 @@ class Transformer(Headed):
         return bias + relative[0].view(-1, *places_AT.shape, len(keys)).transpose(0, 1)
 
     def rotary_at(self, cache: Cache, rows_A: Tensor | None, places_AT: Tensor) -> Rotary | None:
-        """Return the rotary angles of cache positions [A or 1, T]; None if the model has no rotary embedding."""
+        """Return the rotary angles of cache positions [A or 1, T] of the batch rows ``rows_A`` (None: all).
+
+        None if the model has no rotary embedding.
+        """
         frequencies = self.weights.inverse_frequencies
         if frequencies is None:
             return None

@@ -21,7 +21,7 @@ Rotary = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class CachePositions:
-    """Cache positions at which rows of the batch run blocks, T per row, with their attention masks.
+    """Cache positions at which rows of the batch run blocks, if not at those of the step: T per row, with masks.
 
     Attributes:
         places_AT: Cache positions, in any order within a row.
@@ -58,9 +58,9 @@ def relative_bias(
 
 
 def of_block(block: int, n_heads: int, by_head: Tensor) -> Tensor:
-    """Return the position bias of block ``block`` (1..L).
+    """Return the heads' position bias [..., n_heads, T, S] of one block (1..L).
 
-    ``by_head`` [..., heads, T, S] has the heads of all blocks, concatenated; or else one bias that all blocks share.
+    ``by_head`` [..., heads, T, S] has the heads of all blocks, concatenated; or it is one bias that all blocks share.
     """
     if by_head.shape[-3] <= n_heads:
         return by_head
@@ -116,7 +116,11 @@ def rows_of(x: Tensor | None, rows_A: Tensor | None) -> Tensor | None:
 
 
 def unpadded(padding_B: Tensor | None, rows_A: Tensor | None, places: Tensor) -> Tensor:
-    """Convert cache positions to positions counted without each row's left padding, [A or 1, T]."""
+    """Convert cache positions [A or 1, T] of rows to positions counted without each row's left padding.
+
+    ``padding_B`` is the number of padding positions of each batch row (None: no padding); ``rows_A`` are the rows of
+    ``places`` (None: all).
+    """
     if padding_B is None:
         return places
     return (places - rows_of(padding_B, rows_A)[:, None]).clamp(min=0)

@@ -44,7 +44,10 @@ class RowSubset:
 
     @cached_property
     def stretches(self) -> list[Stretch]:
-        """The rows grouped into runs of adjacent batch rows; a run's keys and values are a slice, so not copied."""
+        """These rows, grouped into stretches of adjacent batch rows: their slices among these rows, and in the batch.
+
+        Keys and values of a stretch are a slice of the batch's, so that they need no copy.
+        """
         starts: list[tuple[int, int]] = []  # index among the running rows, and in the batch
         rows = self.rows_A.tolist()
         for i, row in enumerate(rows):
@@ -68,8 +71,8 @@ class StepContext:
         is_causal: Whether attention needs a causal mask and nothing else.
         rotary: Rotary angles of the step's positions; None without rotary embedding.
         graphs: CUDA graphs of the batch's blocks; None if kernels are launched one by one.
-        place: While a CUDA graph is captured, ``start`` as a tensor, and ``bias`` covers all positions of the cache;
-            else None.
+        place: ``start`` as a tensor while a CUDA graph is captured (``bias`` then covers all cache positions); else
+            None.
     """
 
     cache: Cache
@@ -83,7 +86,7 @@ class StepContext:
     _subset: RowSubset | None = None
 
     def subset(self, rows_A: Tensor) -> RowSubset:
-        """Return the attention masks of the rows that run a block, cached as long as ``rows_A`` is the same object."""
+        """Return the attention masks of the batch rows ``rows_A``, cached until called with another tensor object."""
         if self._subset is None or self._subset.rows_A is not rows_A:
             self._subset = RowSubset(self, rows_A)
         return self._subset

@@ -28,7 +28,7 @@ class TokenRecord(NamedTuple):
             exact one.
         head_rows_int8: Number of rows of the LM head's int8 copy multiplied for it, if bounds of the logits decide.
         head_fallbacks: Number of times that the bounds left a decision open, so that the whole LM head was read.
-        rejected: Number of drafts discarded right before this token, which full depth chose instead of them.
+        rejected: Number of drafts that verification discarded right before this token, which full depth chose instead.
         rejected_layers: Exit layers of those drafts; not stored in the database.
         wasted: Number of positions that ran for those drafts and were discarded; not stored in the database.
         logprob: Natural logarithm of its probability at the exit layer; None for a generated token.
@@ -54,7 +54,7 @@ class TokenRecord(NamedTuple):
         """Return the record as a row of the table `token_exit`, by column; None for columns that do not apply.
 
         Args:
-            parts: The method that ran; None for a replay, which reads no head.
+            parts: The method that ran; None for a replay, which recomputes exits from stored scores without the model.
         """
         row = self._asdict()
         del row["rejected_layers"], row["wasted"]
@@ -94,7 +94,7 @@ class TokenColumns:
 
     @property
     def rejected(self) -> list[int]:
-        """Number of drafts discarded right before each token."""
+        """Number of drafts that verification discarded right before each token."""
         return [record.rejected for record in self.records]
 
 

@@ -14,7 +14,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Architecture:
-    """Shapes and options of a transformer. ``encoder_blocks`` 0 means decoder-only."""
+    """Shapes and options of a transformer. ``encoder_blocks`` 0 means decoder-only.
+
+    Attributes:
+        gated: Whether the feed-forward networks are gated, as SwiGLU is.
+        attention_scale: Factor on the products of queries and keys.
+        logit_scale: Factor on the LM head's input.
+    """
 
     vocab_size: int
     d_model: int
@@ -90,7 +96,7 @@ class Linear:
         return Linear(self.weight[first:], None if self.bias is None else self.bias[first:])
 
     def stacked(self, projections: Sequence[Linear]) -> Linear:
-        """Return one projection with the outputs of this one, followed by those of others of the same type."""
+        """Return one projection with this one's outputs, followed by those of ``projections``, of the same type."""
         parts = (self, *projections)
         biases = [part.bias for part in parts if part.bias is not None]
         return Linear(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)

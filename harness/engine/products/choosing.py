@@ -63,7 +63,10 @@ class Timed:
 
 
 def fastest(step: Sequence[Timed], clock: Clock) -> dict[str, str]:
-    """Time the products of a decode step; return for each place the fastest form, if clearly faster than the default.
+    """Time the products of a decode step in all their forms; return the name of the chosen form by place.
+
+    A place is the role and shape of a weight. The fastest form is chosen if it is clearly faster than the default; else
+    the default.
 
     Args:
         step: Products in the order of execution.
@@ -82,7 +85,10 @@ def _places(step: Sequence[Timed]) -> dict[str, tuple[str, ...]]:
 
 
 def _round(step: Sequence[Timed], clock: Clock) -> dict[str, dict[str, float]]:
-    """Time each form once; return seconds by place and form. All products run in one form before the next form."""
+    """Time each form of each product once; return seconds by place (role and shape of the weight) and form.
+
+    All products run in one form before the next form.
+    """
     took: dict[str, dict[str, float]] = {timed.place: dict.fromkeys(timed.forms, 0.0) for timed in step}
     for name in dict.fromkeys(name for timed in step for name in timed.forms):
         for timed in step:
@@ -111,7 +117,7 @@ def _choice(rounds: Sequence[Mapping[str, float]], names: Sequence[str]) -> str:
 
 
 def ones_inputs(numbers: Sequence[int], width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Return one input of ones for each number of rows, each of shape [rows, ``width``]."""
+    """Return one input of ones, [rows, ``width``], for each number of rows in ``numbers``."""
     return tuple(torch.ones(rows, width, dtype=dtype) for rows in numbers)
 
 
@@ -157,18 +163,20 @@ class _Product:
 
     @property
     def few_rows_place(self) -> str:
-        """Key under which a form is chosen for inputs of few rows."""
+        """Key under which a form is chosen for inputs of few rows (2 to 16)."""
         return f"{self.place} few rows"
 
 
 def use_fastest(model: Engine) -> Choices | None:
-    """Convert a model's projections to the forms that are fastest on this machine; return the chosen form by place.
+    """Convert a model's linear layers to the forms that are fastest on this machine, before its first decode.
 
-    Call it before the first decode. It returns None if the default forms stay: for the hosted engine, on other devices
-    than a CPU, for other number formats, if choices cannot be stored for the next run, or if `SWITCH` says so.
+    Returns the name of the chosen form by place: the role and shape of a weight, such as ``block 2304x768``. Returns
+    None, and changes nothing, for the hosted engine, for devices other than a CPU, and for weights in other formats
+    than fp32, bf16 and int8. The same holds if the choice cannot be stored for later runs, or if the environment
+    variable EXITBENCH_PRODUCTS (`SWITCH`) is ``default``.
 
     Raises:
-        UserError: `SWITCH` has an unknown value.
+        UserError: This environment variable has an unknown value.
     """
     if not _is_measured():
         return None
@@ -184,9 +192,10 @@ def use_fastest(model: Engine) -> Choices | None:
 
 
 def measured(model: Transformer) -> dict[str, str]:
-    """Time a model's products on this machine; return the fastest form by place.
+    """Time a model's matrix products on this machine; return the name of the chosen form by place.
 
-    With one thread, its CPU time is measured, so that other load on the processor does not count. With several threads
+    A place is the role and shape of a weight. The default form is chosen unless another one is clearly faster. With one
+    thread, its CPU time is measured, so that other load on the processor does not count. With several threads
     wall time is measured, because waiting for each other is part of the product.
     """
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
@@ -215,7 +224,10 @@ def _cache_key(model: Transformer) -> dict[str, Any]:
 
 
 def _has_room(model: Transformer) -> bool:
-    """Return whether weights can be packed, and packed copies take at most `COPIED_SHARE` of the machine's memory."""
+    """Return whether weights can be packed, and packed copies take at most `COPIED_SHARE` of the machine's memory.
+
+    False if the size of this memory is unknown.
+    """
     if not can_pack(model.lm_head.weight.dtype):
         return False
     copied = sum(_bytes(product.projection) for product in _products(model) if product.role != "skipped")
@@ -253,7 +265,10 @@ def _step(model: Transformer) -> list[Timed]:
 
 
 def _step_of_few_rows(model: Transformer, chosen: Choices) -> list[Timed]:
-    """Return the products to time for inputs of few rows: each in the form chosen for one row, and in packed form."""
+    """Return the products to time for inputs of few rows (2 to 16), as a sample of a decode step.
+
+    Each is timed in the form that was chosen for one row, and in packed form.
+    """
     step = []
     for product, sample in _sample(model):
         if product.role != "skipped":
@@ -287,7 +302,7 @@ def _last_rows(projection: Linear) -> Linear:
 
 
 def _use(model: Transformer, chosen: Choices) -> None:
-    """Convert a model's projections to the chosen forms, in place."""
+    """Convert a model's projections to the forms that were chosen, given by role and shape of the weight; in place."""
     forms = FORMS[model.lm_head.weight.dtype]
 
     def in_chosen_form(product: _Product) -> Linear:

@@ -50,11 +50,11 @@ class ByMatrix(Linear):
 
 @dataclass(frozen=True)
 class Packed(Linear):
-    """Projection whose weight is stored in oneDNN's packed memory layout, so that no product has to choose a layout."""
+    """Projection whose weight is stored in a packed memory layout, which oneDNN chooses once, not at every product."""
 
     @classmethod
     def from_projection(cls, projection: Linear, rows: int = 1) -> Packed:
-        """Pack a projection's weight in the layout for inputs of ``rows`` rows; inputs of other sizes use it too."""
+        """Pack a projection's weight in the layout for inputs of ``rows`` rows, and use it for inputs of all sizes."""
         return cls(torch.ops.mkldnn._reorder_linear_weight(projection.weight.contiguous(), rows), projection.bias)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ class Widened(Linear):
 
 @dataclass(frozen=True)
 class PackedForFew(Linear):
-    """Projection with a packed copy of its weight for inputs of few rows; other inputs use another form, ``base``.
+    """Projection with a packed copy of its weight for inputs of 2 to 16 rows; other inputs use another form, ``base``.
 
     The packed weight is created when few rows first occur: decoding single rows keeps one copy of the weight in memory.
     """
@@ -106,7 +106,7 @@ class PackedForFew(Linear):
 
     @classmethod
     def from_form(cls, base: Linear) -> PackedForFew:
-        """Return a projection that uses ``base``, but for inputs of few rows a packed copy of its weight."""
+        """Return a projection that uses ``base``, except for inputs of 2 to 16 rows: these use a packed copy."""
         return cls(base.weight, base.bias, base=base)
 
     @cached_property
@@ -126,7 +126,7 @@ class PackedForFew(Linear):
         return self._form(x).onto(stream_ND, x)
 
     def outputs(self, first: int) -> Linear:
-        """Return ``base`` restricted to outputs ``first`` and later, without a packed copy for inputs of few rows."""
+        """Return ``base`` restricted to outputs ``first`` and later, without a packed copy of the weight."""
         return self.base.outputs(first)
 
 
@@ -172,7 +172,10 @@ FORMS: Final[Mapping[torch.dtype, Mapping[Role, Mapping[str, Form]]]] = {
 
 
 def offered(dtype: torch.dtype, role: Role, shape: Sequence[int]) -> tuple[str, ...]:
-    """Return the names of the forms available on this machine for a weight of shape [out, in], the default first."""
+    """Return the names of the forms available on this machine for a weight of shape [out, in], the default first.
+
+    ``role`` is the weight's use: in a ``block``, as LM ``head``, or for keys and values of ``skipped`` blocks.
+    """
     lacking = set() if can_pack(dtype) else {"packed"}
     if shape[0] * shape[1] > WIDENED_NUMEL:
         lacking.add("widened")

@@ -46,7 +46,7 @@ class Int8(Linear):
         return product if self.bias is None else product.add_(self.bias)
 
     def by_bf16(self, x: Tensor) -> Tensor:
-        """Return the product by a temporary bf16 copy of the integer weights, which represents each of them exactly."""
+        """Return x @ (scale * weight).T + bias, by a temporary copy of the integers in bf16, which is exact."""
         product = F.linear(x, self.weight.to(x.dtype)).mul_(self.scale)
         return product if self.bias is None else product.add_(self.bias)
 
@@ -64,7 +64,7 @@ class Int8(Linear):
         return type(self)(plain.weight, plain.bias, scale=self.scale[first:])
 
     def stacked(self, projections: Sequence[Linear]) -> Linear:
-        """Return one projection with the outputs of this one, followed by those of others of the same type."""
+        """Return one projection with this one's outputs, followed by those of ``projections``, of the same type."""
         plain = super().stacked(projections)
         scales = [part.scale for part in (self, *projections) if isinstance(part, Int8)]
         return type(self)(plain.weight, plain.bias, scale=torch.cat(scales))
@@ -80,8 +80,8 @@ class ByBf16(Int8):
 
 
 def computes_in(dtype: torch.dtype) -> torch.dtype:
-    """Return the number format of states, keys and values, given that of the weights: bf16 for int8, else the same.
+    """Return the number format of states, keys and values: bf16 for int8 weights, else the weights' format ``dtype``.
 
-    Weights are also loaded in this format.
+    Weights are also loaded in this format, before they may be rounded to int8.
     """
     return torch.bfloat16 if dtype == torch.int8 else dtype

@@ -32,7 +32,10 @@ def cpu_model() -> str:
 
 
 def this_machine(threads: int) -> dict[str, Any]:
-    """Return a machine's entries of a cache key: processor, instruction set that torch uses, torch version, threads."""
+    """Return the entries of a cache key that describe this machine, for ``threads`` torch threads.
+
+    They are the processor, the instruction set that torch uses, torch's version and the number of threads.
+    """
     import torch
 
     capability = torch.backends.cpu.get_cpu_capability()
@@ -47,14 +50,18 @@ ChoiceKey = Mapping[str, Any]
 
 
 def stored_choices(key: ChoiceKey) -> dict[str, str] | None:
-    """Return the stored form of each place (role and shape of a weight) for a cache key; None if none can be used."""
+    """Return the stored form of each place (role and shape of a weight) for a cache key.
+
+    None if no choices are stored for the key, or the file is damaged.
+    """
     return _usable(_path(key), key)
 
 
 def store_choices(key: ChoiceKey, chosen: Mapping[str, str]) -> dict[str, str] | None:
-    """Store choices under a cache key, and return those in effect: the first that any process stored.
+    """Store chosen forms by place (role and shape of a weight) under a cache key; return those that are in effect.
 
-    Returns None if nothing can be stored.
+    These are the choices that the first process stored, so they may differ from ``chosen``. None if nothing can be
+    stored.
     """
     path = _path(key)
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
@@ -75,7 +82,10 @@ def store_choices(key: ChoiceKey, chosen: Mapping[str, str]) -> dict[str, str] |
 
 
 def list_choices(machine: ChoiceKey) -> Iterator[tuple[str, ChoiceKey, dict[str, str]]]:
-    """Yield all choices stored for a machine: the id in the file's name, the cache key, and the form by place."""
+    """Yield all choices stored for a machine, which is described as by `this_machine`.
+
+    Each is the id in the file's name, the cache key, and the name of the form by place (role and shape of a weight).
+    """
     for path in sorted(user_cache().glob(f"{_PREFIX}*.json")):
         key = _content(path).get("key")
         if not isinstance(key, dict) or path != _path(key) or not machine.items() <= key.items():
@@ -90,7 +100,7 @@ def _path(key: ChoiceKey) -> Path:
 
 
 def _usable(path: Path, key: ChoiceKey) -> dict[str, str] | None:
-    """Return the choices in a file if its cache key matches and each form is available; else None."""
+    """Return the form by place that a file stores; None if its cache key is not ``key``, or a form is not available."""
     content = _content(path)
     chosen, places = content.get("chosen"), key["places"]
     if content.get("key") != key or not isinstance(chosen, dict) or chosen.keys() != places.keys():

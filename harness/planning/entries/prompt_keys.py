@@ -41,7 +41,7 @@ class PromptKeys:
 
 
 def read_prompt_keys(table: TomlTable, task: Task) -> PromptKeys:
-    """Read the keys that choose a task's prompts.
+    """Read the keys that choose a task's prompts; return defaults for a task that has no prompt styles.
 
     Raises:
         UserError: A key is invalid, or does not go with the task or another key; names file, line and key.
@@ -80,7 +80,7 @@ def check_chat_keys(table: TomlTable, keys: PromptKeys, chat_template: bool | No
     """Reject a value of the key ``chat_template`` that contradicts the prompt style.
 
     Raises:
-        UserError: They contradict each other; names file, line and key.
+        UserError: The two contradict each other; the message names file, line and key.
     """
     if keys.style == "chat" and chat_template is False:
         raise table.error("chat_template", f'is false, and prompt_style = "chat" needs it. Allowed styles: {_STYLES}.')

@@ -87,7 +87,7 @@ class TaskEntry:
         return replace(self, data=data, train_files=(), calibration_files=(), is_undecided=False)
 
     def require_located(self, data_dir: Path | None) -> None:
-        """Check that the source of the task is not ``auto`` any more.
+        """Check that `located` has replaced the source ``auto`` of the task.
 
         Raises:
             UserError: No file of the task is below the data folder, and the hub is not allowed.
@@ -123,7 +123,7 @@ class TaskEntry:
             split: The split.
             limit: Maximum number of documents.
             why: Description of the cell that needs these documents, for messages.
-            fitted_on: Documents on which the method to be calibrated is fitted.
+            fitted_on: Documents on which the method to be calibrated is fitted, excluded if the task drops shared ones.
 
         Raises:
             UserError: The source is local or the hub, and the suite does not name the files or split.

@@ -33,7 +33,9 @@ class Counter:
     read_uj: Callable[[], int]
 
     def spent_uj(self, before_uj: int, after_uj: int, wall_ns: int) -> int:
-        """Return the microjoules between two readings. The counter may have wrapped around once between them.
+        """Return the microjoules between two readings, taken `wall_ns` nanoseconds apart.
+
+        The counter may have wrapped around once between them.
 
         Raises:
             CounterError: The counter was reset, the power is implausible, or the interval is so long that the counter

@@ -122,9 +122,10 @@ def find_counters(device: str) -> tuple[CounterSource, ...]:
 
 
 def open_meter(device: str) -> Meter | str:
-    """Return a meter of the machine's energy counters, or one line with the reason why there is none.
+    """Return a meter of the energy counters of the hardware that runs a model, or one line with the reason for none.
 
-    For a model on a GPU, the GPU's counter is required, since the processor's counter would miss most of the energy.
+    `device` is ``cpu`` or ``cuda``. For a model on a GPU, the GPU's counter is required, since the processor's counter
+    would miss most of the energy.
     """
     sources = find_counters(device)
     if not sources[-1].counters:

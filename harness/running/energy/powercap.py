@@ -54,7 +54,10 @@ def powercap_counters(root: Path = ROOT) -> CounterSource:
 
 
 def _counter(root: Path, zone: str) -> Counter | None:
-    """Return the counter of a RAPL zone; None if it is part of another zone that is read, or has an unknown name."""
+    """Return the counter of the RAPL zone in the folder `root / zone`.
+
+    None if the zone is part of another zone that is read, or has an unknown name.
+    """
     name = _text(root / zone / "name")
     if name == "dram":
         package = _text(root / zone.rpartition(":")[0] / "name")

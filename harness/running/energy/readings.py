@@ -19,7 +19,11 @@ from exitbench.results.statistics.intervals import Interval, point, ratio_interv
 
 @dataclass(frozen=True)
 class Place:
-    """Identity of one decode within a timing: its key columns in the spool's tables ``timings`` and ``energy``."""
+    """Identity of one decode within a timing: its key columns in the spool's tables ``timings`` and ``energy``.
+
+    `position` counts the decodes of a round from 0. `arm` is ``full`` (full depth) or ``method``; `twin` is true for
+    the second run of full depth.
+    """
 
     doc_key: str
     round: int
@@ -32,7 +36,10 @@ class Place:
 class EnergyReading:
     """Energy that one counter measured during one decode; a row of the spool's ``energy`` table.
 
+    The first five attributes identify the decode, as in `Place`.
+
     Attributes:
+        domain: Domain of the counter, such as ``package-0``.
         wall_ns: Nanoseconds between the two counter readings: slightly more than the decode itself.
     """
 
@@ -51,7 +58,7 @@ class Energy:
     """Energy readings of a whole timing.
 
     Attributes:
-        readings: One reading per decode and counter; empty if there are no counters.
+        readings: One reading per decode and counter; empty if there are no counters or a reading failed.
         domains: For each counter, the energy of the idle machine.
         summary: Names of the counters, or the reason why there are no readings.
     """
@@ -83,7 +90,10 @@ class EnergyLog:
 
     @contextmanager
     def around(self, place: Place) -> Iterator[None]:
-        """Context manager around a decode; reads the counters before and after it, outside of its timed interval."""
+        """Read the counters before and after the decode that runs in this context, outside of its timed interval.
+
+        `place` identifies the decode.
+        """
         before = self._read()
         yield
         after = self._read()
@@ -99,7 +109,7 @@ class EnergyLog:
             self._lose(error)
 
     def close(self) -> Energy:
-        """Return the readings of all decodes, or no readings and the reason if any reading failed."""
+        """Return the readings of all decodes, or none and the reason if a reading failed or counters stood still."""
         if self._meter is None:
             return Energy((), (), self._why)
         arms = {(reading.arm, reading.twin) for reading in self._readings}

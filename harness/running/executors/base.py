@@ -15,7 +15,7 @@ class Executor(Protocol):
         """Default number of torch threads of a worker."""
 
     def run(self, specs: Sequence[WorkerSpec], progress: Progress, ingest: Callable[[], None]) -> dict[str, str]:
-        """Run groups until every cell has ended.
+        """Run the cells of all specifications until every cell has ended.
 
         Args:
             specs: One specification per loaded model.

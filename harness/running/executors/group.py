@@ -101,7 +101,7 @@ class _Watch:
         return True
 
     def end(self, cell_id: str, status: str) -> None:
-        """Record the final status of a cell."""
+        """Record the final status of a cell, and report it to the progress display."""
         self.statuses[cell_id], self.current = status, None
         self._progress.end(self._items[cell_id].label, status)
 
@@ -164,7 +164,8 @@ class GroupRun:
             spec: The cells, in order, and all paths.
             logs: Folder for the workers' specifications and logs; created if missing.
             progress: Notified of every start, document and end.
-            worker: Command that receives the path of a SPEC.json and two descriptors; () for `worker_process`.
+            worker: Command to which the path of a SPEC.json and two pipe descriptors (events, lifeline) are appended;
+                () for `worker_process`.
         """
         self.interrupted: str | None = None
         self.spec, self._logs, self._worker = spec, logs, tuple(worker)
@@ -252,7 +253,7 @@ class GroupRun:
         return lambda descriptors: fork_server.start_command(command, descriptors, **about)
 
     def _follow(self, start: Callable[[Sequence[int]], Process], log: IO[str]) -> tuple[int, tuple[str, str] | None]:
-        """Start a process and handle its events until it has ended.
+        """Start a process and handle its events until it has ended; write its other output to `log`.
 
         Returns:
             Its exit code, and (status, reason) if the parent killed the process, otherwise None.
@@ -285,7 +286,7 @@ class GroupRun:
 
 
 def _record(spec: WorkerSpec, item: CellJob, worker_exit: _WorkerExit) -> None:
-    """Write an attempt for a cell whose worker died."""
+    """Write an attempt (stored outcome, with reason and log) for a cell whose worker died."""
     env = environment_and_hardware(spec.threads)
     with AttemptWriter(spec.spool, item.cell_record(), env) as attempt:
         attempt.log_path.write_text(worker_exit.log_tail, encoding="utf-8")

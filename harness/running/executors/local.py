@@ -24,7 +24,7 @@ INGEST_S: Final = 30.0
 
 
 class LocalExecutor:
-    """Executor that runs groups on this machine."""
+    """Executor that runs cells on this machine, in one worker process or several at a time."""
 
     def __init__(
         self,
@@ -39,7 +39,8 @@ class LocalExecutor:
         Args:
             logs: Folder for the workers' specifications and logs.
             gpus: GPUs to use, one worker each; empty to use the CPU.
-            worker: Command that receives the path of a SPEC.json and two descriptors; () for `worker_process`.
+            worker: Command to which the path of a SPEC.json and two pipe descriptors (events, lifeline) are appended;
+                () for `worker_process`.
             gpu_locks: Folder of the GPUs' locks; None for the user's folder (`lock_folder`).
             cores: Number of cores for workers side by side on the CPU; None for all cores this process may use.
         """
@@ -53,7 +54,11 @@ class LocalExecutor:
         return max(1, free_cores() // max(1, len(self._gpus)))
 
     def run(self, specs: Sequence[WorkerSpec], progress: Progress, ingest: Callable[[], None]) -> dict[str, str]:
-        """Run groups until every cell has ended; arguments as in `base.Executor.run`."""
+        """Run cells until all have ended; return the final status by cell id.
+
+        `specs` has one entry per loaded model. `progress` is notified of starts and ends, and `ingest` turns ended
+        cells into database rows.
+        """
         on_gpus = (Stage(tuple(specs), len(self._gpus), quiet=True),)
         statuses: dict[str, str] = {}
         for stage in on_gpus if self._gpus else stages(specs, self._cores):

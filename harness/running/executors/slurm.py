@@ -40,7 +40,7 @@ _SPEC_NAME = "task-{}.json"
 
 @dataclass(frozen=True)
 class _ArrayTask:
-    """One job of a submission: its array index and its cells."""
+    """One job of a submission (array of Slurm jobs): its array index and its cells."""
 
     folder: Path
     index: int
@@ -85,10 +85,13 @@ class _Followed:
 
 
 class SlurmExecutor:
-    """Executor that submits groups to Slurm, follows the jobs, and writes attempts for cells left unfinished."""
+    """Executor that submits the cells of each model as a Slurm job, follows the jobs, and records how each cell ended.
+
+    If a job ends and leaves a cell unfinished, an attempt (stored outcome) is written for the cell.
+    """
 
     def __init__(self, folder: Path, options: SlurmOptions) -> None:
-        """Find earlier submissions, and write attempts for cells left unfinished by jobs that have ended since.
+        """Find earlier submissions; write an attempt (stored outcome) for each cell that ended jobs left unfinished.
 
         Args:
             folder: Folder of submissions; must be accessible from the nodes.
@@ -110,9 +113,10 @@ class SlurmExecutor:
         return self._options.cpus
 
     def run(self, specs: Sequence[WorkerSpec], progress: Progress, ingest: Callable[[], None]) -> dict[str, str]:
-        """Submit cells that are not in a live job, and follow all jobs until every cell has ended.
+        """Submit the cells that no live job (queued or running) has, and follow all jobs until every cell has ended.
 
-        Arguments as in `base.Executor.run`.
+        Return the final status by cell id. `specs` has one entry per loaded model. `progress` is notified of starts and
+        ends, and `ingest` turns ended cells into database rows.
         """
         followed = _Followed(progress, {item.cell.cell_id: item for spec in specs for item in spec.cells})
         pause_s = POLL_S[0]
@@ -134,7 +138,10 @@ class SlurmExecutor:
         return followed.statuses
 
     def _poll(self, followed: _Followed, specs: Sequence[WorkerSpec]) -> None:
-        """Check Slurm's queue, then the spool; record the outcome of ended jobs, and submit groups that are ready."""
+        """Check Slurm's queue, then the spool; record how jobs ended, and submit the cells of models that are ready.
+
+        A model is ready if no live job has any of its remaining cells or of their dependencies.
+        """
         try:
             # Only one controller at a time closes and submits.
             with locked(self._folder / "LOCK", wait=True):
@@ -148,7 +155,10 @@ class SlurmExecutor:
             tell(f"{error} Trying again later.")
 
     def _close(self) -> dict[str, str]:
-        """Write attempts for cells left unfinished by ended jobs; return the status of every cell of these jobs."""
+        """Write an attempt (stored outcome) for each cell that an ended job left unfinished; note which jobs are live.
+
+        Return the status of every cell of the ended jobs, by cell id.
+        """
         submissions = [path for path in sorted(self._folder.glob("*/")) if not (path / _CLOSED).exists()]
         jobs = list_jobs(path.name for path in submissions)
         self._live, statuses = [], {}
@@ -177,7 +187,10 @@ class SlurmExecutor:
         return [_ArrayTask(submission, int(path.stem.split("-")[1]), self._specs[path]) for path in paths]
 
     def _ready(self, specs: Sequence[WorkerSpec], followed: _Followed) -> Iterator[WorkerSpec]:
-        """Yield model groups with their remaining cells; omit groups with a cell, or a dependency, in a live job."""
+        """Yield each model's specification with its remaining cells, unless a live job (queued or running) blocks it.
+
+        A job blocks a model if it has one of the remaining cells or of their dependencies.
+        """
         busy = frozenset[str]().union(*(task.cell_ids for task, _ in self._live))
         for spec in specs:
             remaining = tuple(item for item in spec.cells if item.cell.cell_id not in followed.statuses)
@@ -216,7 +229,7 @@ def _note_array(submission: Path, job_id: str) -> None:
 
 
 def _update_statuses(followed: _Followed, spool: Path) -> None:
-    """Update progress and statuses of followed cells from their attempts in the spool."""
+    """Update progress and statuses of followed cells from their attempts (runs of a cell) in the spool."""
     for item in followed.unfinished():
         if (status := outcome(spool, item)) is not None:
             followed.end(item.cell.cell_id, status)
@@ -227,7 +240,10 @@ def _update_statuses(followed: _Followed, spool: Path) -> None:
 
 
 def _settle(task: _ArrayTask, job: Job) -> dict[str, str]:
-    """Write an attempt for each cell left unfinished by an ended job; return the status of every cell of the job."""
+    """Write an attempt (stored outcome) for each cell that an ended job left unfinished.
+
+    Return the status of every cell of the job, by cell id.
+    """
     for item in task.spec.cells:
         if outcome(task.spec.spool, item) is None:
             _refresh_listing(task.spec.spool, item.cell.cell_id)

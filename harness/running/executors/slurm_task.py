@@ -17,9 +17,10 @@ LAST_S: Final = 180.0
 
 
 class SlurmTask:
-    """Task that runs a SPEC.json. On the node, submitit calls it, and calls `checkpoint` before the job is preempted.
+    """Task that runs the cells of a SPEC.json on a node.
 
-    A requeued job runs the same specification; its worker runs the remaining cells.
+    submitit calls it, and calls `checkpoint` before the job is preempted. A requeued job runs the same specification;
+    its worker runs the remaining cells.
     """
 
     def __init__(self, spec_path: Path) -> None:
@@ -31,7 +32,7 @@ class SlurmTask:
         self._spec_path = spec_path
 
     def __call__(self) -> None:
-        """Run the group in a thread, so that the main thread can receive signals while it waits."""
+        """Run the cells in a thread, so that the main thread can receive signals while it waits."""
         spec = WorkerSpec.from_json(self._spec_path.read_text(encoding="utf-8"))
         lines = Lines({item.label: Expected(item.cell.kind) for item in spec.cells}, sys.stdout)
         self._group = GroupRun(spec, self._spec_path.parent / "logs", lines)

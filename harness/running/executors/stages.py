@@ -19,7 +19,7 @@ _MEMORY_SHARE: Final = 0.5
 
 @dataclass(frozen=True)
 class Stage:
-    """Model groups of which up to ``workers`` run at the same time, each in one worker process.
+    """Cells grouped by model; up to ``workers`` groups run at the same time, each in one worker process.
 
     Attributes:
         quiet: Whether the stage may time decodes, so that no other work should run at the same time.
@@ -56,7 +56,10 @@ def _only(specs: Sequence[WorkerSpec], *, timing: bool) -> list[WorkerSpec]:
 
 
 def _max_models_in_memory(specs: Sequence[WorkerSpec], memory_bytes: int | None) -> int:
-    """Return how many models as large as the largest one fit in memory at the same time."""
+    """Return how many models as large as the largest one fit at the same time in half of the memory.
+
+    `memory_bytes` is the machine's memory; None to read it.
+    """
     memory = memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cells = [item.cell for spec in specs for item in spec.cells]
     largest = max((cell.model.parameters * _BYTES[cell.dtype] for cell in cells), default=0)
@@ -91,7 +94,7 @@ def _split(spec: WorkerSpec, most: int) -> list[WorkerSpec]:
 
 
 def _weight(spec: WorkerSpec) -> int:
-    """Return the rough amount of work: the number of documents of all cells, times thresholds for a calibration."""
+    """Return the rough amount of work: the documents of all cells, counted once per threshold for a calibration."""
     levels = (len(item.cell.calibration.levels) if item.cell.calibration else 1 for item in spec.cells)
     return sum(item.cell.task.documents * n for item, n in zip(spec.cells, levels, strict=True))
 

@@ -27,7 +27,10 @@ _TICKS = (1, 3, 10, 30, 100, 300, 1000)
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the largest factor of FLOPs saved by pruning, with and without the full read-out counted."""
+    """Return a sentence on the largest factor by which pruning cuts the LM head's FLOPs.
+
+    It is given with and without the full read-out that chooses the ids to keep.
+    """
     uncounted, counted = (
         max((row[column] for row in frame.rows if row[column] is not None), default=None)
         for column in ("left_out", "counted")
@@ -43,8 +46,8 @@ def finding(frame: Frame) -> str:
 def plot(frame: Frame) -> Figure:
     """Draw one panel per task, model and pruned head: x is the first gated block (min_exit), y a ratio of FLOPs.
 
-    The ratio is the whole LM head's FLOPs over the pruned one's, with the full read-out that chooses the ids (counted)
-    and without it (left_out). Frame: one row per task, model, head and min_exit.
+    The ratio is the whole LM head's FLOPs over the pruned head's. Column `counted` includes the one full read-out that
+    chooses the vocabulary ids to keep; `left_out` does not. Frame: one row per task, model, head and min_exit.
     """
     styles = series_styles((LEFT_OUT, COUNTED))
     titles = panel_titles(frame)

@@ -18,7 +18,7 @@ CAPTION = (
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the share of tokens settled halfway through the blocks."""
+    """Return a sentence on the share of tokens whose most probable token no longer changes after the middle block."""
     half = middle_block_rows(frame)
     return (
         f"Halfway through the blocks {between(half, 'share', percent, ('model', 'task'))} of tokens no longer change."

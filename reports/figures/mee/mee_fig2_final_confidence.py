@@ -40,13 +40,13 @@ _SPREAD_ALPHA = 0.22
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the final token's mean probability halfway through the blocks."""
+    """Return a sentence on the mean probability that the middle block gives to the token that full depth predicts."""
     span = between(middle_block_rows(frame), "mean", "{:.2f}".format, ("model", "task"))
     return f"Halfway through the blocks the final token has a mean probability of {span}."
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel per task and model: x is the block, y the mean probability of the final token.
+    """Draw one panel per task and model: x is the block, y the mean probability of full depth's token.
 
     A ribbon is one standard deviation. Frame: one row per task, model and block, with mean, half_width (of the mean's
     interval) and std; the rows of published curves have no task.

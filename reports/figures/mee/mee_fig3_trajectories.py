@@ -27,7 +27,7 @@ _NAME_WIDTH = 12
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the block at which the examples' final token becomes the most likely."""
+    """Return a sentence on the block at which, in the examples, full depth's token becomes the most likely."""
     layers = frame.distinct("first_match")
     last = "" if len(layers) == 1 else f" to {layers[-1]}"
     return f"Examples: late tokens, whose final word becomes the most likely at block {layers[0]}{last} only."
@@ -36,7 +36,8 @@ def finding(frame: Frame) -> str:
 def plot(frame: Frame) -> Figure:
     """Draw one panel per model: x is the block, y the probability; one line per candidate token.
 
-    Frame: one row per model, candidate_id and block, with probability.
+    Frame: one row per model, candidate_id (token id) and block, with probability; each model's first row is of the
+    token that full depth predicts.
     """
     models = list(frame.groups("model"))
     figure, panels = grid_of_panels(len(models), columns=2)

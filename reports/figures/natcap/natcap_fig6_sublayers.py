@@ -26,7 +26,7 @@ _COLUMNS = {"probability": "largest probability", "share": "is the final token"}
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the part of a block that gives the final token most often before the last block."""
+    """Return a sentence on the part of a block that, before the last block, most often predicts full depth's token."""
     last = {series: max(rows.values("block")) for (series,), rows in frame.groups("series")}
     before = frame.filter(lambda row: row["block"] < last[row["series"]])
     shares = [(fmean(rows.values("share")), read_out) for (read_out,), rows in before.groups("read_out")]
@@ -40,8 +40,8 @@ def finding(frame: Frame) -> str:
 def plot(frame: Frame) -> Figure:
     """Draw two panels per model: x is the block; one line per read-out (part of the block whose output is read).
 
-    Left, y is the mean largest probability of any token; right, the share of tokens (0..1) whose argmax is the final
-    token. Frame: one row per model (series), read_out and block, with probability and share.
+    Left, y is the mean largest probability of any token; right, the share of tokens (0..1) whose argmax is full
+    depth's. Frame: one row per model (series), read_out and block, with probability and share.
     """
     styles = series_styles(frame.distinct("read_out"))
     models = list(frame.groups("series"))

@@ -20,6 +20,6 @@ def envelope(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]
 
 
 def recommended(frame: Frame) -> dict[str, Row]:
-    """Return, by model, the row of the fastest setting of a method recommended at an allowed loss of 1 %, if any."""
+    """Return, by model, the row of its fastest setting recommended at an allowed loss of 1 %; models may lack one."""
     chosen = frame.filter(lambda row: row["is_recommended"])
     return {model: max(rows.rows, key=lambda row: row["speedup"]) for (model,), rows in chosen.groups("model")}

@@ -39,7 +39,10 @@ EMPTY = (
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the agreement of real decodes with full depth, and on how much higher that of replays is."""
+    """Return a sentence on the agreement of real decodes with full depth, and on how much higher that of replays is.
+
+    A replay applies the exit rule to a stored full-depth pass; each token is judged alone.
+    """
     # a setting that never exits is full depth itself
     real = [row for row in frame.rows if row["execution"] == "real" and row["depth"] < 1]
     replays = {(row["task"], row["model"], *setting(row)): row for row in frame.rows if row["execution"] != "real"}

@@ -35,7 +35,7 @@ _FARTHEST = 1.5  # larger shares are drawn at the edge
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the number of settings above and below random exits' agreement, by their intervals."""
+    """Return a sentence on how many settings agree with full depth more, and how many less, than random exits do."""
     rows = [row for row in frame.rows if row["share_low"] is not None]
     better, worse = sum(row["share_low"] > 0 for row in rows), sum(row["share_high"] < 0 for row in rows)
     return (

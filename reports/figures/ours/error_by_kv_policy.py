@@ -36,7 +36,7 @@ _SIDE_BY_SIDE = 0.5  # share of the distance between two x positions that the ma
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the policies with the highest and lowest agreement, on the task where they differ most."""
+    """Return which KV policies agree most and least with full depth, on the task where they differ most, as text."""
     totals = [row for row in frame.rows if row["position"] is None and row["measure"] == "match"]
     real = Frame(frame.columns, tuple(row for row in totals if row["policy"] != "simulated"))
     if not real.rows:

@@ -33,7 +33,10 @@ _MEASURES = (
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the number of settings with 99 % of full depth's tokens, and on the one with the fewest."""
+    """Return a sentence on how many settings reproduce at least 99 % of full depth's tokens.
+
+    It also names the setting that reproduces the smallest share.
+    """
     names = labels(frame.rows, brief=True)
     n_faithful = sum(row["match"] >= _FAITHFUL for row in frame.rows)
     worst, _ = extremes(frame.rows, "match")

@@ -29,14 +29,14 @@ _ROOM = 0.8  # share of a block that the boxes of all models take
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the 99th percentile of the final token's rank, halfway through the blocks."""
+    """Return a sentence on the 99th percentile of the rank that full depth's token has at the middle block."""
     half = [row for row in frame.rows if row["block"] == max(1, row["blocks"] // 2)]
     span = between(half, "highest", "{:,.0f}".format, ("model", "task"))
     return f"Halfway through the blocks the final token is among the best {span} for 99 % of tokens."
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel per task: x is the block, y the rank of the final token; one box per model and block.
+    """Draw one panel per task: x is the block, y the rank of full depth's token; one box per model and block.
 
     Frame: one row per task, model (series) and block, with quantiles of the rank (lowest, lower, median, upper,
     highest).

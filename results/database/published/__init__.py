@@ -60,7 +60,10 @@ def _published_row(number: int, line: Mapping[str, str], rules: Mapping[str, Any
 
 
 def _comparison(line: Mapping[str, str], rules: Mapping[str, Any]) -> Row:
-    """Return the columns of `published_result` that say which run is comparable with a CSV line, or why none is."""
+    """Return the columns of `published_result` that say which run is comparable with a CSV line, or why none is.
+
+    `line` has the fields of the CSV line by column; `rules` is the content of `comparable.toml`.
+    """
     rule, matched = next((rule, matched) for rule in rules["rule"] if (matched := _matches(rule, line)) is not None)
     reason = rule.get("not_comparable")
     row: Row = {
@@ -92,7 +95,7 @@ def _comparison(line: Mapping[str, str], rules: Mapping[str, Any]) -> Row:
 
 
 def _matches(rule: Mapping[str, Any], line: Mapping[str, str]) -> dict[str, int] | None:
-    """Return the method parameters parsed from a CSV line's setting if the rule matches the line, else None."""
+    """Return the method parameters in a CSV line's setting; None if the rule of `comparable.toml` does not match."""
     if not all(line[column] in _alternatives(texts) for column, texts in rule["match"].items()):
         return None
     if "metrics" in rule and line["metric"] not in rule["metrics"]:

@@ -95,6 +95,19 @@ def test_a_database_filled_from_a_snapshot_has_the_same_rows(
         assert rows(empty) == expected
 
 
+def test_the_bytes_do_not_depend_on_the_order_in_which_rows_were_stored(
+    few_database: Path, snapshot_folder: Path, tmp_path: Path
+) -> None:
+    copy = shutil.copy(few_database, tmp_path / "reversed.duckdb")
+    with duckdb.connect(str(copy)) as connection:
+        for table in ("token_exit", "document_exit", "probe_token"):
+            connection.execute(f"CREATE TEMP TABLE other AS FROM {table}; DELETE FROM {table}")
+            connection.execute(f"INSERT INTO {table} FROM other ORDER BY rowid DESC; DROP TABLE other")
+    with open_database(Path(copy)) as database:
+        write_snapshot(database.engine, tmp_path / "again")
+    assert (tmp_path / "again" / MANIFEST).read_bytes() == (snapshot_folder / MANIFEST).read_bytes()
+
+
 @pytest.fixture
 def licensed(example_database: Path, tmp_path: Path) -> Database:
     """Return the example database as if SAMSum and SQuAD had been read from files."""
