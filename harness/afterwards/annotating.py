@@ -51,7 +51,7 @@ def annotate(
     Args:
         database: Open database that contains the answers.
         spool_root: Folder of the spool, to which the tags are written (`results.beside.derived`).
-        names: Names of runs (see `results.analysis.selection`).
+        names: Runs to tag: attempt or cell ids, or globs over MODEL/TASK/METHOD (`results.analysis.selection`).
         tagger: Tagger for the language of the answers.
         progress: Callback that receives (number of runs done, number of runs to do).
 

@@ -71,7 +71,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Search:
-    """Result of a search: candidates to decode, and why some methods have none.
+    """Result of a search: candidates (settings to decode), and why some methods have none.
 
     Attributes:
         candidates: The candidates of all methods.
@@ -90,11 +90,11 @@ def find_candidates(
     costs: DecoderCosts | None = None,
     shares: Sequence[float] = SHARES,
 ) -> Search:
-    """Search for candidates by replay: all thresholds of each method, and all static exit layers.
+    """Search for candidates by replay, which recomputes exits from a probe: all thresholds, and all static exit layers.
 
     Args:
         database: Database that contains a probe of the model's answers to the task.
-        place: MODEL/TASK of the probe.
+        place: MODEL/TASK of the probe, the record of what each block predicts for each token.
         methods: Names of the methods to search; each has a threshold.
         max_loss_percent: Maximum loss of quality, in percent of full depth's quality.
         costs: Costs of LM head and gates on this model. With them, expensive gates are evaluated at fewer blocks, and
@@ -189,7 +189,7 @@ def used_params(method: Method) -> set[str]:
 
 
 def threshold_grid(kind: type[Method]) -> list[float]:
-    """Return a method's thresholds to search: evenly spaced between its bounds; geometric without an upper bound."""
+    """Return a method's thresholds to search: evenly spaced between its bounds; geometric if unbounded above."""
     (bounds,) = (entry for entry in dataclasses.fields(kind) if entry.name == "threshold")
     low, high = bounds.metadata["low"], bounds.metadata["high"]
     if high is not None:

@@ -78,7 +78,7 @@ def replay(probe: Probe, method: str, thresholds: Sequence[float], **params: Any
     """Apply a method's exit rule to a probe at many thresholds in one pass, without decoding (simulated exits).
 
     Args:
-        probe: The probe to replay.
+        probe: Record of what each block predicts for each token.
         method: A method whose score can be computed from the probe's columns, such as ``calm-softmax``, or the method
             in ``probe.scored_by``.
         thresholds: Thresholds to replay, at least one.
@@ -132,7 +132,7 @@ def replay(probe: Probe, method: str, thresholds: Sequence[float], **params: Any
 
 
 def stored_probe(database: Database, name: str, method: Method | None = None) -> Probe:
-    """Return the newest stored probe of a model's generated answers to a task.
+    """Return the newest stored probe (predictions of every block) of a model's generated answers to a task.
 
     Probes of tasks that score given texts are left out.
 

@@ -28,9 +28,10 @@ REPEATABLE = ("quality", "probe", "scores", "replay", "fit", "calibration")
 
 @dataclass(frozen=True)
 class StoredAttempt:
-    """A finished attempt of the spool that is to be repeated, with its records.
+    """A finished attempt (one run of a cell) that is to be repeated, with its records.
 
     Attributes:
+        attempt: Ids and folder of the attempt in the spool.
         cell: Content of the attempt's cell.json.
         env: Content of the attempt's env.json.
     """
@@ -67,7 +68,7 @@ def find_stored(spool: Path, name: str) -> StoredAttempt:
 
     Args:
         spool: Folder of the spool.
-        name: Name of a run (see `results.analysis.selection`).
+        name: Attempt or cell id of a run, or a glob over MODEL/TASK/METHOD (`results.analysis.selection`).
 
     Raises:
         UserError: The name matches no run or several, or the attempt's files are damaged.
@@ -205,7 +206,7 @@ def _item(stored: StoredAttempt, repetitions: Path, folder: Path, data_dir: Path
     """Return a job that runs a stored cell again with the current code and data.
 
     Raises:
-        UserError: The cell would have another identity than the stored cell; the message lists the differences.
+        UserError: Model, data or versions differ from those of the stored cell; the message lists the differences.
     """
     data = DataRequest.from_json(stored.cell["data"])
     held_out_data = stored.cell["held_out"] and DataRequest.from_json(stored.cell["held_out"])

@@ -83,7 +83,7 @@ def rescore(
 
     Args:
         spool_root: Folder of the spool, to which the scores are written (`results.beside.derived`).
-        names: Suites (a name or TOML file), or names of runs (see `results.analysis.selection`).
+        names: Runs to score: suites (a name or TOML file), attempt or cell ids, or globs over MODEL/TASK/METHOD.
         data_dir: Root folder of the local files from which documents were read.
         progress: Callback that receives (number of runs done, number of runs to do).
         confirm_run_unsafe_code: Whether scoring may execute code that a model wrote.

@@ -87,7 +87,7 @@ class Tuning:
         return replace(self.task, label=f"{self.task.label}-calibration", data=data)
 
     def require_enough_documents(self, full_share: float = 1.0) -> None:
-        """Check that there are enough documents for a guarantee, which must hold at least if no document loses quality.
+        """Check that there are enough documents for a guarantee to be possible, if no document loses quality.
 
         Args:
             full_share: Full depth's score as a share of the metric's maximum; 1.0 as long as it is not measured.
@@ -114,7 +114,7 @@ class Tuning:
         return self.task.data.task_object.consistency_metric
 
     def points_of(self, full_share: float) -> float:
-        """Return the maximum loss in points of the certified metric.
+        """Return the maximum loss in points of the certified metric, whose scale is often 0 to 100.
 
         Args:
             full_share: Full depth's score as a share of the metric's maximum.
@@ -143,7 +143,7 @@ class Tuning:
         return self._suite(task, [self._sweep(task, baseline_method()(), (), "quality")])
 
     def search(self) -> Suite:
-        """Return the suite of the search: full depth, its probe, and scores of gates that a probe does not contain."""
+        """Return the suite of the search: full depth, its probe, and gate scores that a probe does not provide."""
         needing_scores = [name for name in self.methods if not get_method(name)().probe_has_score()]
         sweeps = [self._sweep(self.searched, baseline_method()(), (), "quality", "probe")]
         sweeps += [self._sweep(self.searched, get_method(name)(), (), "scores") for name in needing_scores]
@@ -251,7 +251,7 @@ class Choice:
     Attributes:
         rows: Each candidate with its row of the result table.
         finalists: Best candidate of each method within the allowed loss, at most `Tuning.finalists`. The cheapest is
-            first or, if `is_shown` is False, the one of smallest risk.
+            first or, if `is_shown` is False, the one with the smallest upper bound of the loss.
         depth: Candidate with the cheapest static exit layer within the allowed loss; None if there is none.
         is_shown: Whether the upper bound of the loss interval is within the allowed loss; False if only the point
             estimate is.
@@ -307,7 +307,7 @@ def _work(row: Row) -> tuple[float, float]:
 
 
 def results_of(database: Database, cell_ids: Mapping[str, Candidate]) -> list[tuple[Candidate, Row]]:
-    """Return each candidate with its row of the result table, given the candidates by the id of their quality cell."""
+    """Return (candidate, row of quality, depth and speed) pairs, given candidates by the id of their quality cell."""
     rows = database.query(_RESULTS, [sorted(cell_ids)]).to_pylist()
     return [(cell_ids[row["cell_id"]], row) for row in rows]
 
@@ -319,7 +319,7 @@ def full_score(database: Database, cell_ids: Sequence[str], metric: str) -> floa
 
 
 def certified(database: Database, cell_ids: Sequence[str]) -> dict[str, float]:
-    """Return the calibrated threshold of each method whose calibration passed, given ids of calibration cells."""
+    """Return calibrated thresholds by method name, for methods whose calibration passed, given calibration cell ids."""
     rows = database.query(_CERTIFIED, [list(cell_ids)]).to_pylist()
     return {row["method"]: row["threshold"] for row in rows}
 

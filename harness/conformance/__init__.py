@@ -34,11 +34,11 @@ from exitbench.methods.base import Method
 
 @dataclass(frozen=True)
 class ConformanceResult:
-    """Result of a method's conformance checks.
+    """Result of a method's conformance checks: the verdict whether it fulfils the contracts of its base classes.
 
     Attributes:
         problems: Descriptions of the violations; empty if the method conforms.
-        checked: Version of the checks (`checks_version`).
+        checked: Version of the checks: ExitBench's version and a digest of the checks' source.
     """
 
     problems: tuple[str, ...]
@@ -46,14 +46,14 @@ class ConformanceResult:
 
     @property
     def conforms(self) -> bool:
-        """Whether the method violates no contract."""
+        """Whether the method violates no contract of its base classes."""
         return not self.problems
 
     def __str__(self) -> str:
         return "conforms" if self.conforms else f"fails: {'; '.join(self.problems)}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the verdict as the JSON record that is stored with a run."""
+        """Return the verdict as the JSON record that is stored with a run: `verdict`, `problems` and `checked`."""
         word = "conforms" if self.conforms else "fails"
         return {"verdict": word, "problems": list(self.problems), "checked": self.checked}
 
@@ -99,11 +99,11 @@ _CHECKS: Final[tuple[Callable[[Trial], Iterator[str]], ...]] = (
 def examine(method: Method, shape: Shape = USUAL) -> ConformanceResult:
     """Run all conformance checks on a method, and return the verdict.
 
-    An exception ends the checks, since the results of later ones would not be meaningful.
+    An exception in a check counts as a violation and ends the checks, since later results would not be meaningful.
 
     Args:
         method: The method with its parameters.
-        shape: Numbers of blocks and exit heads of the model for which the parameters are meant.
+        shape: Number of blocks, and blocks with an exit head, of the model for which the parameters are meant.
     """
     problems: list[str] = []
     try:
@@ -119,7 +119,7 @@ def examine(method: Method, shape: Shape = USUAL) -> ConformanceResult:
 
 
 def _traceback_line(error: Exception, method: Method) -> str:
-    """Return the last line of an error's traceback in the method's source file as message text; empty if none."""
+    """Return text for a message: file and number of the last traceback line in the method's source; empty if none."""
     source_file = inspect.getfile(type(method))
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == source_file]
     return f" ({Path(source_file).name}, line {lines[-1]})" if lines else ""

@@ -34,7 +34,11 @@ _TOLERANCE = 0.01
 
 @dataclasses.dataclass(frozen=True)
 class _ForcedExitThreshold(Threshold):
-    """Threshold that forces the token at position p to exit at the first gate block from `firsts[p - 1]` on."""
+    """Threshold that forces the token at answer position p to exit at the first gate block from `firsts[p - 1]` on.
+
+    Attributes:
+        firsts: Block from which on each token may exit, by answer position.
+    """
 
     firsts: tuple[int, ...]
 
@@ -46,7 +50,10 @@ class _ForcedExitThreshold(Threshold):
 
 
 def declared(trial: Trial) -> Iterator[str]:
-    """Check that a method declares the FLOPs counted at its first and last exit, and that its gate declares a cost."""
+    """Check that a method declares the FLOPs counted when a token exits as early and as late as possible.
+
+    Also check that its gate declares a cost if it computes anything. Yield a message per violation.
+    """
     yield from cost_mismatches(trial.checkpoint, trial.plain, PROMPTS[4], sorted({trial.first_exit, trial.n_blocks}))
     yield from _forgotten(trial)
 
@@ -56,13 +63,13 @@ def cost_mismatches(
 ) -> Iterator[str]:
     """Yield a message for each exit layer at which a method's declared matrix-product FLOPs differ from those counted.
 
-    An oracle declares the cost of a gate that needs no full-depth run, so such a gate is run in its place. Verification
-    of drafts is not part of a decode step and is not counted.
+    An oracle, whose gate first runs all blocks, declares the cost without that run, so a gate that computes nothing
+    replaces it here. Verification of drafts is not part of a decode step and is not counted.
 
     Args:
         checkpoint: The model.
-        parts: The method's parts.
-        prompt: Token ids of the prompt; the fourth token of the answer is counted.
+        parts: The method's gate, threshold, head and KV policy.
+        prompt: Token ids of the prompt; FLOPs are counted for the fourth token of the answer.
         exit_layers: Exit layers to test, one after the other.
     """
     model = checkpoint.model
@@ -105,7 +112,10 @@ class _FixedExits(Always):
 
 
 class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Dispatch mode that torch's compiler may see; hiding a mode would import the compiler, which is slow."""
+    """Base class of torch dispatch modes that need not be hidden from torch's compiler.
+
+    Hiding a mode would import the compiler, which is slow.
+    """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -144,7 +154,7 @@ class _InputSizeRecorder(_Watching):  # type: ignore[no-untyped-call]
 
 
 def _forgotten(trial: Trial) -> Iterator[str]:
-    """Yield a message if a gate declares no cost, although it computes from hidden states or logits."""
+    """Yield a message if the method's gate declares no cost, although it computes from hidden states or logits."""
     gate, gate_blocks = trial.plain.gate, trial.gate_blocks
     if gate.looks_ahead or not gate_blocks or gate.cost(trial.model, gate_blocks) != Cost():
         return

@@ -47,7 +47,10 @@ class Breach(Exception):
 
 
 def watched(parts: Parts) -> Parts:
-    """Return a method's parts, wrapped to raise Breach if a gate score is invalid or an input tensor is modified."""
+    """Return a method's parts, wrapped to raise Breach if the gate returns invalid values or modifies its input.
+
+    Parts are gate, threshold, head and KV policy; gate and head are wrapped.
+    """
     read: TensorSnapshots = []
     return dataclasses.replace(parts, gate=_watched_gate(parts.gate, read), head=_watched_head(parts.head, read))
 
@@ -161,7 +164,7 @@ def _check_unchanged(by: str, view: BlockView, snapshots: TensorSnapshots) -> No
 
 
 def _snapshot(view: BlockView) -> TensorSnapshots:
-    """Return (name, tensor, copy) of all tensors in a gate's input `view`; no gate may modify them."""
+    """Return (name, tensor, copy) of all tensors in a gate's input `view`, to detect later that a gate modified one."""
     tensors = {"view.hidden_AD": view.hidden_AD, "view.previous_score_A": view.previous_score_A}
     tensors |= {"view.ahead_LAD": view.ahead_LAD}
     tensors |= {f"view.answer_memory[{name!r}]": value for name, value in view.answer_memory.items()}
@@ -194,12 +197,13 @@ USUAL = Shape()
 
 
 class Trial:
-    """A method together with a random decoder on which it is tested; it is fitted if it requires that.
+    """A method together with a random decoder on which it is tested; methods that need a fit are fitted to it.
 
     Args:
         method: The method with its parameters.
-        shape: Shape of the decoder.
-        strength: Factor on what each block adds to the residual stream (see `random_checkpoint`).
+        shape: Number of the decoder's blocks, and blocks with an exit head.
+        strength: Factor on what each block adds to the residual stream. With a smaller one, early blocks agree more
+            often with the last block.
     """
 
     def __init__(self, method: Method, shape: Shape, strength: float = 1.0) -> None:
@@ -219,28 +223,31 @@ class Trial:
 
     @property
     def first_exit(self) -> int:
-        """Earliest block after which a token can exit."""
+        """Earliest block after which a token can exit: the first gate block or, if there is none, the last block."""
         return min([*self.gate_blocks, self.n_blocks])
 
     def fresh(self) -> Parts:
-        """Return the method's parts, built again from its stored parameters as another process would build them."""
+        """Return the method's monitored parts, built again from its parameters as another process would build them."""
         method = type(self.method).from_params(self.method.params()).bound_to(self.model.exit_blocks)
         return watched(method.parts(self.n_blocks, self.fitted))
 
     def answers(self, parts: Parts, prompts: list[list[int]] = PROMPTS, first_seed: int = 0) -> list[Generation]:
-        """Return the answers that a method's parts decode for prompts in one batch.
+        """Decode answers to prompts by a method's parts, in one batch; return them with their tokens' exit layers.
 
         Args:
-            parts: The method's parts.
+            parts: Gate, threshold, head and KV policy of a method.
             prompts: Token ids of the prompts.
-            first_seed: Seed of the first prompt; later prompts have the following numbers.
+            first_seed: Seed of the first prompt's random numbers; later prompts have the following seeds.
         """
         requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts, first_seed)]
         return decode(self.checkpoint, prefill(self.model, requests, MAX_NEW_TOKENS), parts)
 
     @functools.cached_property
     def states_LND(self) -> Tensor:
-        """Hidden states of the N tokens of `ANSWERS` after every block; all tokens of an answer follow each other."""
+        """Hidden states of the N tokens of `ANSWERS` after the embedding and every block, [L + 1, N, D].
+
+        They are computed teacher-forced. The tokens of an answer follow each other.
+        """
         with torch.no_grad():
             return states_of(self.checkpoint, ANSWERED, ANSWERS)
 
@@ -250,7 +257,11 @@ class Trial:
         return argmax_token(self.model.logits(self.states_LND[-1]))
 
     def scored(self, parts: Parts) -> tuple[Tensor, Tensor]:
-        """Return gate scores (NaN at blocks without a gate) and emitted tokens for the tokens of `ANSWERS`, [L, N]."""
+        """Return gate scores, and the tokens that an exit would emit, at each block for the N tokens of `ANSWERS`.
+
+        Both are [L, N], computed from stored states without decoding. At blocks without a gate, scores are NaN and
+        tokens -1; the last block has tokens but no scores.
+        """
         n_tokens = self.states_LND.shape[1]
         scores_LN = torch.empty(self.n_blocks, n_tokens)
         emitted_LN = torch.empty(scores_LN.shape, dtype=torch.long)
@@ -261,7 +272,10 @@ class Trial:
         return scores_LN, emitted_LN
 
     def positions(self) -> Iterator[tuple[int, Tensor]]:
-        """Yield (position from 1, indices among the N tokens) for every position; there is one index per answer."""
+        """Yield, for each position in an answer (from 1), the position and the indices of its tokens.
+
+        There is one index per answer, among the N tokens of `ANSWERS`.
+        """
         starts = torch.tensor([0, *itertools.accumulate(map(len, ANSWERS[:-1]))])
         for place in range(len(ANSWERS[0])):
             yield place + 1, starts + place
@@ -275,10 +289,10 @@ class Trial:
 
 
 def random_checkpoint(shape: Shape, strength: float = 1.0) -> Checkpoint:
-    """Return a small encoder-decoder with exit heads and random weights; its answers are meaningless.
+    """Return a small encoder-decoder with exit heads and fixed random weights; its answers are meaningless.
 
     Args:
-        shape: Number of blocks, and blocks with exit heads.
+        shape: Number of decoder blocks, and blocks with exit heads.
         strength: Factor on what each block adds to the residual stream, normalized to six blocks. With a smaller
             factor, early blocks agree more often with the last block, above all if they are confident.
     """

@@ -29,8 +29,8 @@ _READY = "ready"
 def examine_apart(settings: Sequence[Mapping[str, Any]], timeout_s: float = TIMEOUT_S) -> list[ConformanceResult]:
     """Check methods for conformance in a subprocess; return one verdict per setting, in order.
 
-    A setting is a method with parameters. It fails if it hangs or ends the process. All later settings of the same
-    method then fail without being checked.
+    A setting is a method with parameters. Its verdict is a failure if it hangs or ends the process. All later settings
+    of the same method then fail too, without being checked.
 
     Args:
         settings: Mappings with ``name`` and ``params`` of the method, ``n_blocks`` and ``exit_blocks`` of the model.
@@ -54,7 +54,11 @@ def examine_apart(settings: Sequence[Mapping[str, Any]], timeout_s: float = TIME
 
 
 class _Child:
-    """Child process that checks settings one after the other, until all are checked or the process ends."""
+    """Child process that checks settings (methods with parameters) one after the other.
+
+    Attributes:
+        why: Why the process ended or was given up before all settings were checked; set by `verdicts`.
+    """
 
     def __init__(self, settings: Sequence[Mapping[str, Any]], timeout_s: float) -> None:
         self.why, self._timeout_s = "", timeout_s
@@ -69,7 +73,7 @@ class _Child:
         os.close(lifeline)
 
     def verdicts(self) -> Iterator[ConformanceResult]:
-        """Yield the verdicts as the child writes them; if the child ends too early, `why` then has the reason."""
+        """Yield the verdicts as the child writes them; if it ends or hangs before the last, set `why` to the reason."""
         lines = _lines(self._read_end, self._timeout_s)
         try:
             if next(lines, None) != _READY:
@@ -100,12 +104,16 @@ class _Child:
 
 
 def _lines(read_end: int, timeout_s: float) -> Iterator[str]:
-    """Yield the lines that arrive from a pipe.
+    """Yield the lines that arrive from a pipe, until it is closed at the other end.
 
-    The first line reports that the methods were imported; it may take longer than the others.
+    The first line reports that the methods were imported; it is given at least `TIMEOUT_S` seconds.
+
+    Args:
+        read_end: File descriptor of the pipe.
+        timeout_s: Seconds allowed for each further line.
 
     Raises:
-        TimeoutError: No line arrives within `timeout_s` seconds.
+        TimeoutError: No line arrives in time.
     """
     buffer, deadline = b"", time.monotonic() + max(timeout_s, TIMEOUT_S)
     while True:

@@ -1,6 +1,7 @@
 """Conformance checks of decoding, of the gate's scores at every block, and of replays in SQL.
 
-Each check yields a message per violation. Shape suffixes: L blocks, N tokens.
+A replay recomputes exits from stored predictions, without the model. Each check yields a message per violation.
+Shape suffixes: L blocks, N tokens.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ _SEVERAL = 3
 
 
 def score_is_repeatable(trial: Trial) -> Iterator[str]:
-    """Check that a score depends only on its input: not on earlier calls, the gate object, or other batch rows."""
+    """Check that a gate's score depends only on its input: not on earlier calls, the gate object, or other batch rows.
+
+    Yield a message at the first violation.
+    """
     first_LN, _ = trial.scored(trial.parts)
     for times in range(1, _SEVERAL + 1):
         for position in range(times):  # a single row, so that counters kept by the gate would differ
@@ -58,7 +62,10 @@ def score_is_repeatable(trial: Trial) -> Iterator[str]:
 
 
 def depth_follows_threshold(trial: Trial) -> Iterator[str]:
-    """Check that the mean exit layer changes with `threshold` over its range, and only rises or only falls."""
+    """Check that the mean exit layer changes over the range of the method's `threshold`, and only rises or only falls.
+
+    Methods without a declared range, or whose other parameters make them ignore the threshold, are not checked.
+    """
     low, high = _declared(trial.method)
     if low is None or high is None:
         return
@@ -86,8 +93,8 @@ def depth_follows_threshold(trial: Trial) -> Iterator[str]:
 def direction(trial: Trial) -> Iterator[str]:
     """Check that a gate's scores are not reversed: higher scores must go with agreement with the last block.
 
-    The decoder's blocks add little to the residual stream here, so that confident choices of early blocks rarely
-    change. Fitted gates are not checked, since a fit to random states is meaningless.
+    The decoder's blocks add little to the residual stream here, so that tokens that an early block chooses with
+    confidence rarely change later. Fitted gates are not checked, since a fit to random states is meaningless.
     """
     if trial.method.fit_params():
         return
@@ -131,7 +138,10 @@ def _same_rule(trial: Trial, first: Parts, second: Parts) -> bool:
 def exit_layers(trial: Trial, parts: Parts, scores_LN: Tensor) -> Tensor:
     """Return the exit layers of the tokens of `ANSWERS`, [N], given the gate's score of each token at each block.
 
-    Scores are compared with the threshold in their own dtype.
+    Args:
+        trial: The method and its decoder; determines the gate blocks and the tokens' positions.
+        parts: The method's parts, of which the threshold is used.
+        scores_LN: Gate scores, compared with the threshold in their own dtype.
     """
     leaves_LN = torch.zeros(scores_LN.shape, dtype=torch.bool)
     leaves_LN[-1] = True
@@ -147,7 +157,7 @@ def _equal(first: Tensor, second: Tensor) -> bool:
 
 
 def thresholds(trial: Trial) -> Iterator[str]:
-    """Check extreme thresholds: without early exits, tokens equal full depth's; else all exit at the first gate block.
+    """Check that threshold infinity gives the tokens of full depth, and minus infinity exits at the first gate block.
 
     Tokens that replace rejected drafts after verification may have any exit layer.
     """
@@ -163,7 +173,10 @@ def thresholds(trial: Trial) -> Iterator[str]:
 
 
 def independence(trial: Trial) -> Iterator[str]:
-    """Check that prompts give the same traces in a batch as one by one, and that a seed determines the trace."""
+    """Check that prompts give the same traces in a batch as one by one, and that the same seeds give the same traces.
+
+    A trace is an answer's tokens, their exit layers, and the numbers of vocabulary rows that were read.
+    """
     together = trial.answers(trial.parts)
     some = range(0, len(PROMPTS), 3)
     alone = [trial.answers(trial.parts, [PROMPTS[row]], first_seed=row)[0] for row in some]
@@ -174,7 +187,7 @@ def independence(trial: Trial) -> Iterator[str]:
 
 
 def model_unchanged(trial: Trial) -> Iterator[str]:
-    """Check that the method has not changed the model: full depth gives the same answers as on a new decoder."""
+    """Check that the method has not changed the decoder's weights: full depth answers as on a newly made decoder."""
     untouched = Trial(baseline_method()(), trial.shape)
     if trial.answers(untouched.plain) != untouched.answers(untouched.plain):
         yield "the model's weights are not what they were before the method ran"
@@ -191,7 +204,11 @@ _BORDERLINE = 0.05
 
 
 def replays(trial: Trial) -> Iterator[str]:
-    """Check that SQL over a probe gives the same scores and exit layers as the gate on the same hidden states."""
+    """Check that SQL over a probe gives the same scores and exit layers as the gate on the same hidden states.
+
+    A probe is a table of each block's prediction per token, from which exits are recomputed without the model. A few
+    exit layers may differ, where scores nearly equal the threshold. Gates without a score in SQL are not checked.
+    """
     score_sql, gate_blocks = trial.parts.score_sql(trial.n_blocks), trial.gate_blocks
     if score_sql is None or not gate_blocks:
         return

@@ -33,9 +33,10 @@ def cached_states(
     work: Path,
     on_tokens: Callable[[int], None],
 ) -> Tensor:
-    """Return states of N tokens after the K exit blocks, and the LM head's input after the last, [N, K + 1, D] in fp32.
+    """Return states of N tokens after K blocks, and the LM head's input after the last block, [N, K + 1, D] in fp32.
 
-    Examples are taken in random order until they have the requested number of tokens. D is the hidden size.
+    The K blocks are those with an exit head; D is the hidden size. Examples are taken in random order until they have
+    the requested number of tokens.
 
     Args:
         model: The frozen model.
@@ -44,11 +45,14 @@ def cached_states(
         settings: Optimization settings; used are the tokens per batch, and the precision in which the frozen model
             runs.
         seed: Seed of the order of examples.
-        work: Folder in which the file of states is stored.
+        work: Folder in which the file of states is stored; a computation interrupted there is continued.
         on_tokens: Callback that receives the number of tokens whose states have been computed.
 
     Returns:
         A memory-mapped tensor. It has fewer tokens than requested if the examples have fewer.
+
+    Raises:
+        UserError: The examples have no tokens.
     """
     causal, most_tokens = is_causal(model), objective.settings.cached_tokens
     everywhere = causal and objective.settings.positions == "all"
@@ -83,15 +87,16 @@ def cached_states(
 
 
 def state_batches(states: Tensor, n_tokens: int, seed: int, step: int) -> Iterator[Batch]:
-    """Yield endless batches of cached states, beginning with the batch of a training step (0-based).
+    """Yield batches of cached states without end, beginning with the batch of a training step.
 
-    In every epoch each token occurs once, in an order that depends on seed and epoch.
+    In every epoch each token occurs once, in an order that depends on seed and epoch. The labels in a batch are
+    zeros; they only tell the number of tokens.
 
     Args:
-        states: Cached states, [tokens, K + 1, D].
-        n_tokens: Number of tokens per batch.
-        seed: Seed of the order.
-        step: Training step of the first batch.
+        states: Cached states of all tokens, [tokens, K + 1, D], as returned by `cached_states`.
+        n_tokens: Number of tokens per batch; the last batch of an epoch may have fewer.
+        seed: Seed of the order of tokens.
+        step: Training step (0-based) of the first batch, to continue an interrupted training.
     """
     per_epoch = -(-len(states) // n_tokens)
     while True:

@@ -27,9 +27,11 @@ from exitbench.harness.training.recipe import OffRampsRecipe, Recipe
 class Readers:
     """Read-outs of the blocks of an encoder: off-ramps before the last block, or its own classifier at every block.
 
+    An off-ramp is a small classifier after a block.
+
     Args:
         stack: The encoder with its classifier.
-        settings: Settings of the off-ramps; None for no off-ramps.
+        settings: Settings of the off-ramps; None for none, so that the encoder's own classifier reads every block.
         seed: Seed of the off-ramps' initial weights.
     """
 
@@ -79,9 +81,9 @@ def _own_pooler(lm: Any) -> nn.Linear:
 
 
 def make_classifier_objective(recipe: Recipe, model: PreTrainedModel) -> tuple[Objective, Readers]:
-    """Return the training objective of a recipe and the read-outs of the blocks.
+    """Return the training objective of a recipe for an encoder classifier, and the read-outs that it trains.
 
-    The model is frozen if only off-ramps are trained.
+    Off-ramps are created here. The model is frozen if the recipe's loss trains only them.
 
     Raises:
         UserError: The model or its labels are incompatible with the objective.
@@ -111,12 +113,14 @@ def make_classifier_objective(recipe: Recipe, model: PreTrainedModel) -> tuple[O
 
 @dataclass(frozen=True)
 class BlockLosses:
-    """Objective: weighted sum of all blocks' losses (PABEE: `weighted`; NATCAP's joint optimization: `branchynet`).
+    """Objective: weighted sum of all blocks' losses on the labels.
+
+    PABEE has the weights `weighted`, NATCAP's joint optimization `branchynet`.
 
     Attributes:
         readers: Read-outs of the blocks.
         weights_L: Weight of each block's loss, [L].
-        label_smoothing: Share of the label's mass that is spread over all labels.
+        label_smoothing: Share of the correct label's probability that is spread over all labels.
     """
 
     readers: Readers
@@ -129,7 +133,10 @@ class BlockLosses:
         return self.readers.learned
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
-        """Return the weighted sum of the blocks' losses on a batch, and the unweighted loss of each block to log."""
+        """Return the weighted sum of the blocks' losses on a batch, and the unweighted loss of each block to log.
+
+        Blocks with weight 0 are not logged. `step` is not used, nor is `model`: the read-outs run the encoder.
+        """
         logits = self.readers.logits(batch)
         losses = {
             block: weight * answer_loss(logits[block - 1], batch["labels"], self.label_smoothing)
@@ -166,8 +173,10 @@ class OnFrozen:
     """Objective that trains off-ramps on a frozen model: the sum of the off-ramps' losses.
 
     Attributes:
+        readers: Read-outs of the blocks, with an off-ramp at every block but the last.
         distils: Whether off-ramps learn the last block's distribution (FastBERT: KL(last || off-ramp), as in its
             published code). Otherwise they learn the labels (DeeBERT's second stage).
+        label_smoothing: Share of the correct label's probability that is spread over all labels, if they are learned.
     """
 
     readers: Readers
@@ -195,7 +204,14 @@ class OnFrozen:
 
 
 def answer_loss(logits_BC: Tensor, labels_B: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Return the mean cross-entropy of labels in nats or, for floating-point ratings, the mean squared error."""
+    """Return the loss of a block's predictions on a batch, mean over rows.
+
+    Args:
+        logits_BC: Logits read out at the block; one column for ratings.
+        labels_B: Label indices, whose cross-entropy in nats is returned; or floating-point ratings, whose squared
+            error is.
+        label_smoothing: Share of the correct label's probability that is spread over all labels; unused for ratings.
+    """
     if labels_B.is_floating_point():
         return F.mse_loss(logits_BC.squeeze(-1).float(), labels_B)
     return F.cross_entropy(logits_BC.float(), labels_B, label_smoothing=label_smoothing)
@@ -210,7 +226,8 @@ def predictions(readers: Readers, batches: Sequence[Batch]) -> tuple[Tensor, Ten
         batches: Batches of texts with their labels.
 
     Returns:
-        Predictions, [L, texts], as label indices or as ratings; and losses, [L].
+        Predictions, [L, texts], as label indices or as ratings; and mean losses (cross-entropy in nats, or squared
+        error of ratings), [L].
     """
     readers.stack.lm.eval()
     answers, losses, rows = [], [], 0

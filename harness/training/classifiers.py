@@ -61,7 +61,7 @@ class LabelledExample(Example):
 
 
 def task_of(recipe: Recipe) -> ClassificationTask:
-    """Return the task that a classifier is trained for.
+    """Return the one classification task that a recipe's data sources name, for which the encoder is trained.
 
     Raises:
         UserError: The recipe names several tasks, or one that is not a classification task.
@@ -81,9 +81,13 @@ def task_of(recipe: Recipe) -> ClassificationTask:
 def make_classifier_tokenizer(
     recipe: TokenizerRecipe, task: ClassificationTask, pairs: Sequence[TrainingPair], max_tokens: int
 ) -> PreTrainedTokenizerFast:
-    """Return a new tokenizer for an encoder, built or trained as a recipe says.
+    """Return a new tokenizer for an encoder, which puts <cls> before the input and </s> after each text.
 
-    It puts <cls> before the input and </s> after each text.
+    Args:
+        recipe: Kind of tokenizer: word-level for the built-in data, or a byte-level BPE with its vocabulary size.
+        task: The task, which reads the input texts (one, or a pair) from the documents of `pairs`.
+        pairs: Training pairs, on whose texts a BPE is trained; not used otherwise.
+        max_tokens: Maximum length of an input in tokens, to which the tokenizer truncates on request.
     """
     texts = (text for pair in pairs for text in _texts(task, pair))
     tokenizer = builtin.build_tokenizer() if recipe.kind == "builtin" else trained_tokenizer(recipe.vocab_size, texts)
@@ -107,7 +111,14 @@ def make_classifier_tokenizer(
 def encode_texts(
     task: ClassificationTask, pairs: Sequence[TrainingPair], tokenizer: PreTrainedTokenizerFast, max_tokens: int
 ) -> list[LabelledExample]:
-    """Tokenize the texts of training pairs; if an input is too long, its longer text is truncated on the right."""
+    """Tokenize the texts and labels of training pairs for an encoder.
+
+    Args:
+        task: The task, which reads the texts (one, or a pair) and the label from each pair's document.
+        pairs: Training pairs with their documents.
+        tokenizer: The encoder's tokenizer.
+        max_tokens: Maximum length of an input in tokens; longer ones are cut at the right of their longer text.
+    """
     if not pairs:
         return []
     columns = [list(column) for column in zip(*(_texts(task, pair) for pair in pairs), strict=True)]
@@ -123,7 +134,11 @@ def encode_texts(
 
 
 def pad_texts(examples: Sequence[LabelledExample], pad_id: int) -> Batch:
-    """Stack examples of unequal length into a padded batch: ids, mask and token types [B, T], labels [B]."""
+    """Stack B examples of unequal length into a batch, padded on the right to the longest one's T tokens.
+
+    Returns:
+        `input_ids` (padded with `pad_id`), `attention_mask` and `token_type_ids`, each [B, T]; and `labels`, [B].
+    """
     sources = [example.source for example in examples]
     return {
         "input_ids": padded(sources, pad_id),
@@ -143,9 +158,9 @@ def _document(pair: TrainingPair) -> Document:
 
 
 def may_learn_labels(recipe: Recipe, start: Path) -> bool:
-    """Return whether a recipe can train an encoder classifier from a checkpoint.
+    """Return whether a recipe can train an encoder classifier from the checkpoint in folder `start`.
 
-    The checkpoint must be an encoder, with or without a classifier, and all tasks must be classification tasks.
+    The checkpoint must be an encoder, with or without a classifier, and every training task a classification task.
 
     Raises:
         UserError: The checkpoint has no configuration file.
@@ -158,7 +173,10 @@ def may_learn_labels(recipe: Recipe, start: Path) -> bool:
 def new_classifier(
     architecture: ArchitectureRecipe, tokenizer: PreTrainedTokenizerFast, task: ClassificationTask
 ) -> transformers.PreTrainedModel:
-    """Return a randomly initialized BERT classifier for the tokenizer's vocabulary and the task's labels."""
+    """Return a randomly initialized BERT classifier for the tokenizer's vocabulary and the task's labels.
+
+    For a task with ratings instead of labels, the classifier has a single output (regression).
+    """
     config = transformers.BertConfig(
         vocab_size=len(tokenizer),
         hidden_size=architecture.d_model,
@@ -179,7 +197,7 @@ def read_classifier(
 ) -> tuple[transformers.PreTrainedModel, PreTrainedTokenizerFast]:
     """Load a classifier (as fp32) and its tokenizer from a checkpoint folder.
 
-    An encoder without a classifier gets a new, randomly initialized one.
+    An encoder without a classifier gets a new, randomly initialized one for the labels of `task`.
 
     Raises:
         UserError: The model family is not supported, or the classifier has another number of labels than the task.
@@ -206,7 +224,7 @@ def read_classifier(
 
 
 def _labels(task: ClassificationTask) -> dict[str, object]:
-    """Return the entries of a transformers configuration that describe a task's labels."""
+    """Return the entries of a transformers configuration for a task's labels, or for regression if it has ratings."""
     if task.labels is None:
         return {"num_labels": 1, "problem_type": "regression"}
     return {
@@ -225,7 +243,13 @@ def train_classifier(
 ) -> None:
     """Train a recipe's encoder classifier; write checkpoint, tokenizer, off-ramps, log and card to `folder`.
 
-    Arguments as in `train.train`.
+    Args:
+        recipe: The recipe to train.
+        text: Training and validation pairs of the recipe.
+        start: Folder of the checkpoint to start from; None for a new model.
+        folder: Existing, empty folder for the results.
+        work: Folder of resume points; training continues from the latest one in it.
+        on_step: Callback that receives the number of training steps done.
 
     Raises:
         UserError: The task is not a classification task, or the labels of the start checkpoint differ from the task's.
@@ -296,15 +320,16 @@ def _begin(
 
 
 def _quality(task: ClassificationTask, pairs: Sequence[TrainingPair], answers_LN: Tensor) -> dict[str, Any]:
-    """Return the quality of each block on validation documents, for the model's card.
+    """Return the quality of each block's read-out on validation documents, for the model's card.
 
     Args:
-        task: The task.
-        pairs: Validation pairs.
+        task: The task, which scores the predictions.
+        pairs: Validation pairs with their documents.
         answers_LN: Predictions of each block (L) for each document (N), as label indices or ratings.
 
     Returns:
-        The headline metric's name, its value per block, and the label accuracy per block (None for ratings).
+        `metric`: name of the task's main metric. `score`: its value per block. `token_accuracy`: share of correct
+        labels per block; None for ratings.
     """
     documents = [pair.document for pair in pairs if pair.document is not None]
     scores = [

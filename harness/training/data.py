@@ -32,6 +32,8 @@ class TrainingPair:
     """Training pair of a prompt and the output that the model learns to generate.
 
     Attributes:
+        prompt: Input text of the model.
+        target: Reference answer as text.
         document: The document with the texts and the label, for classifiers only; otherwise None.
     """
 
@@ -45,9 +47,9 @@ class TextData:
     """Training and validation data of a recipe as text, before tokenization.
 
     Attributes:
-        train: Training pairs, each with the settings of its source.
+        train: Training pairs, each with the data source of the recipe that it comes from.
         validation: Validation pairs.
-        sha256: Digest of all pairs.
+        sha256: Digest of prompts and targets of all these pairs, by which changed data is noticed.
     """
 
     train: tuple[tuple[TrainingPair, DataSource], ...]
@@ -57,7 +59,12 @@ class TextData:
 
 @dataclass(frozen=True)
 class Example:
-    """One tokenized training pair: ids of the prompt as in evaluation, and ids of the target with the end token."""
+    """One tokenized training pair.
+
+    Attributes:
+        source: Token ids of the prompt, tokenized as in evaluation.
+        target: Token ids of the reference answer, with the end-of-sequence token.
+    """
 
     source: np.ndarray
     target: np.ndarray
@@ -73,6 +80,11 @@ The labels of a seq2seq model are the targets [B, T]. A causal model reads sourc
 
 def read_pairs(source: DataSource, data_dir: Path | None, kind: ModelKind) -> list[TrainingPair]:
     """Return the documents of a data source as training pairs, with the task's prompts for a kind of model.
+
+    Args:
+        source: Data source of a recipe: task, split, files and number of documents.
+        data_dir: Root folder of local data files; not used for built-in data.
+        kind: Kind of model, on which the prompts depend (`encoder` also keeps the documents in the pairs).
 
     Raises:
         UserError: The task is unknown, or a file is missing or malformed.
@@ -94,8 +106,13 @@ def read_text(recipe: Recipe, data_dir: Path | None, kind: ModelKind) -> TextDat
 
     Training pairs are dropped if their prompt is a duplicate, or occurs in validation or held-out data.
 
+    Args:
+        recipe: The recipe, which names the data.
+        data_dir: Root folder of local data files; not used for built-in data.
+        kind: Kind of model (encoder-decoder, decoder-only or encoder), on which the prompts depend.
+
     Raises:
-        UserError: See `read_pairs`; or no training or validation pairs are left.
+        UserError: A task is unknown, a file is missing or malformed, or no training or validation pairs are left.
     """
     validation = [pair for source in recipe.validation for pair in read_pairs(source, data_dir, kind)]
     held_out_pairs = [pair for source in recipe.held_out for pair in read_pairs(source, data_dir, kind)]
@@ -112,13 +129,16 @@ def read_text(recipe: Recipe, data_dir: Path | None, kind: ModelKind) -> TextDat
 
 
 def _digest(*parts: Sequence[TrainingPair]) -> str:
-    """Return the SHA-256 of the canonical JSON of training and validation pairs."""
+    """Return the SHA-256 of the prompts and targets of several lists of training pairs, as canonical JSON."""
     text = json.dumps([[(p.prompt, p.target) for p in part] for part in parts], separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def make_tokenizer(recipe: TokenizerRecipe, pairs: Iterable[TrainingPair]) -> PreTrainedTokenizerFast:
-    """Return a recipe's new tokenizer, built or trained: <pad> is 0, </s> is 1 and ends every text, <unk> is 2."""
+    """Return a recipe's new tokenizer: word-level for the built-in data, or a byte-level BPE trained on `pairs`.
+
+    Token <pad> has id 0, </s> id 1, <unk> id 2; </s> is appended to every text.
+    """
     texts = (text for pair in pairs for text in (pair.prompt, pair.target))
     tokenizer = builtin.build_tokenizer() if recipe.kind == "builtin" else trained_tokenizer(recipe.vocab_size, texts)
     return PreTrainedTokenizerFast(
@@ -127,7 +147,10 @@ def make_tokenizer(recipe: TokenizerRecipe, pairs: Iterable[TrainingPair]) -> Pr
 
 
 def trained_tokenizer(vocab_size: int, texts: Iterable[str]) -> Tokenizer:
-    """Return a byte-level BPE tokenizer trained on texts."""
+    """Return a byte-level BPE tokenizer trained on texts, which appends </s> to every text.
+
+    Its `vocab_size` tokens include <pad>, </s> and <unk>, with ids 0, 1 and 2.
+    """
     tokenizer = Tokenizer(models.BPE(unk_token=UNK))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -168,9 +191,11 @@ def curriculum(
 ) -> Iterator[list[Example]]:
     """Yield batches endlessly, one per training step; each portion of the data is used from its first step on.
 
+    Batches have examples of similar length (see `cut_batches`).
+
     Args:
         portions: Pairs of (first training step that uses the portion, examples); at least one of them starts at step 0.
-        batch_tokens: Maximum number of tokens per batch; see `cut_batches`.
+        batch_tokens: Maximum number of source and target tokens per batch, padding included.
         seed: Seed of the order of batches.
     """
     starts = sorted({start for start, _ in portions})
@@ -184,7 +209,7 @@ def epochs(examples: Sequence[Example], batch_tokens: int, seed: int) -> Iterato
 
     Args:
         examples: The examples.
-        batch_tokens: Maximum number of tokens per batch; see `cut_batches`.
+        batch_tokens: Maximum number of source and target tokens per batch, padding included.
         seed: Seed of the order.
     """
     rng = random.Random(seed)
@@ -200,9 +225,9 @@ def epochs(examples: Sequence[Example], batch_tokens: int, seed: int) -> Iterato
 
 
 def cut_batches(examples: Sequence[Example], batch_tokens: int) -> list[list[Example]]:
-    """Sort examples by length and cut them into batches of at most `batch_tokens` tokens, padding included.
+    """Sort examples by length, and cut them into batches of at most `batch_tokens` source and target tokens.
 
-    An example that alone is longer forms a batch of its own.
+    Padding is included in the number. An example that alone has more tokens forms a batch of its own.
     """
     batches: list[list[Example]] = []
     longest = (0, 0)
@@ -218,7 +243,7 @@ def cut_batches(examples: Sequence[Example], batch_tokens: int) -> list[list[Exa
 
 
 def pad(examples: Sequence[Example], *, causal: bool) -> Batch:
-    """Stack examples of unequal length into a padded batch of input ids, attention mask and labels (see `Batch`).
+    """Stack examples of unequal length into a batch of input ids, attention mask and labels, padded on the right.
 
     Args:
         examples: The examples.

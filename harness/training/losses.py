@@ -22,7 +22,7 @@ JointLoss = Literal["last", "uniform", "weighted", "geometric", "branchynet", "l
 
 
 def block_weights(n_blocks: int, loss: JointLoss, blocks: Sequence[int] = ()) -> Tensor:
-    """Return the weight of each block's cross-entropy in a joint loss of all blocks, [L].
+    """Return the weight of each block's cross-entropy in a joint loss, the weighted sum over all blocks, [L].
 
     The weights sum to 1, except for `branchynet`.
 
@@ -70,7 +70,7 @@ def block_weights(n_blocks: int, loss: JointLoss, blocks: Sequence[int] = ()) ->
 def shallow_deep_weights(n_blocks: int, shallow: int) -> Tensor:
     """Return FREE's weight of each block's loss, [L]: S / (S + L) at block S, L / (S + L) at block L, and 0 elsewhere.
 
-    S is `shallow`, the block of the early exit, and L is `n_blocks` (Bae et al. 2023).
+    S is `shallow`, the only block with an early exit, and L is `n_blocks`, the last block (Bae et al. 2023).
 
     Raises:
         UserError: S is not the number of a block before the last.
@@ -82,7 +82,7 @@ def shallow_deep_weights(n_blocks: int, shallow: int) -> Tensor:
 
 
 def check_shallow(n_blocks: int, shallow: int) -> None:
-    """Raise a `UserError` unless `shallow` is the number of a block before the last, 1 to `n_blocks` - 1."""
+    """Raise a `UserError` unless `shallow` is the number of a block before the last: 1 to `n_blocks` - 1."""
     if not 1 <= shallow < n_blocks:
         raise UserError(f"Shallow depth {shallow} of {n_blocks} blocks. Allowed: 1 to {n_blocks - 1}.")
 
@@ -113,7 +113,11 @@ def exit_head_loss(logits_NV: Tensor, target: Tensor, lam: float) -> Tensor:
 def tuned_lens_loss(logits_NV: Tensor, final_logits_NV: Tensor) -> Tensor:
     """Return the divergence KL(final || lens) of an exit head from the last block, in nats, mean over tokens.
 
-    The last block's logits get no gradient (tuned lens, Belrose et al. 2023).
+    This is how a tuned lens is trained (Belrose et al. 2023).
+
+    Args:
+        logits_NV: The exit head's logits (lens), [N tokens, V vocabulary].
+        final_logits_NV: The last block's logits for the same tokens (final), [N, V]; they get no gradient.
 
     Returns:
         A scalar in fp32 or a wider format.
@@ -128,9 +132,9 @@ def lm_head_divergences(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return divergence from the last block, agreement with it, and entropy for K inputs of one LM head, each [K].
 
-    The divergence equals `tuned_lens_loss(F.linear(input, head, bias), F.linear(final, head, bias))` for each input.
-    The last block's distribution is computed once for all inputs. No array of tokens times vocabulary is kept, to save
-    memory.
+    The K inputs are what K exit heads pass to the model's LM head for the same tokens. The divergence equals
+    `tuned_lens_loss(F.linear(input, head, bias), F.linear(final, head, bias))` for each of them. The last block's
+    distribution is computed once for all. No array of tokens times vocabulary is kept, to save memory.
 
     Args:
         inputs: K inputs of the LM head, each [N tokens, D hidden size]; only they receive gradients.
@@ -139,8 +143,8 @@ def lm_head_divergences(
         bias: Bias of the LM head, [V]; without gradient.
 
     Returns:
-        KL(final || head) in nats, mean over tokens; share of tokens whose most probable token is the last block's;
-        entropy in nats. Only the first has a gradient.
+        KL(last block || exit head) in nats, mean over tokens; share of tokens for which both have the same most
+        probable token; mean entropy of the exit head in nats. Only the first has a gradient.
     """
     inputs_KND, device = torch.stack(list(inputs)), head.device.type
     if torch.is_autocast_enabled(device):
@@ -197,14 +201,14 @@ def head_loss(
 ) -> Tensor:
     """Return the mean cross-entropy of one block in nats, with LM head and loss fused to save memory.
 
-    It equals `F.cross_entropy(states @ head.T + bias, target)`.
+    It equals `F.cross_entropy(states @ head.T + bias, target, label_smoothing=label_smoothing)`.
 
     Args:
         states: Input of the LM head, [N tokens, d_model].
         head: Weights of the LM head, which all blocks share, [V vocabulary, d_model].
         target: Correct token ids, [N].
-        label_smoothing: Share of the correct token's mass that is spread over the vocabulary.
-        bias: Bias of the LM head, [V].
+        label_smoothing: Share of the correct token's probability that is spread over the vocabulary.
+        bias: Bias of the LM head, [V]; None if it has none.
 
     Returns:
         A scalar in fp32 or a wider format.

@@ -20,7 +20,10 @@ from exitbench.harness.training.recipe import ArchitectureRecipe
 
 
 def new_model(architecture: ArchitectureRecipe, tokenizer: PreTrainedTokenizerFast) -> transformers.PreTrainedModel:
-    """Return a randomly initialized model of a recipe's architecture for the tokenizer's vocabulary."""
+    """Return a randomly initialized decoder or encoder-decoder of an architecture, for the tokenizer's vocabulary.
+
+    Some attention heads are set to attend a few tokens back if the architecture has `neighbour_heads`.
+    """
     pad_id = tokenizer.pad_token_id
     shared_settings: dict[str, Any] = {
         "vocab_size": len(tokenizer),
@@ -89,8 +92,8 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
 def _configuration(architecture: ArchitectureRecipe, vocab_size: int, pad_id: int, end_id: int) -> PreTrainedConfig:
     """Return the transformers configuration of an architecture; settings not in the recipe have the family's defaults.
 
-    Answers begin with the padding token and end with the end-of-sequence token; no token is forced. Families that
-    support scaled embeddings use them, like their published models.
+    Answers begin with the padding token (`pad_id`) and end with the end-of-sequence token (`end_id`); no token is
+    forced. Families that support scaled embeddings use them, like their published models.
     """
     of_family = CONFIG_MAPPING[architecture.family]
     field_names = {field.name for field in fields(of_family)}
@@ -135,8 +138,9 @@ def look_back_by_table(table_KH: Tensor, n_heads: int) -> None:
 def look_back_by_biases(model: transformers.PreTrainedModel, n_heads: int) -> None:
     """Initialize attention head h of the first block to attend h tokens back, by the biases of queries and keys.
 
-    A key bias b and a query bias R(-h) b, rotated by rotary positions m and n, score b' R(n - m + h) b: a sum of
-    cosines that is largest at n - m = -h.
+    Heads are counted from 1 to `n_heads`; the model is a Llama with attention biases. A key bias b and a query bias
+    R(-h) b, rotated (R) by query position m and key position n, score b' R(n - m + h) b: a sum of cosines that is
+    largest at n - m = -h.
     """
     attention, size = model.model.layers[0].self_attn, model.config.head_dim
     inverse = model.model.rotary_emb.inv_freq[:_FREQUENCIES]
@@ -154,11 +158,11 @@ def look_back_by_biases(model: transformers.PreTrainedModel, n_heads: int) -> No
 
 @torch.no_grad()
 def init_induction_heads(model: transformers.PreTrainedModel, n_heads: int) -> None:
-    """Initialize head h of the second block as an induction head over the tokens that head h of the first block copies.
+    """Initialize head h of a Llama's second block as an induction head that works with head h of the first block.
 
-    Head h of the first block writes Q' P x for the state x of the attended token; P and Q have orthonormal rows. In the
-    second block, queries P x match keys Q x in the slow dimensions of the rotary embedding. The attended token is
-    copied.
+    It copies the token that stands h tokens after an earlier occurrence of the current token; h is 1 to `n_heads`.
+    Head h of the first block attends h tokens back and writes Q' P x for the attended state x; P and Q have orthonormal
+    rows. In the second block, queries P x match keys Q x in the slow dimensions of the rotary embedding.
     """
     size, n_dims = model.config.head_dim, model.config.hidden_size
     slow = (model.model.rotary_emb.inv_freq * _FAR_TOKENS < 1).nonzero().flatten()
@@ -177,7 +181,7 @@ def init_induction_heads(model: transformers.PreTrainedModel, n_heads: int) -> N
 
 
 def read_model(folder: Path) -> tuple[transformers.PreTrainedModel, PreTrainedTokenizerFast]:
-    """Load a model (as fp32) and its tokenizer from a checkpoint folder.
+    """Load a decoder or encoder-decoder (as fp32) and its tokenizer from a checkpoint folder, to train it further.
 
     Raises:
         UserError: The model family is not supported, or blocks cannot be read out in the same way as the last block.
@@ -196,5 +200,5 @@ def _auto(config: PreTrainedConfig) -> Any:
 
 
 def is_causal(model: transformers.PreTrainedModel) -> bool:
-    """Return whether a model is decoder-only, so that it reads prompt and answer as one text."""
+    """Return whether a model is decoder-only (not encoder-decoder), so that it reads prompt and answer as one text."""
     return not model.config.is_encoder_decoder

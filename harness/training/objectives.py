@@ -52,14 +52,14 @@ UNEVEN_TEACHERS = {(24, 10): (3, 6, 8, 11, 13, 16, 18, 20, 22, 24)}
 
 
 def teacher_blocks(n_blocks: int, shallow: int) -> list[int]:
-    """Return, for FREE's distillation, the blocks (1..L) that teach blocks 1..S, in order.
+    """Return, for FREE's distillation, the blocks (of 1..L) whose states blocks 1..S learn to imitate: one for each.
 
     For the six pairs of depths in FREE's code, the blocks are those of that code. For other depths, block k of 1..S is
     taught by block ceil(k L / S); this rule also reproduces five of the six pairs.
 
     Args:
         n_blocks: L, the number of decoder blocks.
-        shallow: S, the block of the early exit.
+        shallow: S, the block of the early exit; blocks 1..S are the students.
 
     Raises:
         UserError: S is not a block before the last.
@@ -81,8 +81,9 @@ def distillation_loss(
     Errors are averaged over elements, then over pairs of blocks. `kind` selects the pairs; S is the early exit's block:
 
     * `last`: block S and block L.
-    * `uniform`: block k and the k-th of `teacher_blocks`.
-    * `closest-code`: each of `teacher_blocks` and the shallow block that `closest_below` assigns, as in FREE's code.
+    * `uniform`: block k and the k-th of `teacher_blocks`, which are spread evenly over the depth.
+    * `closest-code`: each of `teacher_blocks`, from deep to shallow, and the block of least error among those of 1..S
+      before the block chosen last, as in FREE's code.
     * `closest-text`: each shallow block and the closest of blocks S+1..L, as in the text of Monotonic Early Exiting.
 
     Args:
@@ -92,7 +93,7 @@ def distillation_loss(
         transform: A module [N, D] -> [N, D] applied to the student's states; None for none.
 
     Returns:
-        A scalar.
+        The loss, a scalar.
 
     Raises:
         UserError: The kind is unknown, or S is not a block before the last.
@@ -117,9 +118,9 @@ def distillation_loss(
 
 
 def closest_below(errors: Tensor) -> list[int]:
-    """Assign to each teacher, from last to first, the student of least error before the student assigned last.
+    """Assign to each teacher (deep block), from last to first, the student (shallow block) of least error.
 
-    If no student is left, the previous one is assigned again.
+    Only students before the one assigned last can be chosen. If none is left, that one is assigned again.
 
     Args:
         errors: Error of each student (column) for each teacher (row), [T teachers, S students].
@@ -147,8 +148,12 @@ Curriculum = Literal["none", "rotational", "gradual"]
 def dropout_rates(n_blocks: int, p_max: float) -> list[float]:
     """Return LayerSkip's probability of skipping each block: p_max * (exp(l ln 2 / (L - 1)) - 1) for l = 0..L-1.
 
-    It is 0 at the first block and p_max at the last. The paper's factor over training steps is constant here, as the
-    paper does for fine-tuning.
+    It is 0 at the first block and p_max at the last. The paper's factor that grows over training steps is 1 here, as
+    the paper does for fine-tuning.
+
+    Args:
+        n_blocks: L, the number of decoder blocks.
+        p_max: Probability of skipping the last block.
 
     Raises:
         UserError: `p_max` is not a probability.
@@ -171,7 +176,7 @@ def early_exit_weights(
         n_blocks: L, the number of decoder blocks.
         step: Number of completed training steps, 0..steps-1.
         steps: Total number of training steps, T.
-        e_scale: Weight of the early blocks' losses.
+        e_scale: Factor in these weights; 0 leaves only the last block's loss.
         curriculum: Rule for the blocks that take part at a step; the last block always does. `none`: all blocks.
             `rotational`: every `rotation`-th block, shifted by one block at each step. `gradual`: blocks from the last
             down, one more every T / (2 L) steps.
@@ -203,7 +208,7 @@ class LayerDropout:
     """Context manager in which decoder blocks (in training mode) are randomly skipped for whole sequences of a batch.
 
     A skipped sequence keeps the block's input as its state. Other outputs of a block (T5's position biases, which block
-    1 computes for all) are passed on. In evaluation mode nothing is drawn or changed. Skips depend only on the
+    1 computes for all blocks) are passed on. In evaluation mode nothing is drawn or changed. Skips depend only on the
     generator, so a resumed training that restores its state skips the same blocks.
     """
 
@@ -264,10 +269,13 @@ class Objective(Protocol):
 
     @property
     def extras(self) -> nn.Module | None:
-        """Modules trained in addition to the model's own; None if there are none."""
+        """Modules trained in addition to the model's own, such as exit heads; None if there are none."""
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
-        """Return the loss of a batch at a training step (0-based), and values to log by (metric, block)."""
+        """Return the loss of a batch at a training step (0-based), and values to log by (metric, block).
+
+        Block is None for a value of the whole model.
+        """
 
 
 def make_objective(recipe: Recipe, model: PreTrainedModel) -> Objective:
@@ -297,7 +305,13 @@ def block_count(model: PreTrainedModel) -> int:
 
 @dataclass
 class JointObjective:
-    """Objective: weighted sum of all blocks' cross-entropies, read out by the model's own LM head (CALM, FREE)."""
+    """Objective: weighted sum of all blocks' cross-entropies, read out by the model's own LM head (CALM, FREE).
+
+    Attributes:
+        weights_L: Weight of each block's cross-entropy; blocks with weight 0 are not read out.
+        label_smoothing: Share of the correct token's probability that is spread over the vocabulary.
+        extras: Modules trained in addition to the model's own; None, since there are none.
+    """
 
     weights_L: Tensor
     label_smoothing: float
@@ -309,7 +323,10 @@ class JointObjective:
 
 
 class FirstThen:
-    """Objective that switches from a first objective to another one after a number of training steps."""
+    """Objective that is `first` for the initial `steps` training steps, and `then` for all later ones.
+
+    Additional modules (`extras`) are those of `then`.
+    """
 
     def __init__(self, first: Objective, then: Objective, steps: int) -> None:
         self.first, self.then, self.steps = first, then, steps
@@ -321,12 +338,12 @@ class FirstThen:
 
 
 def weighted_losses(states: States, weights_L: Tensor, label_smoothing: float) -> tuple[Tensor, Logged]:
-    """Return the weighted sum of the blocks' cross-entropies, and each block's cross-entropy to log.
+    """Return the weighted sum of the blocks' cross-entropies in nats, and each block's cross-entropy to log.
 
     Args:
         states: States of every block, with labels and the model's read-out.
         weights_L: Weight of each block, [L]; blocks with weight 0 are not read out.
-        label_smoothing: Share of the correct token's mass that is spread over the vocabulary.
+        label_smoothing: Share of the correct token's probability that is spread over the vocabulary.
     """
     total, logged = torch.zeros((), device=states.head.device), Logged()
     for block, weight in enumerate(weights_L.tolist(), start=1):
@@ -338,7 +355,10 @@ def weighted_losses(states: States, weights_L: Tensor, label_smoothing: float) -
 
 
 class ShallowDeepObjective:
-    """Objective of FREE: cross-entropies of a shallow block S and the last block L, and distillation of deep states."""
+    """Objective of FREE: cross-entropies of a shallow block S and the last block L, and a distillation loss.
+
+    By the distillation loss, the states of blocks 1..S imitate those of deeper blocks.
+    """
 
     def __init__(self, settings: ObjectiveRecipe, n_blocks: int, width: int) -> None:
         self.settings = settings
@@ -348,7 +368,8 @@ class ShallowDeepObjective:
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
         """Return the loss (S CE_S + L CE_L) / (S + L) + alpha KD of a batch, and its terms to log.
 
-        CE_b is the cross-entropy of block b, and KD the distillation loss between shallow and deep states.
+        CE_b is the cross-entropy of block b, S the shallow and L the last block. KD is the distillation loss between
+        shallow and deep states; alpha is its weight in the recipe.
         """
         settings, states = self.settings, decoder_states(model, batch)
         loss, logged = weighted_losses(states, self.weights_L, settings.label_smoothing)
@@ -361,7 +382,10 @@ class ShallowDeepObjective:
 
 
 class LayerSkipObjective:
-    """Objective of LayerSkip: layer dropout, and cross-entropies of early blocks on a curriculum."""
+    """Objective of LayerSkip: cross-entropies of early blocks on a curriculum, with random skipping of blocks.
+
+    The curriculum determines which blocks take part in the loss at each training step.
+    """
 
     def __init__(self, settings: ObjectiveRecipe, n_blocks: int, steps: int, seed: int) -> None:
         self.settings, self.steps, self.seed = settings, steps, seed
@@ -383,7 +407,10 @@ class LayerSkipObjective:
 
 
 class ExitHeadsObjective:
-    """Objective that trains exit heads to imitate the last block of the frozen model (HEADS; tuned lens)."""
+    """Objective that trains exit heads to imitate the last block of the frozen model (HEADS; tuned lens).
+
+    An exit head is a trained read-out after a block, which turns its state into logits.
+    """
 
     def __init__(self, settings: ExitHeadsRecipe, model: PreTrainedModel, seed: int) -> None:
         self.settings = settings
@@ -418,9 +445,9 @@ class ExitHeadsObjective:
         return {name.replace("/", "."): tensor for name, tensor in self.extras.items()}
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
-        """Return the mean loss over the exit heads; also loss, agreement with the last block and entropy per head.
+        """Return the mean loss over the exit heads; to log, loss, agreement with the last block and entropy per head.
 
-        The batch has texts, or the cached states of its tokens (key `CACHED`).
+        The batch has texts, or the states of its tokens that were computed before training (key `CACHED`).
         """
         *states_KND, final_ND = self.states(model, batch).unbind(1)
         read = self._read_in_lm_head if self.settings.kind in WITH_LM_HEAD else self._read_each
@@ -434,9 +461,10 @@ class ExitHeadsObjective:
 
     @torch.no_grad()
     def states(self, model: PreTrainedModel, batch: Batch) -> Tensor:
-        """Return states of N tokens after the K exit blocks, and the LM head's input after the last, [N, K + 1, D].
+        """Return states of N tokens after the K blocks with exit heads, and the LM head's input, [N, K + 1, D].
 
-        Cached states are taken from the batch if it has them.
+        The LM head's input is the state after the last block and final norm. States that were computed before training
+        are taken from the batch if it has them (key `CACHED`).
         """
         model.eval()  # dropout would make features and targets noisy, and with cached states the read-out
         if CACHED in batch:
@@ -450,8 +478,10 @@ class ExitHeadsObjective:
     def _read_in_lm_head(self, states_KND: Sequence[Tensor], final_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return loss, agreement with the last block, and entropy, each [K], of exit heads that end in the LM head.
 
+        The loss is the KL divergence from the last block's distribution.
+
         Args:
-            states_KND: States after the K exit blocks.
+            states_KND: States of N tokens after the K blocks with exit heads.
             final_ND: The LM head's input after the last block.
         """
         own, tensors = self.own, self.tensors
@@ -462,10 +492,12 @@ class ExitHeadsObjective:
         return lm_head_divergences(inputs, final_ND * own.scale, own.head, own.head_bias)
 
     def _read_each(self, states_KND: Sequence[Tensor], final_ND: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return loss, agreement with the last block, and entropy, each [K], of exit heads with an output layer.
+        """Return loss, agreement with the last block, and entropy, each [K], of exit heads with their own output layer.
+
+        The loss combines the cross-entropy to the last block's tokens or distribution with a reward for entropy.
 
         Args:
-            states_KND: States after the K exit blocks.
+            states_KND: States of N tokens after the K blocks with exit heads.
             final_ND: The LM head's input after the last block.
         """
         with torch.no_grad():
@@ -488,7 +520,7 @@ def head_quality(
 ) -> dict[str, Any]:
     """Return how well exit heads, and the model's own LM head at the same blocks, imitate the last block.
 
-    Both are teacher-forced, at the positions that the heads are trained on.
+    Both read teacher-forced validation texts, at the kind of positions that the heads are trained on.
 
     Args:
         objective: The objective that trained the exit heads.
@@ -497,9 +529,9 @@ def head_quality(
         batches: Batches of validation texts.
 
     Returns:
-        Blocks, number of tokens, and two values per block: `agreement` (share of tokens whose most probable token is
-        the last block's) and `divergence_nats` (mean of KL(last block || head)). Values of the model's own LM head have
-        prefix `own_`.
+        `blocks`, `tokens` (their number), and lists of one value per block: `agreement` (share of tokens whose most
+        probable token is the last block's) and `divergence_nats` (mean of KL(last block || head)). The same for the
+        model's own LM head with prefix `own_`.
     """
     kind, own, blocks = objective.settings.kind, objective.own, objective.blocks
     agreements, divergences = torch.zeros(2, len(blocks), 2, dtype=torch.float64)
@@ -529,7 +561,7 @@ def block_quality(model: PreTrainedModel, batches: Sequence[Batch]) -> tuple[lis
         batches: Batches of validation texts.
 
     Returns:
-        Accuracy of blocks 1..L, and loss of blocks 1..L.
+        Accuracies of blocks 1..L (share of tokens equal to the label), and mean cross-entropies of blocks 1..L.
     """
     model.eval()
     n_blocks, tokens = block_count(model), 0

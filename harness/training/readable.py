@@ -21,7 +21,7 @@ from exitbench.harness.training.losses import IGNORED
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderReadOut:
-    """A model's own read-out, which turns hidden states into logits.
+    """A decoder's own read-out, which turns hidden states of any of its blocks into logits.
 
     Attributes:
         head: Weights of the LM head, [V vocabulary, D hidden size].
@@ -36,7 +36,7 @@ class DecoderReadOut:
     ending: tuple[nn.Module, ...]
 
     def final_normed(self, hidden_ND: Tensor) -> Tensor:
-        """Return hidden states (residual streams) [N, D] after the decoder's ending, in most models the final norm."""
+        """Apply the decoder's ending, in most models the final norm, to hidden states (residual streams) [N, D]."""
         return apply_ending(self.ending, hidden_ND)
 
     def logits_of_normed(self, normed_ND: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ def decoder_states(model: Any, batch_inputs: Mapping[str, Tensor]) -> States:
     """Run a model teacher-forced, and return the hidden states of the labelled tokens after every block.
 
     Args:
-        model: A transformers encoder-decoder or decoder-only model; dropout applies if it is in training mode.
+        model: An encoder-decoder or decoder-only model of transformers; dropout applies if it is in training mode.
         batch_inputs: `input_ids` [B, S], `labels` [B, T] with `IGNORED` for padding and, unless every id is a token,
             `attention_mask` [B, S]. For a decoder-only model T = S and labels are aligned with the input: the label at
             position t is predicted from the state at t - 1, and the first label is not predicted.
@@ -120,14 +120,14 @@ def decoder_states(model: Any, batch_inputs: Mapping[str, Tensor]) -> States:
 
 
 def apply_ending(ending: tuple[nn.Module, ...], hidden_ND: Tensor) -> Tensor:
-    """Return hidden states after the modules that a decoder runs after its last block (`ending`)."""
+    """Apply to hidden states, one after the other, the modules that a decoder runs after its last block (`ending`)."""
     for module in ending:
         hidden_ND = module(hidden_ND)
     return hidden_ND
 
 
 def head_bias(model: Any) -> Tensor | None:
-    """Return the bias of the LM head, [V]: the module's own or the model's `final_logits_bias`; None without bias."""
+    """Return the bias of the LM head, [V]: the model's `final_logits_bias`, else the module's own; None without one."""
     module_bias: Tensor | None = model.get_output_embeddings().bias
     model_bias: Tensor | None = getattr(model, "final_logits_bias", None)
     return module_bias if model_bias is None else model_bias.flatten()
@@ -178,7 +178,8 @@ def final_norm(model: Any) -> nn.Module:
 def block_mlp(model: Any, block: int) -> dict[str, Tensor]:
     """Return the norm, gate and up-projection weights of a block's gated MLP, to initialize an exit head.
 
-    Keys are the names in an exit head of kind `residual-mlp`.
+    `block` is counted from 1. Keys are `norm.weight`, `gate.weight` and `up.weight`, as in an exit head of kind
+    `residual-mlp`.
 
     Raises:
         UserError: The block's MLP is not like that of Llama: an RMS norm, silu, and matrices without bias.

@@ -27,7 +27,10 @@ _OF_T5 = ("feed_forward_proj", "relative_attention_num_buckets", "relative_atten
 
 
 def _number(low: float, high: float = float("inf"), default: Any = MISSING) -> Any:
-    """Return a dataclass field for a number that must be in a range, bounds included."""
+    """Return a dataclass field for a number that must lie between `low` and `high`, bounds included.
+
+    The bounds are stored as metadata, and checked when a recipe is read. Without `default`, the field is required.
+    """
     return field(default=default, metadata={"low": low, "high": high})
 
 
@@ -39,11 +42,11 @@ class DataSource:
         task: Registered name of the task.
         source: `builtin` (generated) or `local` (files below the data folder).
         split: Split of built-in data; `train` for local files.
-        files: Local files as (role, path relative to the data folder).
-        part: Part of the documents in local files that is used.
+        files: Local files as (role, path relative to the data folder); the task defines the roles.
+        part: Part of the documents in local files: `all`, `train` (about four fifths) or `test` (one fifth).
         documents: Number of documents; 0 keeps all documents of local files.
         seed: Seed of the built-in generator.
-        level: Difficulty level of built-in data.
+        level: Difficulty level of built-in data, 1 to 3.
         repeat: How often each epoch repeats these documents.
         from_step: First training step at which these documents are used. T5 has no absolute positions. Its decoder
             learns where to attend hundreds of steps sooner from short, nearly word-for-word pairs than from a mixture
@@ -84,7 +87,7 @@ class ArchitectureRecipe:
     have tied embeddings.
 
     Attributes:
-        d_kv: Width of an attention head; must be `d_model / num_heads` except in T5 and Llama.
+        d_kv: Width of one attention head; must be `d_model / num_heads` except in T5 and Llama.
         feed_forward_proj: Type of the MLP, for T5 only, like the settings of relative positions; other families have
             their own.
         max_positions: Maximum number of tokens of a text; unused by T5, which has relative positions only.
@@ -114,9 +117,9 @@ class StartRecipe:
     """Start of a training: weights and tokenizer of another recipe's model, or of a checkpoint.
 
     Attributes:
-        recipe: Name or path of another recipe, which is trained first; empty for a checkpoint.
-        checkpoint: Folder of a Hugging Face checkpoint of a supported family, relative to the data folder; empty for a
-            recipe.
+        recipe: Name or path of another recipe, whose model is trained first; empty if `checkpoint` is given.
+        checkpoint: Folder of a Hugging Face checkpoint of a supported family, relative to the data folder; empty if
+            `recipe` is given.
     """
 
     recipe: str = ""
@@ -138,14 +141,14 @@ class ObjectiveRecipe:
             weight per block.
         every_block_steps: Number of initial training steps with loss `weighted`, whatever `loss` is. Multi-hop
             retrieval is learned several times faster if every block is read out.
-        label_smoothing: Share of the correct token's mass that is spread over the vocabulary.
+        label_smoothing: Share of the correct token's (or label's) probability that is spread over all tokens (labels).
         shallow_blocks: FREE's S, the block of the early exit; 0 for other losses.
         distillation: Rule for pairing shallow and deep blocks in FREE's distillation loss; `none` omits that loss.
         distillation_weight: FREE's alpha, the weight of the distillation loss.
         distillation_transform: Whether a trained linear map is applied to the shallow states in the distillation loss.
         layer_dropout: LayerSkip's p_max, the probability that a sequence skips the last block; it is lower for earlier
             blocks.
-        early_exit_scale: LayerSkip's e_scale, the weight of the early blocks' losses.
+        early_exit_scale: LayerSkip's e_scale, a factor on the early blocks' losses; 0 leaves the last block's only.
         curriculum: Early blocks in the loss at a training step: all (`none`), every `rotation`-th block in turn, or
             gradually more blocks.
         rotation: LayerSkip's R, the distance between blocks of the rotational curriculum.
@@ -261,7 +264,7 @@ class OffRampsRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimisationRecipe:
-    """Optimization settings.
+    """Optimization settings of a training: length, batches, learning rates, optimizer and number formats.
 
     Attributes:
         steps: Number of optimizer steps.
@@ -278,8 +281,10 @@ class OptimisationRecipe:
             (Jordan et al., 2024). A step of `muon` costs more, but far fewer steps are needed.
         muon_learning_rate: Learning rate of the matrices under `muon`, on AdamW's scale (updates have the root mean
             square of AdamW's).
-        schedule: Learning rate schedule after a linear warm-up, by its name in `transformers.get_scheduler`; both end
-            at 0.
+        schedule: Learning rate schedule after a linear warm-up, by its name in `transformers.get_scheduler`; both
+            `linear` and `cosine` end at 0.
+        warmup_steps: Number of training steps in which the learning rates rise linearly from 0.
+        clip_norm: Maximum norm of all gradients together; larger ones are scaled down.
         precision: `bf16` computes activations in bfloat16 (autocast); trained weights stay fp32.
         saved_precision: Number format of the checkpoint; `bf16` is half as large.
         shared_steps: Number of initial training steps in which blocks 2..L share their weights.
@@ -310,10 +315,13 @@ class Recipe:
     """Training recipe of one model: data, start, objective, optimization and seed.
 
     Attributes:
+        seed: Seed of all that is random in the training, such as new weights, order of examples and dropout.
         train: Training data; of documents with the same prompt, only the first is kept.
         validation: Data on which the accuracy of each block is computed for the model's card.
         held_out: Data whose prompts, like those of `validation`, are dropped from training.
-        start: Weights to start from; None trains a new model of `architecture` with a new `tokenizer`.
+        start: Weights and tokenizer to start from; None trains a new model of `architecture` with a new `tokenizer`.
+        objective: The loss and its settings.
+        optimisation: Steps, batches, learning rates and number formats.
         exit_heads: Settings of the exit heads that loss `exit-heads` trains; None for other losses.
         off_ramps: Settings of an encoder's off-ramps; None if its own classifier reads out every block.
     """
@@ -334,7 +342,8 @@ class Recipe:
     def described(self) -> dict[str, Any]:
         """Return the recipe as a dictionary, for model cards and digests.
 
-        Newer settings are left out at their defaults, so that the digests of older recipes stay valid.
+        Settings added in later versions are left out if they have their default values. So the digests of models
+        trained before stay valid.
         """
         values = asdict(self)
         # Left out at their defaults, so that existing digests stay valid.
@@ -354,9 +363,9 @@ class Recipe:
 
     @property
     def cache_steps(self) -> int:
-        """Size of the cache of hidden states that is filled before training, in training steps; 0 without a cache.
+        """Number of steps that computing hidden states before training counts as, to show progress; 0 if none is.
 
-        It is the number of cached tokens divided by the tokens of a step, rounded up.
+        It is the number of tokens whose states are cached, divided by the tokens of a training step, rounded up.
         """
         tokens = 0 if self.exit_heads is None else self.exit_heads.cached_tokens
         return -(-tokens // self.optimisation.batch_tokens)
@@ -524,7 +533,10 @@ def _start(table: TomlTable) -> StartRecipe:
 
 
 def _data_source(table: TomlTable) -> DataSource:
-    """Return one data source from its table, after checking that its keys fit together."""
+    """Return a data source from its TOML table, such as [[train]], after checking that its keys fit together.
+
+    For example, `files` is only for local data.
+    """
     source = _build(DataSource, table)
     if source.source == "builtin" and not source.documents:
         raise table.error(None, "built-in data has no end; say how many `documents`.")
@@ -544,7 +556,7 @@ def _tokenizer(table: TomlTable) -> TokenizerRecipe:
 
 
 def _architecture(table: TomlTable) -> ArchitectureRecipe:
-    """Return the settings of table [architecture], after checking the constraints of the model family."""
+    """Return the settings of table [architecture], after checking what the model family allows, such as an encoder."""
     architecture = _build(ArchitectureRecipe, table)
     family, n_heads = architecture.family, architecture.num_heads
     if family in _DECODER_ONLY and architecture.num_layers:
@@ -576,7 +588,7 @@ def _architecture(table: TomlTable) -> ArchitectureRecipe:
 
 
 def _optimisation(table: TomlTable) -> OptimisationRecipe:
-    """Return the settings of table [optimisation], after checking that its keys fit together."""
+    """Return the settings of table [optimisation], after checking the warm-up and the learning rate of Muon."""
     optimisation = _build(OptimisationRecipe, table)
     if optimisation.warmup_steps >= optimisation.steps:
         raise table.error("warmup_steps", f"must be fewer than steps = {optimisation.steps}.")
@@ -586,7 +598,11 @@ def _optimisation(table: TomlTable) -> OptimisationRecipe:
 
 
 def _build(cls: type[T], table: TomlTable) -> T:
-    """Return an instance of a dataclass, read from a TOML table: types, ranges and unknown keys are checked."""
+    """Return an instance of dataclass `cls`, whose fields are read from the keys of a TOML table.
+
+    Unknown keys, wrong types and numbers out of range raise a `UserError`. A missing key gets the field's default; if
+    there is none, it is an error too.
+    """
     dataclass_fields = fields(cls)  # type: ignore[arg-type]
     table.allow(*(f.name for f in dataclass_fields))
     hints = get_type_hints(cls)
@@ -602,7 +618,10 @@ def _build(cls: type[T], table: TomlTable) -> T:
 
 
 def _value(table: TomlTable, key: str, kind: Any) -> Any:
-    """Return the value of a key, checked against the type `kind` that the dataclass field declares."""
+    """Return the value of a TOML key, checked against `kind`, the type that the dataclass field declares.
+
+    A table is returned as sorted pairs (key, text) if `kind` is a tuple of pairs.
+    """
     if get_origin(kind) is Literal:
         word = table.get(key, str)
         if word not in get_args(kind):

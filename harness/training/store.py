@@ -29,7 +29,7 @@ SHIPPED = Path(__file__).parents[1] / "checkpoints"
 
 
 def model_digest(recipe: Recipe, data_sha256: str, start_sha256: str, training_version: int) -> str:
-    """Return the SHA-256 of everything that determines a model's weights: recipe, data, start and version of this code.
+    """Return the SHA-256 of all that determines a trained model's weights: recipe, data, start and training code.
 
     Args:
         recipe: The recipe.
@@ -49,8 +49,8 @@ def model_digest(recipe: Recipe, data_sha256: str, start_sha256: str, training_v
 def find_trained(recipe: Recipe, *models_dirs: Path) -> Path | None:
     """Return the folder of a recipe's latest complete model in the first of `models_dirs` that has one, or None.
 
-    This is fast, because it reads neither data nor weights. Only `ensure_trained` checks whether the data is still the
-    same.
+    The model's card must name the same recipe, start recipe and version of the training code. Data and weights are not
+    read; only `ensure_trained` checks whether the training data is still what the model was trained on.
     """
     first = recipe.first.described() if recipe.first is not None else None
     card_fields = {"recipe": recipe.described(), "start_recipe": first, "training_version": TRAINING_VERSION}
@@ -73,10 +73,12 @@ def ensure_trained(
 ) -> Path:
     """Return the folder of a recipe's model; train the model first if it is missing.
 
+    If the recipe starts from another recipe's model, that one is trained first if it is missing.
+
     Args:
         recipe: The recipe to train.
         models_dir: Folder of trained models; created if missing.
-        data_dir: Root folder of local data files.
+        data_dir: Root folder of local data files and start checkpoints; None if the recipe needs neither.
         on_step: Callback that receives the number of training steps done; not called for the recipe that this one
             starts from.
         start: Checkpoint that replaces `[start] checkpoint` of this recipe, or of the recipe that it starts from.
@@ -133,7 +135,14 @@ def ensure_trained(
 
 
 def _start(start: StartRecipe, models_dir: Path, data_dir: Path | None, checkpoint: Path | None) -> Path:
-    """Return the folder of the checkpoint to start from; if it is another recipe's model, train that if missing."""
+    """Return the folder of the checkpoint to start from; if it is another recipe's model, train that if missing.
+
+    Args:
+        start: Table [start] of a recipe, which names another recipe or a checkpoint.
+        models_dir: Folder of trained models.
+        data_dir: Root folder of local data files, which the checkpoint's path is relative to.
+        checkpoint: Checkpoint to use instead of the one that [start] (of this or the other recipe) names, or None.
+    """
     from exitbench.harness.training.recipe import load_recipe
 
     if start.recipe:
@@ -161,16 +170,16 @@ def ensure_all_trained(
     Args:
         recipes: The recipes.
         models_dir: Folder of trained models.
-        data_dir: Root folder of local data files.
+        data_dir: Root folder of local data files and start checkpoints; None if the recipes need neither.
         cores: Number of cores, divided equally among the processes.
-        start: Checkpoint that replaces the `[start] checkpoint` that all recipes name.
+        start: Checkpoint that replaces the `[start] checkpoint` that all recipes name; None to use that.
 
     Returns:
         The folders of the models, in the order of the recipes.
 
     Raises:
-        UserError: See `ensure_trained`; or `start` is given, but the recipes do not all name one and the same
-            checkpoint.
+        UserError: Data are missing or malformed, a folder cannot be written, or a training process was killed. Two
+            different recipes have the same name, or `start` is given and not all recipes name the same checkpoint.
     """
     if not recipes:
         return []
@@ -213,7 +222,13 @@ def ensure_all_trained(
 
 
 def _follow(recipes: Sequence[Recipe], jobs: Sequence[Future[Path]], steps: Sequence[int]) -> None:
-    """Show the progress of each training until all have ended; re-raise the first error."""
+    """Show the progress of each training until all have ended; re-raise the first error.
+
+    Args:
+        recipes: Recipes that are being trained.
+        jobs: Future of each recipe's training, in the same order.
+        steps: Number of training steps done for each recipe, updated by the training processes.
+    """
     remaining, started = set(range(len(jobs))), set()
     with progress({recipe.name: Expected() for recipe in recipes}, "models", "step") as bars:
         while remaining:

@@ -53,11 +53,11 @@ def train(
     Args:
         recipe: The recipe to train.
         text: Training and validation pairs of the recipe.
-        start: The checkpoint to start from; None for a new model.
+        start: Folder of the checkpoint to start from; None for a new model.
         folder: Existing, empty folder for the results.
         work: Folder of resume points; training continues from the latest one in it.
-        on_step: Callback that receives the number of training steps done, including those that fill the cache of
-            states.
+        on_step: Callback that receives the number of training steps done. Computing states that are cached before
+            training counts as further steps (`Recipe.cache_steps`).
 
     Raises:
         UserError: No training pair is short enough for `max_tokens`, or the start is not a checkpoint of a supported
@@ -116,7 +116,7 @@ def train(
 
 
 def prepare(recipe: Recipe) -> None:
-    """Seed torch with the recipe's seed, and silence transformers' warnings and progress bars."""
+    """Prepare this process for a training: seed torch by the recipe, and silence transformers' messages and bars."""
     transformers.utils.logging.disable_progress_bar()
     transformers.utils.logging.set_verbosity_error()  # it warns about tied weights, which a resume point stores once
     torch.manual_seed(recipe.seed)
@@ -140,7 +140,10 @@ def minimise(
         batches: Function that returns an endless iterator of batches from a training step (0-based) on.
         work: Folder of resume points.
         on_step: Callback that receives the number of training steps done.
-        clock: Clock of the training time.
+        clock: Clock of the training time, which every resume point stores.
+
+    Returns:
+        The log as rows of (step, block, metric, value); block is None for values of the whole model.
 
     Raises:
         UserError: The final loss is not finite.
@@ -172,10 +175,10 @@ def write_card(
         recipe: The recipe.
         text: Training and validation pairs of the recipe.
         model: The trained model.
-        rows: The training log.
+        rows: The training log, rows of (step, block, metric, value).
         clock: Clock of the training time.
         counts: Numbers of training and validation examples, by their keys in the card.
-        quality: Quality of each block on validation data.
+        quality: Quality of each block on validation data, such as accuracy and loss, by its keys in the card.
     """
     wall_seconds, cpu_seconds = clock.seconds()
     card = {
@@ -230,7 +233,10 @@ def _examples(recipe: Recipe, text: TextData, tokenizer: PreTrainedTokenizerFast
 
 
 def write_log(path: Path, rows: Rows) -> None:
-    """Write the training log as CSV with the columns step, block (empty for the whole model), metric and value."""
+    """Write the training log as CSV with the columns step, block, metric and value.
+
+    Column block is empty for values of the whole model, which are None in `rows`.
+    """
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(TRAINING_LOG.names)
@@ -257,7 +263,8 @@ def generated_examples(
         settings: Settings of the exit heads: prompts, number and length of texts.
         model: The frozen model.
         tokenizer: Its tokenizer.
-        portions: Tokenized documents of the recipe, each portion with its first training step.
+        portions: Tokenized documents of the recipe, whose prompts are used if `settings` has none. Each portion comes
+            with its first training step, which is ignored.
         seed: Seed of sampling.
     """
     if settings.prompts:
@@ -294,6 +301,6 @@ def _sample(model: PreTrainedModel, prompts: list[np.ndarray], n_tokens: int) ->
 
 
 def _until(ids: np.ndarray, ends: int | list[int]) -> np.ndarray:
-    """Return the ids up to and including the first end-of-sequence token; all ids if there is none."""
+    """Return the ids up to and including the first end-of-sequence token (one of `ends`); all ids if there is none."""
     places = np.flatnonzero(np.isin(ids, ends))
     return ids[: places[0] + 1] if len(places) else ids

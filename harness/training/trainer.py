@@ -38,16 +38,16 @@ class CombinedOptimizer(torch.optim.Optimizer):
         self._share_groups()
 
     def _share_groups(self) -> None:
-        """Use the combined optimizers' parameter groups as this optimizer's own, so that schedulers change them."""
+        """Use the combined optimizers' parameter groups as this one's own, so that schedulers change their rates."""
         self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Step each of the combined optimizers; `closure` is ignored."""
+        """Let each of the combined optimizers update its parameters; `closure` is ignored."""
         for optimizer in self.optimizers:
             optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of all combined optimizers, in order."""
+        """Return the states of all combined optimizers as a list, in order, under the key `optimizers`."""
         return {"optimizers": [optimizer.state_dict() for optimizer in self.optimizers]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -60,7 +60,8 @@ class CombinedOptimizer(torch.optim.Optimizer):
 def make_optimizer(model: nn.Module, settings: OptimisationRecipe) -> torch.optim.Optimizer:
     """Return an optimizer of all trainable parameters; weight decay applies to matrices only.
 
-    Embeddings and position tables have their own learning rates. Matrices are trained with Muon if the settings say so.
+    Token embeddings and tables of relative positions have their own learning rates. All parameters are trained with
+    AdamW, except that matrices are trained with Muon if the settings name it.
     """
     embeddings: list[nn.Parameter] = []
     positions: list[nn.Parameter] = []
@@ -100,7 +101,7 @@ def make_optimizer(model: nn.Module, settings: OptimisationRecipe) -> torch.opti
 
 
 class SharedBlocks:
-    """Weight sharing of blocks 2..L: gradients are summed in block 2, and its weights are copied to the later blocks.
+    """Weight sharing among blocks 2..L: gradients are summed in block 2, and its weights copied to the later blocks.
 
     Block 1 is excluded: it reads embeddings, and in T5 it has the relative position table.
 
@@ -152,7 +153,10 @@ Rows = list[tuple[int, int | None, str, float]]
 
 
 class TrainingClock:
-    """Clock of the time spent on a training, summed over all processes that have worked on it."""
+    """Clock of a training's wall time and CPU time, which goes on from the stored time if the training is resumed.
+
+    An interrupted training is resumed in a new process, from its latest resume point.
+    """
 
     def __init__(self, point: Path | None) -> None:
         """Continue from the time stored in a resume point, or start at zero if `point` is None."""
@@ -164,14 +168,14 @@ class TrainingClock:
         return time.perf_counter() - self.started[0], time.process_time() - self.started[1]
 
     def write(self, path: Path) -> None:
-        """Write the time spent so far to a file of a resume point, atomically."""
+        """Write wall and CPU time spent so far, as a JSON list, atomically to a file that belongs to a resume point."""
         partial = path.with_name(f".{path.name}")
         partial.write_text(json.dumps(self.seconds()), encoding="utf-8")
         partial.replace(path)
 
 
 class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
-    """transformers' `Trainer` that minimizes an `Objective`.
+    """transformers' `Trainer` that minimizes an `Objective`, a loss with values to log; it writes resume points.
 
     Args:
         model: Model to train in place.
@@ -233,7 +237,7 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
         self.add_callback(_Steps(on_step, clock, self))
 
     def train_from(self, point: Path | None) -> None:
-        """Train up to the last step, from a resume point or, if `point` is None, from the beginning."""
+        """Train up to the last step, from the resume point in folder `point` or, if it is None, from the beginning."""
         # The process may have been killed after the last step, before the model was written.
         if point is not None and point.name == f"checkpoint-{self.args.max_steps}":
             self._load_from_checkpoint(str(point))
@@ -242,7 +246,10 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
             self.train(resume_from_checkpoint=point and str(point))
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        """Write the trained weights of a resume point, under their in-memory names instead of those of a checkpoint."""
+        """Write the trained weights (not those of a frozen model) to a resume point, under their names in memory.
+
+        The folder is `output_dir`, or that of all resume points if it is None. `state_dict` is ignored.
+        """
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
         save_model(self.saved, str(folder / WEIGHTS))
@@ -251,12 +258,15 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
         load_model(self.saved, Path(resume_from_checkpoint) / WEIGHTS)
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
-        """Return a loader of the training batches from the current step on."""
+        """Return a loader of the training batches from the current training step on, without end."""
         # A separate generator: the loader draws a number, which would shift dropout's random state after a resume.
         return DataLoader(_Batches(self), batch_size=None, generator=torch.Generator())
 
     def training_step(self, model: nn.Module, inputs: Batch, *_: Any, **__: Any) -> Tensor:
-        """Run the forward and backward pass of a batch; if it does not fit into memory, it is retried in halves."""
+        """Run the forward and backward pass of a batch, and return its loss; gradients are added to the parameters.
+
+        If the batch does not fit into memory, it is retried in halves.
+        """
         model.train()
         loss = self._step_in_parts(model, inputs, 1.0)
         if self.shared is not None and self.state.global_step < self.shared_steps:
@@ -264,7 +274,10 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
         return loss
 
     def step_ended(self) -> None:
-        """Copy the weights of block 2 to the later blocks after a training step, while blocks share weights."""
+        """Copy the weights of block 2 to the later blocks after a training step, while blocks share weights.
+
+        It does nothing after the first `shared_steps` training steps, or if that number is 0.
+        """
         if self.shared is not None and self.state.global_step <= self.shared_steps:
             self.shared.spread_weights()
 
@@ -301,7 +314,12 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
         return torch.stack(losses).sum()
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Log the means of the objective's values since the last log entry."""
+        """Add to a log entry the means of the objective's values since the last entry, and log it.
+
+        Args:
+            logs: Entry of transformers' `Trainer`, such as the learning rate, by name.
+            start_time: Start of the training, which is passed on to `Trainer.log`.
+        """
         means = {_key(*key): torch.stack(values).mean().item() for key, values in self.sums.items()}
         self.sums.clear()
         super().log({**logs, **means}, start_time)
@@ -326,7 +344,10 @@ class _Batches(IterableDataset[Batch]):
 
 
 class _Steps(transformers.TrainerCallback):  # type: ignore[misc]
-    """Trainer callback that reports each training step and marks resume points as complete."""
+    """Trainer callback that reports each training step to `on_step`, and marks resume points as complete.
+
+    The mark is a file with the time on the clock; it is written after all other files of the resume point.
+    """
 
     def __init__(self, on_step: Callable[[int], None], clock: TrainingClock, trainer: ExitTrainer) -> None:
         self.on_step, self.clock, self.trainer = on_step, clock, trainer
@@ -341,7 +362,10 @@ class _Steps(transformers.TrainerCallback):  # type: ignore[misc]
 
 
 def resume_point(folder: Path) -> Path | None:
-    """Return the folder of the latest complete resume point in a trainer's folder; None if there is none."""
+    """Return the folder of the latest complete resume point in the folder of a training; None if there is none.
+
+    A resume point has the weights and the optimizer's state, from which an interrupted training continues.
+    """
     steps = [int(path.parent.name.rpartition("-")[2]) for path in folder.glob(f"checkpoint-*/{COMPLETE}")]
     return folder / f"checkpoint-{max(steps)}" if steps else None
 

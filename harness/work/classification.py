@@ -88,7 +88,7 @@ class ClassificationWork(Work[Classified]):
 
     @classmethod
     def about(cls, task: Task, max_new_tokens: int) -> str:
-        """Return one line with the task's labels, or one that says that the answer is a number."""
+        """Return one line for users with the task's labels, or one that says that the answer is a number."""
         assert isinstance(task, ClassificationTask)
         return f"labels: {', '.join(task.labels)}" if task.labels is not None else "the answer is a number"
 
@@ -132,7 +132,7 @@ class ClassificationWork(Work[Classified]):
     # --- Quality
 
     def evaluate(self, parts: Parts, on_progress: Progress) -> Evaluated[Classified]:
-        """Classify and score every document, without lm-eval, which has no classification tasks."""
+        """Classify and score every document; lm-eval, which has no tasks for encoder classifiers, is not used."""
         answers = dict(zip((document.key for document in self.documents), self.answer(parts, on_progress), strict=True))
         scores = {
             document.key: self.task.score(document, self._output(answers[document.key])) for document in self.documents
@@ -201,7 +201,7 @@ class ClassificationWork(Work[Classified]):
         return pa.Table.from_pylist(rows, schema=TABLES["tokens"])
 
     def _trace_table(self, answers: Mapping[str, Classified]) -> pa.Table:
-        """Return the table ``sequence_trace``: one row per document and per exit layer at which it was evaluated."""
+        """Return the table ``sequence_trace``: one row per document and block at which its label was read out."""
         rows: list[dict[str, Any]] = []
         for document in self.documents:
             gold = self.task.gold(document)
@@ -352,17 +352,19 @@ class TimedClassification:
         return self.model.device
 
     def run(self, parts: Parts, unit: Unit[EncodedText]) -> list[Classified]:
-        """Classify a batch of texts with tracing, without measuring time."""
+        """Classify a batch of texts with tracing, without measuring time; return one result per text."""
         return classify(self.model, unit.requests, parts)
 
     def with_known_exits(
         self, parts: Parts, units: Sequence[Unit[EncodedText]], outputs: Sequence[Classified]
     ) -> Parts:
-        """Return an oracle's method with a gate that knows the exit layers, so that no later block runs when timed.
+        """Return an oracle's parts with a gate that is given each text's exit layer in advance, for timing.
+
+        The oracle itself runs all blocks to find its exit layers; with this gate, blocks after the exit are skipped.
 
         Args:
             parts: Parts of the oracle.
-            units: The batches.
+            units: The batches to time.
             outputs: Traced outputs of the oracle for the batches, one per text in order.
         """
         texts = [text for unit in units for text in unit.requests]

@@ -92,7 +92,7 @@ class Encoding:
         return list(self.tokenizer.encode(text, **special))
 
     def prompt(self, text: str, max_new_tokens: int) -> Prompt:
-        """Return the token ids of a prompt, truncated on the left so that prompt and answer fit into the model.
+        """Return a prompt's token ids, truncated on the left so that the answer also fits, and the number cut off.
 
         Raises:
             UserError: Answers of `max_new_tokens` tokens leave no position for the prompt.
@@ -140,7 +140,11 @@ class Encoding:
         return self._cut(before, ids, location, continuation)
 
     def windows(self, text: str, location: str) -> list[EncodedPair]:
-        """Return the token ids of a whole text, divided into windows so that each token is scored exactly once.
+        """Return a text's token ids as windows of context and tokens to score, so that each token is scored once.
+
+        Args:
+            text: The whole text to score.
+            location: Name of the document, for error messages.
 
         Raises:
             Unscorable: The text has no tokens.

@@ -64,7 +64,7 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
 
     @classmethod
     def about(cls, task: Task, max_new_tokens: int) -> str:
-        """Return one line that states the maximum number of tokens in an answer."""
+        """Return one line for users that states the maximum number of tokens in an answer."""
         return f"answers: up to {number_of(max_new_tokens, 'token')}"
 
     @classmethod
@@ -121,7 +121,10 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
         return list(self.model.cached(("target", target), lambda: tuple(tokenizer(target)["input_ids"])))
 
     def token_kinds(self, document: Document) -> list[str]:
-        """Return the kind of word (`token_kind`) of each target token of generated data; empty for other data."""
+        """Return the kind of word of each target token, with ``end`` for the end of sequence; built-in data only.
+
+        The list is empty for other data, or if target words and tokens do not correspond one to one.
+        """
         kinds = document.token_kinds
         return [*kinds, "end"] if kinds and len(kinds) + 1 == len(self.target_ids(document)) else []
 
@@ -188,9 +191,8 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
     ) -> dict[str, Metric]:
         """Return mean exit layer, mean blocks run, token match with full depth, costs, and the draft acceptance rate.
 
-        Costs are ideal speed-ups of whole answers. They are also bytes per token of each component (blocks, heads,
-        gates, KV, verification) as a share of all of full depth's bytes per token. Each metric is a ratio of sums over
-        documents.
+        Costs are ideal speed-ups of whole answers, and the bytes read per token by each component (blocks, heads,
+        gates, KV, verification), as a share of full depth's total. Each metric is a ratio of sums over documents.
         """
         generations = [answer.generation for answer in answers.values()]
         outputs = [full[key] for key in answers]
@@ -299,7 +301,7 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
         in_batches(order, self.cell.rows, probe, on_progress)
 
     def score_blocks(self, writer: AttemptWriter, on_progress: Progress) -> None:
-        """Write the score of the method's gate at every block for full depth's tokens, which the probe contains."""
+        """Write the method's gate score at every block, for each token of full depth's answers (from the probe)."""
         assert self.cell.probe_cell_id is not None, "the planner gives every scores cell its probe"
         path = self.model.file_of(self.cell.probe_cell_id, "probe.parquet")
         outputs: dict[str, list[int]] = defaultdict(list)
@@ -324,7 +326,10 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
         in_batches(self.documents, self.cell.rows, score, on_progress)
 
     def replay(self, writer: AttemptWriter) -> dict[str, Metric]:
-        """Simulate the method on a probe: write each token's exit layer, and return metrics of depth and agreement."""
+        """Recompute the method's exits from a probe (predictions of every block), without running the model.
+
+        Each token's exit layer is written to the spool; metrics of depth and agreement with full depth are returned.
+        """
         depth, parts = self.model.model.n_blocks, self.parts()
         tokens = self._replayed_tokens(parts)
         writer.write("tokens", tokens)
@@ -342,7 +347,7 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
         return with_role("depth", depths) | agreement_metrics({"token_match": match})
 
     def _replayed_tokens(self, parts: Parts) -> pa.Table:
-        """Return one row per token of the probe: its simulated exit layer, and the token that this block would emit.
+        """Return one row per token of the probe: its simulated exit layer, and the token predicted there.
 
         The gate's scores are computed from the probe's columns if possible, otherwise read from a scores cell.
         """
@@ -446,15 +451,17 @@ class TimedGeneration:
         return self.checkpoint.model.device
 
     def run(self, parts: Parts, unit: Unit[Request]) -> list[Generation]:
-        """Decode a batch with tracing, without measuring time."""
+        """Decode a batch with tracing, without measuring time; return one answer per document."""
         return decode(self.checkpoint, self._prefilled(unit), parts, settings=self.settings)
 
     def with_known_exits(self, parts: Parts, units: Sequence[Unit[Request]], outputs: Sequence[Generation]) -> Parts:
-        """Return an oracle's method with a gate that knows the exit layers, so that no later block runs when timed.
+        """Return an oracle's parts with a gate that is given each token's exit layer in advance, for timing.
+
+        The oracle itself runs all blocks to find its exit layers; with this gate, blocks after the exit are skipped.
 
         Args:
             parts: Parts of the oracle.
-            units: The batches.
+            units: The batches to time.
             outputs: Traced outputs of the oracle for the batches, one per document in order.
         """
         requests = [request for unit in units for request in unit.requests]
@@ -486,7 +493,7 @@ def text_loss(task: Task, settings: CalibrationSettings, document: Document, ful
 
     Args:
         task: The task that scores the answers.
-        settings: Settings of the calibration, with the definition of the loss; see `Work.losses`.
+        settings: Settings of the calibration, whose `consistency` defines the loss; see `Work.losses`.
         document: The document.
         full: Text of full depth's answer.
         early: Text of the early-exit answer.

@@ -105,7 +105,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
 
     @classmethod
     def about(cls, task: Task, max_new_tokens: int) -> str:
-        """Return one line that says that log-likelihoods are computed and nothing is generated."""
+        """Return one line for users: log-likelihoods are computed, and nothing is generated."""
         return "log-likelihoods are computed; nothing is generated"
 
     @classmethod
@@ -234,7 +234,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
         return self._metrics(answers, full, parts)
 
     def _full(self, answers: Mapping[str, Answer]) -> Full:
-        """Return full depth's scores of every text: from its cell, or from ``answers`` if this cell is full depth."""
+        """Return full depth's scores of every text: from its cell's files, or `answers` if this cell is full depth."""
         if self.cell.full_depth_cell_id is None:
             return full_choices(self.task, self.documents, answers)
         choices, tokens = (
@@ -380,9 +380,9 @@ class LikelihoodWork(LmEvalWork[Answer]):
         in_batches(shared, self.cell.rows, score, lambda n_done: on_progress(_n_documents(shared, n_done)))
 
     def replay(self, writer: AttemptWriter) -> dict[str, Metric]:
-        """Simulate the method: compute each token's exit layer, and score the choices by the log-probabilities there.
+        """Recompute each token's exit layer without running the model; score choices by the log-probabilities there.
 
-        Gate scores and log-probabilities at every block are read from the scores cell.
+        Gate scores and log-probabilities at every block are read from the results of a cell of kind ``scores``.
         """
         cell, depth, parts = self.cell, self.model.model.n_blocks, self.parts()
         if self.settings.scope == "context":
@@ -467,7 +467,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
     # --- Timing and fitting
 
     def timed_parts(self) -> Parts:
-        """Return the parts of the method for a timed run; raise Skip for oracles, which cannot be timed here."""
+        """Return the parts of the method for a timed run; raise Skip for oracles, whose gates look ahead."""
         parts = self.parts()
         if parts.gate.looks_ahead:
             raise Skip("an oracle reads all blocks, and texts of one context leave at layers of their own: not timed")
@@ -520,11 +520,14 @@ class TimedScoring:
         return self.checkpoint.model.device
 
     def run(self, parts: Parts, unit: Unit[Context]) -> list[list[Scored]]:
-        """Score a batch of contexts with tracing, without measuring time."""
+        """Score a batch, with tracing, without measuring time; return the scores of each context's continuations."""
         return self._score(parts, unit, traced=True)
 
     def with_known_exits(self, parts: Parts, units: Sequence[Unit[Context]], outputs: Sequence[list[Scored]]) -> Parts:
-        """Raise ValueError: exit layers are scheduled per request, but texts of one context exit at different ones."""
+        """Raise ValueError always: exit layers of an oracle cannot be given in advance for scored texts.
+
+        A gate with known exits holds one list of exit layers per context, but each text after a context has its own.
+        """
         raise ValueError("exit layers of given texts are not known before")
 
     def timed(self, parts: Parts, unit: Unit[Context], clock: Clock) -> tuple[tuple[str, ...], int]:
@@ -556,7 +559,7 @@ def _windows(texts: Answer) -> list[Scored]:
 
 
 def _n_documents(shared: Sequence[DocumentContext], n_contexts: int) -> int:
-    """Return the number of documents to which the first ``n_contexts`` contexts belong; the last may be incomplete."""
+    """Return the number of documents in the first ``n_contexts`` contexts; the last document may be incomplete."""
     return len({context.doc_key for context in shared[:n_contexts]})
 
 

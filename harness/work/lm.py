@@ -44,9 +44,9 @@ class DocumentAnswer:
 
 @dataclass(frozen=True)
 class RequestKey:
-    """Cache key of an answer decoded in a shared pass: document key, prompt and decoding limits.
+    """Cache key of an answer decoded in a shared pass (one decode for several cells that differ in the threshold).
 
-    Model, method and settings are not in the key: all cells of the pass have the same ones, except for the threshold.
+    It contains document key, prompt and decoding limits. Model, method and settings are the same for all these cells.
     """
 
     key: str
@@ -61,7 +61,7 @@ AnswerCache = dict[RequestKey, DocumentAnswer]
 
 @dataclass(frozen=True)
 class SharedCell:
-    """Another cell whose answers the same pass decodes: its threshold, and the cache that receives its answers."""
+    """Another cell answered by the same decode pass: its threshold, and the cache that receives its answers."""
 
     threshold: Threshold
     answers: AnswerCache
@@ -207,7 +207,7 @@ class EarlyExitLM(TemplateLM):  # type: ignore[misc]
         self._answer_all(list(prompts.items()), settings.max_new_tokens, settings.stop)
 
     def _answer_all(self, items: list[tuple[str, Prompt]], max_new_tokens: int, stop: tuple[str, ...]) -> None:
-        """Decode prompts for this cell and for all cells that share its pass; after an error, for this cell alone.
+        """Decode prompts for this cell and the cells that share its decode pass; after an error, for this cell alone.
 
         Answers that are already in the cache are not decoded again. `items` are (document key, prompt) pairs.
         """

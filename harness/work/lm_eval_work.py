@@ -67,7 +67,7 @@ class LmEvalWork(Work[Answer]):
 
     @property
     def chat(self) -> Chat | None:
-        """System message and chat template for prompts of lm-eval's own tasks; None if no template is used."""
+        """(System message, function that renders messages) for lm-eval's own tasks; None without a chat template."""
         if self.settings.chat_template_sha256 is None:
             return None
         _ = self.prompts  # raises if the template differs from the planned one
@@ -79,7 +79,7 @@ class LmEvalWork(Work[Answer]):
         return self.task.instances(self.model.documents(self.data)[0], self.chat)
 
     def lm(self, parts: Parts, on_progress: Progress) -> EarlyExitLM:
-        """Return the lm-eval model of this cell: the checkpoint with a method, and the cells that share its pass."""
+        """Return the lm-eval model of this cell: a checkpoint with a method, and other cells that it also answers."""
         lm = EarlyExitLM(self.model.checkpoint, self.prompts, parts, self.cell.rows, self.seed_of, on_progress)
         passes, cell_id = self.model.passes, self.cell.cell_id
         lm.cached_answers, lm.shared_cells, lm.shared_rows = (
@@ -111,7 +111,7 @@ class LmEvalWork(Work[Answer]):
         return Evaluated({document.key: answers[document.key] for document in documents}, scores, aggregated)
 
     def _evaluate_own(self, lm: EarlyExitLM) -> Any:
-        """Run lm-eval on one of this project's tasks; return lm-eval's results."""
+        """Run lm-eval on one of this project's tasks; return lm-eval's dictionary of results, with logged samples."""
         from lm_eval.evaluator import evaluate
         from lm_eval.tasks import TaskManager
 

@@ -45,7 +45,7 @@ class LoadedModel:
         tokenizer: The checkpoint's tokenizer.
         products: Fastest matrix-multiplication routines of the weights, as measured on loading; None if not measured
             (`engine.products`).
-        passes: State of the passes that answer several cells.
+        passes: State of the shared passes, each of which decodes or replays for several cells.
         full_answers: Token ids of full depth's greedy answers decoded so far: by data and settings, then by document
             key.
         wrap_lm: Function that may wrap or replace the lm-eval model of a cell; it returns the model to use.
@@ -95,7 +95,7 @@ class LoadedModel:
             print(f"The tokens' spellings were not stored: {error}", file=sys.stderr)
 
     def _load(self, data: DataRequest) -> tuple[list[Document], int]:
-        """Return documents, and how many were excluded because data with another use have the same prompt.
+        """Return documents, and the number excluded because data that must stay apart have the same prompt.
 
         It is called through the cached function `documents`.
         """
@@ -139,6 +139,13 @@ def load_model(
     folder: Path, dtype: torch.dtype, device: str, engine: EngineChoice, device_map: DeviceMap | None
 ) -> Checkpoint | EncoderCheckpoint:
     """Load a checkpoint: a decoder, an encoder-decoder, or an encoder with a classifier.
+
+    Args:
+        folder: Folder of the checkpoint.
+        dtype: Number format of the weights.
+        device: Torch device.
+        engine: Implementation that runs the blocks (``auto`` chooses); ignored for encoders.
+        device_map: Devices with their numbers of blocks; None for one device. Ignored for encoders.
 
     Raises:
         UserError: The checkpoint cannot be read, or does not fit into memory.

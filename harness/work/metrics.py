@@ -58,9 +58,10 @@ METRIC_VERSION = "2"
 
 
 class Metric(NamedTuple):
-    """One metric of a cell: its version, its role (`results.schema.ROLES`), and its value with an interval.
+    """One metric of a cell: its version, its role, and its value with an interval.
 
     Attributes:
+        role: Topic of the metric, such as ``depth`` or ``cost`` (`results.spool.schema.ROLES`).
         lower_is_better: Whether lower scores are better; None for metrics that are not scores, such as depth and cost.
         scale: Smallest and largest possible score; None if unbounded.
     """
@@ -136,7 +137,7 @@ def depth_interval(blocks: ArrayLike, tokens: ArrayLike, n_blocks: int, *, is_fi
 
 
 def with_role(role: str, metrics: Mapping[str, Interval], lower_is_better: bool | None = None) -> dict[str, Metric]:
-    """Return values with intervals as metrics of one role (`results.schema.ROLES`), by name.
+    """Return values with intervals as metrics of one role, such as ``depth`` or ``cost``, by name.
 
     Their version is the version of this module's metrics.
     """
@@ -165,7 +166,10 @@ def sampled(documents: Sequence[Document]) -> list[Document]:
 
 
 def token_gaps(pairs: Iterable[tuple[Sequence[Scored], Sequence[Scored]]], seed: int) -> dict[str, Interval]:
-    """Return metrics of the difference between two number formats over tokens: log-probability gap and token match.
+    """Return metrics that compare two number formats by token: log-probability gap and token match.
+
+    These are ``format_logprob_gap`` (mean absolute difference, in nats) and ``format_token_match`` (share of tokens
+    that are the most probable in both formats or in neither). Without tokens, the result is empty.
 
     Args:
         pairs: For each document, its scores in the cell's number format and in float32.
@@ -209,7 +213,7 @@ class Choices:
 
 
 def choice_gaps(documents: Sequence[Choices], seed: int) -> dict[str, Interval]:
-    """Return metrics of the difference between two number formats over choices: gaps, and share of equal choices.
+    """Return metrics that compare two number formats by choice: log-probability gaps, and share of equal choices.
 
     Args:
         documents: Log-probabilities in both formats, one entry per document.

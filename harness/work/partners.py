@@ -25,9 +25,11 @@ _OF_A_METHOD: Final = ("method", "kv_policy", "fit_cell_id")
 
 
 def batchable_with(item: CellJob, candidates: Iterable[CellJob]) -> list[CellJob]:
-    """Return the candidates that may share a pass with a cell; except for replays, these are cells of the same method.
+    """Return the candidates that may be decoded, or replayed, in one pass with a cell.
 
-    Whether they really can is decided by `sharing`, which also compares the parts of the methods.
+    Candidates for decoding are cells of the same method; replays of different methods can share.
+
+    The final decision is made by `sharing`, which also compares the parts of the methods.
     """
     if not may_share(item):
         return []
@@ -36,7 +38,7 @@ def batchable_with(item: CellJob, candidates: Iterable[CellJob]) -> list[CellJob
 
 
 def may_share(item: CellJob) -> bool:
-    """Return whether a cell is of a kind that can share a pass: a quality cell that generates, or a replay."""
+    """Return whether a cell can be computed in one pass with others: a quality cell that generates, or a replay."""
     decodes = item.cell.kind == "quality" and work_class(item.data.task_object).generates
     return decodes or item.cell.kind == "replay"
 
@@ -50,7 +52,7 @@ def _pass_key(item: CellJob) -> dict[str, Any]:
 def sharing(
     item: CellJob, candidates: Iterable[CellJob], tokens: int, parts_of: Callable[[CellJob], Parts]
 ) -> Iterator[tuple[CellJob, Parts]]:
-    """Yield (cell, method parts) of the candidates that can share a cell's pass, up to a maximum number.
+    """Yield (cell, method parts) of the candidates that can be computed in a cell's pass, up to a maximum number.
 
     The maximum follows from the limits on stored tokens and on batch rows.
 
@@ -75,7 +77,12 @@ def sharing(
 
 
 def partners(work: Work[Any], candidates: Iterable[CellJob]) -> Iterator[tuple[CellJob, Parts]]:
-    """Yield (cell, method parts) for each candidate that can share the pass of the cell of `work` on its model."""
+    """Yield (cell, method parts) of the candidates that the pass of a cell can compute as well.
+
+    Args:
+        work: Work of the cell that runs the pass.
+        candidates: Cells that have no results yet, in the order in which they will run.
+    """
     item, model = work.item, work.model
     if not may_share(item):
         return

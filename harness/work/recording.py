@@ -97,7 +97,7 @@ def sublayer_table(checkpoint: Checkpoint, doc_key: str, prompt: Sequence[int], 
 
 
 def pair_table(checkpoint: Checkpoint, doc_key: str, prompt: Sequence[int], output: Sequence[int]) -> pa.Table:
-    """Return a table with one row per pair of blocks: cosine similarity and Jensen-Shannon divergence over one answer.
+    """Return a table with one row per pair of blocks: cosine similarity and Jensen-Shannon divergence in one answer.
 
     Args:
         checkpoint: The model.

@@ -350,7 +350,7 @@ def token_rows(
         documents: The documents, in the order of the rows.
         scored: Scored texts of each document.
         full: Full depth's scores of the same texts.
-        parts: The method's parts; None for a replay (see `TokenRecord.to_row`).
+        parts: The method's parts; None for a replay, in which no LM head ran, so that columns of its reads are empty.
     """
     rows = []
     for document in documents:

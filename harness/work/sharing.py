@@ -46,7 +46,7 @@ class SharedPasses:
     _exits: dict[str, pa.Table] = field(default_factory=dict)
 
     def begin(self, cell_id: str, partner_parts: Mapping[str, Parts]) -> None:
-        """Register a shared pass: the cell that runs it, and the other cells that it answers.
+        """Register a shared pass: the cell that runs it, and the other cells whose results it also computes.
 
         Args:
             cell_id: The cell that runs the pass.
@@ -57,7 +57,7 @@ class SharedPasses:
         self.cells |= dict.fromkeys((cell_id, *partner_parts), 1 + len(partner_parts))
 
     def partner_parts(self, cell_id: str) -> Mapping[str, Parts]:
-        """Return the method parts of the other cells that the pass of a cell answers, by cell id."""
+        """Return the method parts of the other cells whose results a cell's pass computes, by cell id."""
         return self._partner_parts.get(cell_id, {})
 
     def shared_cells(self, cell_id: str) -> Sequence[SharedCell]:
@@ -121,10 +121,10 @@ def _same(a: Any, b: Any) -> bool:
 
 @dataclass(frozen=True)
 class ReplaySource:
-    """Recorded values that a replay reads: files, their SQL source, and the columns to return.
+    """Recorded values (a probe, gate scores) that a replay reads: files, their SQL source, and columns to return.
 
     Attributes:
-        source: SQL FROM clause that yields one row per token; see `rows_of`.
+        source: SQL FROM clause that yields one row per token, built with `rows_of`.
         files: Parquet files of the source, by the name of their SQL parameter.
         order: Columns by which the token rows are sorted; they are also returned.
         extra_columns: Further columns to return.
@@ -139,7 +139,7 @@ class ReplaySource:
     at_exit: Mapping[str, str]
 
     def exits(self, rules: Mapping[str, str]) -> dict[str, pa.Table]:
-        """Return, for each exit rule, a table with one row per token: columns, exit layer, and the values there.
+        """Return, by rule name, a table with one row per token: recorded columns, exit layer, and `at_exit` values.
 
         Args:
             rules: SQL that computes the exit layer of a token row, by name of the rule.
@@ -173,7 +173,7 @@ def rows_of(parameter: str) -> str:
 
 
 def exits(work: Work[Any], recorded: ReplaySource, rule_of: Callable[[Parts], str]) -> pa.Table:
-    """Return the simulated exit layer of each token for a cell's method, as a table (`ReplaySource.exits`).
+    """Return a table with one row per token: its simulated exit layer under a cell's method, and recorded values.
 
     The first cell of a shared pass computes the tables of all its cells; the others return the stored table.
 

@@ -17,7 +17,7 @@ Output = TypeVar("Output")
 
 @dataclass(frozen=True)
 class Unit(Generic[Request]):
-    """Batch of documents that is run and timed as a whole.
+    """A batch of documents that is run and timed as a whole.
 
     Attributes:
         doc_key: Key of the batch's first document.
@@ -39,11 +39,13 @@ class TimedWork(Protocol[Request, Output]):
         """Run a batch with tracing and without measuring time; return its outputs."""
 
     def with_known_exits(self, parts: Parts, units: Sequence[Unit[Request]], outputs: Sequence[Output]) -> Parts:
-        """Return an oracle's method with a gate that knows the exit layers, so that no later block runs when timed.
+        """Return an oracle's parts with a gate that is given the exit layers in advance, for timing.
+
+        The oracle itself runs all blocks to find its exit layers; with this gate, blocks after the exit are skipped.
 
         Args:
             parts: Parts of the oracle (a method that looks ahead).
-            units: The batches.
+            units: The batches to time.
             outputs: Traced outputs of the oracle for the batches, in order.
         """
 
@@ -77,7 +79,7 @@ class Clock:
         self.cpu_ns.append(time.process_time_ns())
 
     def between(self, first: int, last: int) -> tuple[int, int | None, int]:
-        """Return the nanoseconds between two marks (indices): wall time, device time (None without GPU), CPU time."""
+        """Return (wall, device, CPU) nanoseconds between two marks, given by index; device time is None without GPU."""
         wall_ns = self.wall_ns[last] - self.wall_ns[first]
         cpu_ns = self.cpu_ns[last] - self.cpu_ns[first]
         if not self.on_device:

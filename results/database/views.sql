@@ -1105,7 +1105,10 @@ COMMENT ON VIEW calibrations IS 'One row per calibration run and tested level.';
 
 CREATE VIEW trainings AS
 SELECT
-    coalesce(m.name, r.recipe) AS model, r.recipe, r.card ->> '$.recipe.objective.loss' AS loss,
+    coalesce(m.name, r.recipe) AS model, r.recipe,
+    -- Claims on models trained on every block do not hold for a loss of a few blocks.
+    (r.card ->> '$.recipe.objective.loss')
+        || if(json_array_length(r.card, '$.recipe.objective.blocks') > 0, ' of some blocks', '') AS loss,
     (r.card -> 'steps')::INTEGER AS steps, (r.card -> 'parameters')::BIGINT AS parameters,
     (r.card -> 'final_loss_nats')::DOUBLE AS final_loss_nats,
     (r.card -> '$.validation.token_accuracy')::DOUBLE[] AS token_accuracy,
