@@ -136,7 +136,11 @@ def _divergence(log_p_AK: Tensor, log_q_CAK: Tensor, inside_AK: Tensor) -> Tenso
 
 @dataclass(frozen=True)
 class ContrastiveBase(SoftmaxGated):
-    """Base class of contrastive methods, with the parameters that the three published variants set differently."""
+    """Base class of the three contrastive methods of PRUNE, which differ in the defaults of these parameters.
+
+    `contrastive` has the defaults of this class. `contrastive-reweighted` has another ``gate_score`` and ``mass``, and
+    `contrastive-jsd` another ``amateur``, the earlier block that is contrasted.
+    """
 
     alpha: float = param(0.1, "bound of the plausible set, as a share of the best probability", low=0.0, high=1.0)
     alpha_schedule: str = param(

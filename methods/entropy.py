@@ -44,7 +44,11 @@ class InversePerplexity(Gate):
         return (-high_A - slack_A).exp().clamp(0, 1), (slack_A - low_A).exp().clamp(0, 1)
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str:
-        """Return SQL for the score at block ``l``, from a probe's columns (stored predictions of every block)."""
+        """Return the SQL expression of a token's score at the block with number ``l``, a variable of the query.
+
+        It reads the token's row in a probe, whose columns are lists with one prediction per block. The score does not
+        depend on ``gate_blocks``, the blocks at which the gate is evaluated.
+        """
         return "exp(-entropy[l])"
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
@@ -83,5 +87,5 @@ class Entropy(SoftmaxGated):
         return math.exp(-threshold)
 
     def gate(self, fitted: Mapping[str, Tensor]) -> InversePerplexity:
-        """Return the gate that scores the entropy of the head's probabilities."""
+        """Return the gate, whose score is exp(-H) with the entropy H of a block's prediction; `fitted` is not used."""
         return InversePerplexity()

@@ -107,9 +107,15 @@ class StateCopyLazy(Deferred):
     deferred: ClassVar[Literal["project", "run", "rerun"] | None] = "project"
 
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """Return the cost of a key and a value projection for each skipped block that a later token runs.
+        """Return the cost, for one answer, of projecting keys and values of skipped blocks that later tokens run.
 
-        A block's weights are read once for all tokens that waited for it.
+        FLOPs count for each skipped block of each token. Weights count once if one later token causes the projection of
+        several tokens' keys and values at a block.
+
+        Args:
+            model: The model.
+            exit_layers: Exit layer of every token.
+            block_costs: Cost of running one block, for each token; not used.
         """
         flops = projection_cost(model, len(_completions(exit_layers))).matmul_flops
         passes = {(later, block) for _, later, block in _completions(exit_layers)}
@@ -126,7 +132,7 @@ class SyncParallel(Deferred):
     deferred: ClassVar[Literal["project", "run", "rerun"] | None] = "run"
 
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """Return the FLOPs of running waiting tokens through the blocks that later tokens run.
+        """Return the FLOPs, for one answer, of running exited tokens through skipped blocks together with later tokens.
 
         Weights and caches are read once, by the later token, so these reads are not counted here.
         """
@@ -234,7 +240,7 @@ class RecomputeBacklog(Deferred):
     deferred: ClassVar[Literal["project", "run", "rerun"] | None] = "rerun"
 
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """Return the FLOPs of running waiting tokens again, through all blocks of each later token.
+        """Return the FLOPs, for one answer, of running exited tokens again through all blocks of each later token.
 
         Weights and caches are read once, by the later token, so these reads are not counted here.
         """

@@ -165,7 +165,11 @@ class Task(ABC):
         return self.prompt(doc)
 
     def passage(self, doc: Document) -> str:
-        """Return the text that no few-shot example may share with an evaluated document; by default `likeness`."""
+        """Return the text by which few-shot examples are kept apart from evaluated documents.
+
+        A document with the same text as an evaluated one cannot be an example. By default, the text is `likeness`, the
+        prompt. A task whose documents share a source text, such as questions on one paragraph, returns that instead.
+        """
         return self.likeness(doc)
 
     def group(self, doc: Document) -> str:

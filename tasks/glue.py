@@ -306,13 +306,24 @@ class Glue(ClassificationTask):
         return DocumentScore(values, {metric: counts for metric in self.metrics if metric != "acc"})
 
     def aggregate(self, metric: str, total: FloatArray, n: FloatArray) -> FloatArray:
-        """Return a metric's value [...] from sums `total` [..., S] of its S statistics over `n` documents [...]."""
+        """Compute a metric from statistics summed over documents.
+
+        Args:
+            metric: Name of the metric.
+            total: Sums of the metric's S numbers per document, such as counts of outcomes, [..., S]. The leading
+                dimensions are those of `n`, for example bootstrap samples.
+            n: Numbers of documents summed, [...].
+
+        Returns:
+            Values of the metric, [...].
+        """
         return _BY_SUMS[metric](total, n)
 
     def aggregator(self, metric: str) -> Callable[[FloatArray, FloatArray], FloatArray]:
-        """Return the function that computes a metric: `spearman`, from all documents, or `aggregate`, from sums.
+        """Return the function that computes a metric for all documents together.
 
-        `Task.aggregator` describes the arguments of both.
+        For Spearman's correlation, its arguments are the statistics of all documents [n, 2], and how often each
+        document counts [..., n]. For the others, they are sums of statistics [..., S] and numbers of documents [...].
         """
         return spearman if metric == "spearman" else super().aggregator(metric)
 

@@ -129,7 +129,11 @@ class Bleu:
         self._sentence = BLEU(tokenize=tokenizer, effective_order=True)
 
     def statistics(self, output: str, reference: str) -> list[float]:
-        """Return token counts (output, reference), then matching and total n-gram counts for n from 1 to 4, [10]."""
+        """Return the ten counts of a sentence from which BLEU of a corpus is computed.
+
+        In order: tokens of the output, tokens of the reference, n-grams of the output that match the reference for
+        n = 1..4, and all n-grams of the output for n = 1..4.
+        """
         score = _sentence_bleu(self._sentence, output, reference)
         return [float(count) for count in (score.sys_len, score.ref_len, *score.counts, *score.totals)]
 
@@ -274,7 +278,16 @@ class Translation(Task):
         return DocumentScore(values, statistics)
 
     def aggregate(self, metric: str, total: FloatArray, n: FloatArray) -> FloatArray:
-        """Return a metric's corpus score [...] from sums [..., S] of its S statistics over documents; `n` is unused."""
+        """Compute the corpus score of a metric (``bleu`` or ``chrf``) from statistics summed over documents.
+
+        Args:
+            metric: Name of the metric.
+            total: Sums of the metric's S statistics, such as n-gram counts, [..., S].
+            n: Numbers of documents summed; not used.
+
+        Returns:
+            Corpus scores, [...].
+        """
         return {"bleu": corpus_bleu, "chrf": corpus_chrf}[metric](total)
 
     def _read_local(self, files: Mapping[str, Path]) -> list[dict[str, Any]]:

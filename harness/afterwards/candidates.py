@@ -100,11 +100,12 @@ def find_candidates(
         costs: Costs of LM head and gates on this model. With them, expensive gates are evaluated at fewer blocks, and
             drafting is considered too. Settings that cannot be faster than full depth are left out. None: every gate is
             evaluated at every block, and nothing is left out.
-        shares: Multiples of the allowed loss (`SHARES`).
+        shares: Factors of `max_loss_percent`. Each product is a limit on the percentage of tokens that differ from full
+            depth's in the replay.
 
     Returns:
-        A few candidates per method: for each share, the cheapest setting whose share of differing tokens is small
-        enough.
+        For each method, and for static exit layers, the cheapest setting within each limit. With costs, also the best
+        drafting setting if it can be faster, and the reason for each method without a candidate.
 
     Raises:
         UserError: A parameter does not fit the model.
@@ -274,7 +275,7 @@ def _cheapest(candidates: Iterable[Candidate], max_loss_percent: float, shares: 
     Args:
         candidates: The candidates of one method.
         max_loss_percent: Maximum loss of quality, in percent.
-        shares: Multiples of the maximum loss; each is a limit on the share of tokens that differ from full depth's.
+        shares: Factors of the maximum loss; each product limits the percentage of tokens that differ from full depth's.
     """
     pool, outcomes = list(candidates), set[tuple[float, float]]()
     for share in shares:

@@ -238,7 +238,11 @@ class ExitBenchLM(EarlyExitLM):
         return texts
 
     def get_model_info(self) -> dict[str, Any]:
-        """Return the description of the model that lm-eval stores with its results."""
+        """Return what lm-eval stores about the model with its results.
+
+        Keys: ``model_dtype``, and ``exitbench`` with the method, its parameters, and the mean exit layer and number of
+        the tokens so far.
+        """
         method, layers = self.arguments.method, self._exit_layers()
         mean = sum(layers) / len(layers) if layers else None
         return {
@@ -273,13 +277,15 @@ class ExitBenchLM(EarlyExitLM):
     def _progress_shown(
         self, requests: Sequence[Instance], what: str, before: int, *, is_quiet: bool
     ) -> Iterator[None]:
-        """Context manager that assigns document keys to requests, and shows progress per document.
+        """Context manager in which a bar counts the documents whose requests have been answered.
+
+        It first stores the key of each request's document, by which answers are counted and random methods are seeded.
 
         Args:
-            requests: The requests to be answered.
+            requests: The requests that are answered in the `with` block.
             what: Label of the progress bar.
-            before: Number of answers that existed before these requests.
-            is_quiet: Whether to show nothing.
+            before: Number of answers from earlier calls, which the bar does not count.
+            is_quiet: Whether to show no bar.
         """
         self._keys = {id(request): _key(request, number, self.splits) for number, request in enumerate(requests)}
         total = len(set(self._keys.values()))

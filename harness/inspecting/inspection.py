@@ -109,18 +109,18 @@ class TrainedHeads:
 
 @dataclass(frozen=True)
 class TokenCost:
-    """Costs of decoding one token, in elements read (multiply by bytes per element).
+    """Costs of decoding one token.
 
     Attributes:
-        context: Number of preceding tokens of the text.
-        source: Number of source tokens of an encoder-decoder.
-        block_weights: Weights of one block.
-        head_weights: Weights of the LM head.
-        kv_per_token: Elements of keys and values that one token adds over all blocks.
+        context: Number of preceding tokens that the token attends to.
+        source: Number of source tokens that it attends to in an encoder-decoder; 0 for decoder-only models.
+        block_weights: Number of weights of one block.
+        head_weights: Number of weights of the LM head.
+        kv_per_token: Number of elements of keys and values that one token adds to the cache, over all blocks.
         is_counted: True if an engine counted the costs; False if they are derived from the configuration.
-        methods: Gate cost of every method with its default parameters.
-        kv_policies: Cost of every KV policy.
-        refused_choices: Parameter values that the engine cannot run, by reason.
+        methods: For every method with default parameters, the cost of one gate evaluation relative to one block.
+        kv_policies: For every KV policy, the cost of a skipped block's keys and values, relative to running one block.
+        refused_choices: For each reason, the parameter values that the engine refuses, as texts ``name = value``.
     """
 
     context: int

@@ -313,7 +313,11 @@ class Work(ABC, Generic[Answer]):
         return int(pq.read_metadata(self.replayed_file()).num_rows)
 
     def replayed_file(self) -> Path:
-        """Return the path of a replay's input: the gate scores if the cell has a scores cell, else the probe."""
+        """Return the path of the recorded file from which a replay computes exits without running the model.
+
+        It has the scores of the method's gate at every block if the cell names a scores cell, which stored them.
+        Otherwise it is the probe, which has every block's predictions.
+        """
         if self.cell.scores_cell_id is not None:
             return self.model.file_of(self.cell.scores_cell_id, "scores.parquet")
         assert self.cell.probe_cell_id is not None, "the planner gives every replay its probe"

@@ -83,7 +83,12 @@ class LikelihoodWork(LmEvalWork[Answer]):
 
     @classmethod
     def why_not(cls, parts: Parts, method: str) -> str | None:
-        """Return the reason why a method cannot compute log-likelihoods, or None if it can."""
+        """Return the reason why a method cannot compute log-likelihoods, or None if it can.
+
+        Args:
+            parts: The method's gate, head, threshold and KV policy.
+            method: Name of the method, for the message.
+        """
         reason = why_no_likelihood(parts)
         return None if reason is None else f"{method} does not provide log-likelihoods: it {reason}"
 
@@ -243,7 +248,10 @@ class LikelihoodWork(LmEvalWork[Answer]):
         return read_choices(choices, tokens)
 
     def _metrics(self, answers: Mapping[str, Answer], full: Full, parts: Parts) -> dict[str, Metric]:
-        """Return mean exit layer and mean blocks run per scored token, and metrics of agreement with full depth.
+        """Return metrics of depth, and of agreement with full depth, by name.
+
+        Depth: ``mean_exit_layer`` and ``mean_blocks_run``, per scored token. Agreement: ``choice_match`` for tasks with
+        choices, and ``logprob_gap`` unless this cell is full depth.
 
         Args:
             answers: The method's scored texts, by document key.
@@ -276,9 +284,10 @@ class LikelihoodWork(LmEvalWork[Answer]):
         return with_role("depth", depth) | agreement
 
     def _cost_metrics(self, answers: Mapping[str, Answer], parts: Parts) -> dict[str, Metric]:
-        """Return ideal speed-ups in bytes and FLOPs: full depth's cost over the method's, summed over documents.
+        """Return the speed-ups that cost counts predict: full depth's cost divided by the method's, over all documents.
 
-        Costs include the contexts. The result is empty for encoder-decoders, whose encoder cost is not counted.
+        The keys are ``ideal_speedup_bytes`` and ``ideal_speedup_flops``. Costs include the contexts. The result is
+        empty for encoder-decoders, whose encoder cost is not counted.
         """
         model, settings = self.model.checkpoint.model, self.settings
         method_totals, full_totals = ({document.key: Cost() for document in self.documents} for _ in range(2))
@@ -309,7 +318,18 @@ class LikelihoodWork(LmEvalWork[Answer]):
         return with_role("cost", work)
 
     def compare_formats(self, reference: Any, answers: Mapping[str, Answer]) -> dict[str, Interval]:
-        """Compare full depth with the float32 checkpoint: log-probabilities of choices or, without them, of tokens."""
+        """Compare log-probabilities at full depth in the cell's number format with those in float32.
+
+        Compared are choices or, for tasks without choices, tokens.
+
+        Args:
+            reference: The checkpoint, loaded in float32.
+            answers: Full depth's scored texts in the cell's number format, by document key.
+
+        Returns:
+            ``format_logprob_gap`` with ``format_choice_match`` and ``format_choice_gap``, or with
+            ``format_token_match``.
+        """
         chosen = sampled(self.documents)
         assert isinstance(reference, Checkpoint), "the planner gives encoders tasks of their own"
         texts = self.texts(chosen)
@@ -442,7 +462,16 @@ class LikelihoodWork(LmEvalWork[Answer]):
         return [layer for text in answer for layer in text.exit_layers]
 
     def losses(self, settings: CalibrationSettings, full: Sequence[Answer], early: Sequence[Answer]) -> np.ndarray:
-        """Return each document's loss: 1 if another choice was selected (textual), or its decrease of score (risk)."""
+        """Return the loss of each document by early exit, [n documents].
+
+        `settings.consistency` defines it. ``textual``: 1 if early exit selects another choice than full depth, else 0.
+        ``risk``: decrease of the document's score by early exit, as a share of the metric's range, 0..1.
+
+        Args:
+            settings: Settings of the calibration.
+            full: Answers at full depth, one per document.
+            early: Answers with early exit, one per document.
+        """
         task, documents = self.task, self.documents
         if settings.consistency == "textual":
             pairs = zip(documents, full, early, strict=True)

@@ -213,10 +213,16 @@ class Choices:
 
 
 def choice_gaps(documents: Sequence[Choices], seed: int) -> dict[str, Interval]:
-    """Return metrics that compare two number formats by choice: log-probability gaps, and share of equal choices.
+    """Return metrics of how log-probabilities of choices or labels differ between a number format and float32.
+
+    The keys are:
+        format_logprob_gap: Mean absolute difference of a choice's log-probability, in nats.
+        format_choice_match: Share of documents for which both formats select the same choice.
+        format_choice_gap: Mean absolute difference of the gap between two choices, over all pairs of a document, in
+            nats; absent if no document has two choices.
 
     Args:
-        documents: Log-probabilities in both formats, one entry per document.
+        documents: Log-probabilities of each document's choices in both formats.
         seed: Seed of the bootstrap intervals.
     """
     moved = [

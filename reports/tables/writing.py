@@ -154,7 +154,7 @@ def latex_text(text: str) -> str:
 
 
 def _caption(table: FilledTable, escaped: Callable[[str], str]) -> str:
-    """Return the table's caption (trusted text) with the values of collapsed columns (data, escaped)."""
+    """Return the table's caption with the values of the columns left out because all rows agree; they are escaped."""
     caption: str = " ".join(filter(None, (table.source.module.CAPTION, table.note)))
     return f"{caption} In all rows: {escaped(table.agreed)}." if table.agreed else caption
 
@@ -169,7 +169,10 @@ def _latex_row(cells: Iterable[tuple[str, str]]) -> str:
 
 
 def _latex_cell(text: str, form: str) -> str:
-    """Return a LaTeX cell; words longer than a line (digests, parameters) continue on the next line."""
+    """Return `text` as a cell of a column of LaTeX type `form`, such as ``l`` or ``p{60pt}``.
+
+    In a column that wraps (``p``), words longer than a line, such as digests, continue on the next line.
+    """
     if not (letters := _letters(form)):
         return latex_text(text)
     words = visible(" ".join(text.split())).split(" ")

@@ -276,9 +276,15 @@ def _full(error: BaseException) -> UserError:
 
 
 def _insert_files(connection: sa.Connection, table: str, records: Sequence[AttemptRecord]) -> None:
-    """Insert the rows of the file `table` of several attempts, and the rows per document that are derived from them.
+    """Insert into the database the Parquet files ``TABLE.parquet`` of several attempts.
 
-    The id of a row's attempt is the name of the file's folder.
+    Each attempt has one such file, in a folder whose name is the attempt's id. From rows per token, also compute and
+    insert one row per document: from table `token_exit` into `document_exit`, from `probe_token` into `document_probe`.
+
+    Args:
+        connection: Connection to the database.
+        table: Name of the files without suffix, such as ``metrics``.
+        records: The attempts; each must have the file.
     """
     if not records:
         return

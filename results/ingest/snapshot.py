@@ -100,8 +100,8 @@ def load_snapshot(engine: sa.Engine, folder: Path) -> int:
     """Add the rows of a snapshot that the database lacks, in one transaction; return the number of attempts added.
 
     Raises:
-        UserError: As for `Manifest.read` and `Manifest.columns`. Or rows refer to missing rows, or an attempt in both
-            snapshot and database has different files.
+        UserError: The folder is not a snapshot that this version can read, or a file is damaged or was changed. Or rows
+            refer to missing rows, or an attempt in both snapshot and database has different files.
     """
     columns_of = Manifest.read(folder).columns(folder)
     tables = {table: _Rows(table_rows(folder.absolute(), table), columns) for table, columns in columns_of.items()}
@@ -120,7 +120,7 @@ def is_loaded(engine: sa.Engine, folder: Path) -> bool:
     """Return whether the database has all rows of the snapshot in a folder.
 
     Raises:
-        UserError: As for `Manifest.claimed`.
+        UserError: The folder is not a snapshot that this version can read, or a table's file is missing or too small.
         duckdb.Error: A file cannot be read.
     """
     manifest = Manifest.claimed(folder)
@@ -149,9 +149,10 @@ def _new_rows(table: str, rows: str) -> str:
 
 
 def _insert_rank(table: str) -> int:
-    """Return the rank of a table in the order of insertion: 0, then 1 for attempts, then 2 for rescores and the like.
+    """Return the rank by which tables are sorted for insertion: 1 for `attempt`, 0 for tables that must precede it.
 
-    Rows of an attempt are recognized as new only as long as the attempt itself is missing.
+    Most rows of attempts rank 0, because they count as new only while their attempt is not yet in the database. Tables
+    that may grow after an attempt has ended, such as rescores, rank 2, because their attempts must be in the database.
     """
     return 2 if TABLES[table].grows_later else int(table == "attempt")
 

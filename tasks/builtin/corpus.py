@@ -25,9 +25,14 @@ QUESTION_KINDS: dict[int, tuple[Kind, ...]] = {
 
 
 def labelled_sentence(draw: Draw, level: int) -> Record:
-    """Generate a sentence and its label: 1 if the mood word that it leads to is `happy`, else 0.
+    """Generate a sentence of number and mood words with its label: 1 if the word to be found is `happy`, else 0.
 
-    It begins with a number word: the position of the word to read next, which is another number word or the mood.
+    The first word is a number: the position of the word to read next. That word is a number again, or the mood word
+    that decides the label.
+
+    Args:
+        draw: Source of random choices.
+        level: Difficulty, 1 to 3; higher levels have longer chains of numbers.
     """
     kind = draw.choose(QUESTION_KINDS[level])
     label = draw.chance(0.5)

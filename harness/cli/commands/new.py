@@ -88,14 +88,15 @@ def new_suite(arguments: Namespace) -> int:
 
 
 def model_line(written: str, folder: Path, to: Path) -> tuple[str, str, str]:
-    """Return key and value of a model's table ``[models.LABEL]`` in a suite, and the text to make its label from.
+    """Return the key and the value that name a model in a suite, and a text from which the caller makes its label.
 
-    The key is ``path`` or ``recipe``.
+    They belong in the suite's table ``[models.LABEL]``. The key is ``recipe`` if the model is a training recipe,
+    otherwise ``path``; the value is then a hub name, or the path of `folder` (relative to `to` unless absolute).
 
     Args:
-        written: The model as the user wrote it.
+        written: The model as the user named it: a hub name, a recipe or a folder.
         folder: Folder of the model's checkpoint.
-        to: Folder of the suite, which a path is relative to.
+        to: Folder of the suite.
     """
     from exitbench.harness.engine.checkpoints.hub import read_name
     from exitbench.harness.training import recipe_names

@@ -76,7 +76,10 @@ class _Reader:
 
     @classmethod
     def of(cls, arguments: Namespace, entry: TaskEntry) -> "_Reader":
-        """Return the model given by ``--model``, with the task's entry adapted to it."""
+        """Return the kind and tokenizer of the model given by ``--model``, and the task's entry for this model.
+
+        In this entry, prompts have the style that suits the model.
+        """
         from exitbench.harness.cli.commands.inspect import model_folder
         from exitbench.harness.engine.checkpoints.digest import inspect_checkpoint
         from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer

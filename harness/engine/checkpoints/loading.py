@@ -36,7 +36,7 @@ GENERATION_CONFIG = "generation_config.json"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A loaded model, and the special tokens that decoding needs: those that end an answer, and the first one."""
+    """A loaded model with the ids of the special tokens that start (`start_id`) and end (`eos_ids`) an answer."""
 
     model: Engine
     eos_ids: frozenset[int]

@@ -27,7 +27,7 @@ _REFILLED = 0.25
 
 @dataclass(frozen=True)
 class _Waiting:
-    """Entry of the queue: index of a prompt, and indices of thresholds for which it has no answer yet."""
+    """Prompt in the queue of `Stream`: its index, and the indices of thresholds that still need an answer to it."""
 
     prompt: int
     thresholds: tuple[int, ...]
@@ -92,7 +92,10 @@ class Stream:
         return True
 
     def _waiting(self) -> deque[_Waiting]:
-        """Return the queue of unanswered prompts, longest first; no entry has more than ``rows`` thresholds."""
+        """Return the queue of unanswered prompts, longest first, each with the thresholds that still need an answer.
+
+        A prompt that still needs more than ``rows`` thresholds is split over several entries.
+        """
         queue: deque[_Waiting] = deque()
         for prompt in sorted(range(len(self.requests)), key=lambda place: -len(self.requests[place].prompt_ids)):
             missing = [number for number, answer in enumerate(self.answers[prompt]) if answer is None]

@@ -71,11 +71,14 @@ _NOT_CHOSEN: Final = -1
 
 
 class Trace(Observer, TokenColumns):
-    """Observer that records each token's exit layer, blocks run, LM-head work and score; refuses non-finite numbers.
+    """Observer that appends one record per token to each answer, and raises an error if a logit or score is not finite.
+
+    A record has the token's exit layer, the numbers of blocks and LM-head rows computed for it, and its gate score.
 
     Attributes:
-        records: Record of each row's token in the current step.
-        gate_scores: For each gate block of the step: its number, the scores, and the indices of the scored rows.
+        records: Records of the tokens of the current decode step, one per batch row.
+        gate_scores: For each gate block of the current step: its number, the scores, and the indices of the batch rows
+            that they belong to.
     """
 
     def __init__(self, model: ModelInterface) -> None:

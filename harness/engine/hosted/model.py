@@ -80,7 +80,7 @@ class BlockWork:
     Attributes:
         weights: Number of weights that are multiplied.
         flops_per_key: FLOPs of self-attention per attended position.
-        flops_per_source: FLOPs of cross-attention per source position.
+        flops_per_source: FLOPs of cross-attention per source position; 0 for decoder-only models.
     """
 
     weights: float
@@ -197,10 +197,21 @@ class HostedTransformer(Headed):
     def start(
         self, prompts: Sequence[Sequence[int]], room: int, *, holds_last: bool = False, depth: int | None = None
     ) -> tuple[HostedCache, Tensor | None]:
-        """Prefill a batch of prompts: run the encoder, or blocks 1..depth (None: all) of a decoder-only model.
+        """Prefill a batch of prompts: run the encoder, or the blocks of a decoder-only model.
 
-        Return the cache, with ``room`` positions for new tokens, and the state of each prompt's last token, [B, D]. The
-        state is None for an encoder-decoder, and if ``holds_last`` leaves the last token out. See `Engine.start`.
+        Args:
+            prompts: Token ids of each prompt.
+            room: Number of decoder positions to allocate for new tokens.
+            holds_last: Decoder-only models: leave out each prompt's last token, which the caller feeds next.
+            depth: Decoder-only models: number of blocks to run, from block 1 on; None means all.
+
+        Returns:
+            The cache, and the state of each prompt's last token, [B, D]. The state is None for an encoder-decoder, and
+            if the last token is left out.
+
+        Raises:
+            UserError: Prompt and answer exceed the model's maximum number of positions, prompts of different length
+                cannot be padded, or ``holds_last`` is set for an encoder-decoder.
         """
         if self.stack.encoder is None:
             return self._start_decoder_only(prompts, room, holds_last, depth or self.n_blocks)
@@ -326,9 +337,18 @@ class HostedTransformer(Headed):
         places: HostedPlaces | None = None,
         exited_BD: Tensor | None = None,
     ) -> Tensor:
-        """Run decoder block ``block`` (1..L), and write its keys and values; arguments as in `Engine.block`.
+        """Run decoder block ``block`` (1..L), and write its keys and values to the cache.
 
-        Return the residual stream after the block, shaped like ``hidden``. ``exited_BD`` must be None.
+        Args:
+            block: Number of the block.
+            hidden: Output of the block before, [A, T, D]; [A, D] if each row has one new position.
+            context: The decode step, with the arguments that the blocks share.
+            rows_A: Indices of the batch rows that run the block, ascending; None means all.
+            places: Cache positions to run at, if they are not those of the step.
+            exited_BD: Must be None; this engine does not fill keys and values of rows that do not run.
+
+        Returns:
+            The residual stream after the block, shaped like ``hidden``.
         """
         assert exited_BD is None, "the modules of transformers know no keys and values without queries"
         if places is not None:

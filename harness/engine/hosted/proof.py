@@ -57,10 +57,11 @@ def as_user_errors(family: str) -> Iterator[None]:
 
 @torch.inference_mode()
 def prove(model: HostedTransformer) -> None:
-    """Check a model against its plain forward pass, and set the attributes that the engine learns from the check.
+    """Check a model against its plain forward pass, and set the attributes that the check determines.
 
-    Learned are the batch dimension of each block argument, and the fastest correct way from states to logits. So are
-    whether rows may be padded on the left, and the FLOPs and weights of one block per token.
+    These are the batch dimension of each block argument, the fastest correct way from states to logits, and whether
+    batches may be padded on the left. Others are the width of keys, and the weights and FLOPs that one block needs
+    for one token.
 
     Raises:
         Differs: A result differs from the plain forward pass; the message names block and tensor.
@@ -171,9 +172,14 @@ def _run(model: HostedTransformer, cache: HostedCache, rows: Sequence[Sequence[i
 
 
 def _learn(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
-    """Set the batch dimension of each block argument, by comparing steps of two padded rows with steps of three.
+    """Find and set the batch dimension of each argument of the blocks.
 
-    Steps of several tokens and steps of one token are compared.
+    A decode step is run with two padded sequences and with three: the dimension whose size changes is the batch
+    dimension. This is done for a step of several tokens, and again for a step of one token.
+
+    Args:
+        model: The model.
+        rows: Three sequences of token ids.
     """
     recorded: dict[int, list[RecordedCalls]] = {}
     for n_rows in (2, 3):
@@ -209,9 +215,17 @@ def _check_states(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> No
 
 
 def _check_read_outs(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
-    """Check the logits against the plain forward pass, and set the fastest way to compute them that is correct.
+    """Choose how the model computes logits from a block's states: the fastest of three ways that is correct.
 
-    A way is correct if it agrees with the reference (the model's whole forward pass) on the states after every block.
+    The slowest way is the reference: the states pass through the model's own forward pass, with its blocks bypassed.
+    Another way is correct if, from the states after every block, it gives the same logits as the reference.
+
+    Args:
+        model: The model.
+        rows: One sequence of token ids.
+
+    Raises:
+        Differs: The reference itself differs from the plain forward pass.
     """
     states, logits = _plain(model, rows[0])
     read_out = model.read_out
@@ -310,9 +324,9 @@ def _check_padding(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> N
 
 
 def _work(model: HostedTransformer, row: Sequence[int]) -> tuple[BlockWork, int]:
-    """Return the work (weights, FLOPs) of a block for one token, and the width of its keys, averaged over blocks.
+    """Return the weights and FLOPs of a block for one token, and the width of a block's keys, averaged over blocks.
 
-    They are solved from FLOPs counted at several numbers of keys and of source positions.
+    Weights and FLOPs are solved from FLOPs counted at several numbers of keys and of source positions.
     """
 
     def flops(n_source: int, fed: int) -> float:

@@ -33,16 +33,15 @@ _FEW_GROUPS = 2  # pairs of model and task that get a row of the page each
 
 def finding(frame: Frame) -> str:
     """Return a sentence on the block where margin and score are furthest apart: a confident, wrong block."""
-    worst = None
+    overconfidence = []
     for _, rows in frame.filter(lambda r: r["origin"] == "ours").groups("task", "model", "setting"):
         margins = {row["block"]: row for row in rows.rows if row["quantity"] == MARGIN}
         scores = {row["block"]: row["value"] for row in rows.rows if row["quantity"] == SCORE}
         full = scores.get(rows.rows[0]["blocks"])
-        for block in margins.keys() & scores.keys() if full else ():
-            gap = margins[block]["value"] - scores[block] / full
-            worst = max(
-                worst or (gap, {}, 0.0), (gap, margins[block], scores[block] / full), key=lambda candidate: candidate[0]
-            )
+        for block in sorted(margins.keys() & scores.keys()) if full else ():
+            share = scores[block] / full
+            overconfidence.append((margins[block]["value"] - share, margins[block], share))
+    worst = max(overconfidence, key=lambda candidate: candidate[0], default=None)
     if worst is None or worst[0] < _SURE_AND_WRONG:
         return "At no block does confidence exceed the score by more than 10 points."
     _, row, share = worst

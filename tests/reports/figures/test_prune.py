@@ -348,6 +348,18 @@ def test_margins_and_static_exits_share_a_panel(database: Path, world: Any, rows
     assert sorted(y for _, y in lines) == pytest.approx(sorted(row["value"] for row in frame.rows if row not in read))
 
 
+@pytest.mark.parametrize("worst", [1, 2])
+def test_the_most_overconfident_block_is_named_be_it_the_first_or_not(worst: int, database: Path, rows_of: Rows) -> None:
+    frame = rows_of(database, figures, "prune_fig2_3_margin")
+    rows = [
+        {**row, "value": 0.9 if row["quantity"] == "margin" else 50.0 if row["block"] == worst else 100.0}
+        for row in local_rows(frame, model="vanilla")
+        if row["quantity"] == "score" or row["block"] <= 2
+    ]
+    finding = prune_fig2_3_margin.finding(Frame(frame.columns, tuple(rows)))
+    assert finding.startswith(f"Most overconfident: block {worst} of ")
+
+
 def test_table_averages_over_the_late_blocks_and_over_all(database: Path, world: Any, rows_of: Rows) -> None:
     frame = rows_of(database, tables, "prune_table1_pruned_jsd")
     row = next(
