@@ -126,7 +126,9 @@ def _card(rows: tuple[Row, ...]) -> Card | None:
     return Card(
         rows,
         full,
-        oracle=min(oracles, key=lambda row: (row["mean_exit_layer"], row["cell_id"]), default=None),
+        oracle=min(
+            oracles, key=lambda row: (row["execution"] != "real", row["mean_exit_layer"], row["cell_id"]), default=None
+        ),
         next_static=min(static, key=lambda row: (row["loss_high_percent"], row["cell_id"]), default=None),
         recommendations=tuple(replace(part, until_percent=until) for part, until in zip(built, untils, strict=True)),
         timed=sum(_is_timed_method(row) for row in rows),

@@ -193,7 +193,7 @@ class _CardWriter:
         if (oracle := self.card.oracle) is not None:
             # its blocks run are not comparable: to know the first correct block, it runs all of them
             depth = f"exits at {oracle['mean_exit_layer']:.2f}"
-            lines.append(Alternative("Oracle (upper bound)", self.short(oracle), ABSENT, ABSENT, depth))
+            lines.append(Alternative("Oracle", self.short(oracle), ABSENT, ABSENT, depth))
         return lines
 
     def line(self, what: str, row: Row) -> Alternative:

@@ -349,7 +349,9 @@ def test_margins_and_static_exits_share_a_panel(database: Path, world: Any, rows
 
 
 @pytest.mark.parametrize("worst", [1, 2])
-def test_the_most_overconfident_block_is_named_be_it_the_first_or_not(worst: int, database: Path, rows_of: Rows) -> None:
+def test_the_most_overconfident_block_is_named_be_it_the_first_or_not(
+    worst: int, database: Path, rows_of: Rows
+) -> None:
     frame = rows_of(database, figures, "prune_fig2_3_margin")
     rows = [
         {**row, "value": 0.9 if row["quantity"] == "margin" else 50.0 if row["block"] == worst else 100.0}

@@ -215,10 +215,22 @@ def test_a_card_stands_beside_random_exits_and_the_oracle_and_says_what_its_numb
 ) -> None:
     card = worded(built_cards[0])
     alternatives = {line.what: line for line in card.recommendations[-1].alternatives}
-    assert set(alternatives) == {"Best static", "Random, about as deep", "Oracle (upper bound)"}
-    assert alternatives["Oracle (upper bound)"].blocks.startswith("exits at ")
+    assert set(alternatives) == {"Best static", "Random, about as deep", "Oracle"}
+    assert alternatives["Oracle"].blocks.startswith("exits at ")
     assert alternatives["Random, about as deep"].name == "mean_exit=2.5"
     assert card.is_generated and card.footer.startswith("6 M parameters · float32, cpu, batch 1 · 300 documents")
+
+
+def test_the_oracle_of_a_card_was_decoded_if_any_was_and_a_replay_takes_its_place_only_then(
+    results: tuple[Row, ...],
+) -> None:
+    first = [row for row in results if row["task"] == results[0]["task"]]
+    (decoded,) = (row for row in first if row["method"] == "oracle" and row["execution"] == "real")
+    replay = {**decoded, "execution": "simulated", "mean_exit_layer": 0.5, "cell_id": "replay"}
+    for oracles, shown in (((decoded, replay), decoded), ((replay,), replay)):
+        others = [row for row in first if row["method"] != "oracle"]
+        (card,) = cards([*others, *oracles])
+        assert card.oracle is not None and card.oracle["cell_id"] == shown["cell_id"]
 
 
 def test_a_card_has_speed_and_quality_in_large_type_and_says_at_which_loss_early_exit_pays(
