@@ -1108,7 +1108,7 @@ SELECT
     coalesce(m.name, r.recipe) AS model, r.recipe,
     -- Claims on models trained on every block do not hold for a loss of a few blocks.
     (r.card ->> '$.recipe.objective.loss')
-        || if(json_array_length(r.card, '$.recipe.objective.blocks') > 0, ' of some blocks', '') AS loss,
+        || CASE WHEN json_array_length(r.card, '$.recipe.objective.blocks') > 0 THEN ' of some blocks' ELSE '' END AS loss,
     (r.card -> 'steps')::INTEGER AS steps, (r.card -> 'parameters')::BIGINT AS parameters,
     (r.card -> 'final_loss_nats')::DOUBLE AS final_loss_nats,
     (r.card -> '$.validation.token_accuracy')::DOUBLE[] AS token_accuracy,

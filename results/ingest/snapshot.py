@@ -292,7 +292,8 @@ def _leaf_paths(schema: pa.Schema) -> tuple[list[str], list[str]]:
 
     Split by byte, probabilities and scores compress to about half the size that the default encoding gives.
     """
-    split, others = [], []
+    split: list[str] = []
+    others: list[str] = []
     for field in schema:
         path, kind = field.name, field.type
         while pa.types.is_list(kind):

@@ -37,7 +37,7 @@ class CachePositions:
 def relative_bias(
     arch: Architecture, table: Tensor, queries_T: Tensor, keys_S: Tensor, *, bidirectional: bool = False
 ) -> Tensor:
-    """Return T5's relative position bias [1, H, T, S] of queries to keys (Raffel et al. 2020, section 2.1).
+    """Return the relative position bias [1, H, T, S] of queries to keys (Raffel et al. 2020, section 2.1).
 
     ``table`` [buckets, H] has the bias of every bucket of distances. If blocks have separate tables, concatenated along
     the heads, `of_block` selects a block's heads.
