@@ -1,1 +1,1 @@
-"""Runs things: engine, decode loop, cells, suites, workers, training, the command line."""
+"""Everything that runs models: engine, decode loop, cells, suites, workers, training; and the command line and API."""

@@ -1,4 +1,4 @@
-"""AdaInfer: exit if a linear classifier of two logit features and the depth predicts that the block is right."""
+"""AdaInfer: exit if a linear classifier of two logit features and the depth predicts that the token is right."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +30,10 @@ class LogitFeatures(Gate):
         return exit_probability(F.linear(features_A3, self.fitted["weight"], self.fitted["bias"]))
 
     def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Return the cost of a softmax and a top-2 search over the vocabulary per gate block; 6 weights are ignored."""
+        """Return the cost of a softmax and a top-2 search over the vocabulary per gate block.
+
+        The classifier itself is not counted, since it has 6 weights only.
+        """
         return softmax_cost(model, len(gate_blocks))
 
 

@@ -59,7 +59,7 @@ class Berxit(Thresholded, PeriodicGating):
     fit_seed: int = param(0, "seed of the data order", low=0)
 
     def check(self, n_blocks: int) -> None:
-        """Raise UserError if the model has only one block, since no block before the last could be trained on."""
+        """Raise UserError if the model has only one block: the module is trained on the blocks before the last."""
         super().check(n_blocks)
         if n_blocks < 2:
             raise UserError(f"{self.name} needs a model of at least 2 blocks, not {n_blocks}.")

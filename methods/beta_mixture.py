@@ -2,7 +2,7 @@
 
 One component models the confidences of tokens whose early choice agrees with full depth, the other those of tokens that
 disagree. Both are fitted once by weighted moments, from fixed starting components and the labels. The threshold is the
-first of ten levels at which the agreeing component has at least a share `SHARE` of the density.
+first of ten levels at which the agreeing component has more than a share `SHARE` of the density.
 
 Shape suffixes: N tokens, K the two components (disagreeing, agreeing), G grid of levels.
 """

@@ -121,7 +121,7 @@ class Contrast(Gate):
 
 
 def _divergence(log_p_AK: Tensor, log_q_CAK: Tensor, inside_AK: Tensor) -> Tensor:
-    """Return the JSD of p and the q of each of C candidate blocks, summed over ids in ``inside_AK`` only, [C, A].
+    """Return the JSD between p and each of C candidate blocks' q, summed over ids in ``inside_AK`` only, [C, A].
 
     It is half of KL(p||m) + KL(q||m), where m = (p + q)/2.
     """
@@ -167,10 +167,10 @@ class ContrastiveBase(SoftmaxGated):
 @register
 @dataclass(frozen=True)
 class Contrastive(ContrastiveBase):
-    """Exit on the contrast with the block at half the current depth; tokens outside the plausible set keep their p.
+    """Exit on the contrast with the block at half the current depth; tokens outside the plausible set keep p.
 
-    The plausible set has the tokens with at least alpha times the largest probability. The values of all tokens sum to
-    more than 1.
+    p is the block's token distribution. The plausible set has the tokens with at least alpha times the largest
+    probability. The values of all tokens sum to more than 1.
     """
 
     name: ClassVar[str] = "contrastive"
@@ -182,8 +182,8 @@ class Contrastive(ContrastiveBase):
 class ContrastiveReweighted(ContrastiveBase):
     """Exit on the contrast with the block at half the current depth; tokens outside the plausible set get 0.
 
-    The plausible set has the tokens with at least alpha times the largest probability. Its values sum to its
-    probability.
+    The plausible set has the tokens with at least alpha times the largest probability. Within the set, the values sum
+    to the set's probability.
     """
 
     name: ClassVar[str] = "contrastive-reweighted"
@@ -196,7 +196,7 @@ class ContrastiveReweighted(ContrastiveBase):
 @register
 @dataclass(frozen=True)
 class ContrastiveJsd(ContrastiveBase):
-    """Exit on the contrast with the earlier block that has the largest Jensen-Shannon divergence per block of distance.
+    """Exit on the contrast with the earlier block whose Jensen-Shannon divergence, divided by its distance, is largest.
 
     Tokens outside the plausible set (less than alpha times the largest probability) keep their probability p.
     """

@@ -1,4 +1,4 @@
-"""DeeBERT: exit on the entropy of an off-ramp's probabilities, as published or with p log p = 0 where p is 0."""
+"""DeeBERT: exit on the entropy of an off-ramp's probabilities; p log p at p = 0 is 0, or NaN as in published code."""
 
 from __future__ import annotations
 

@@ -64,9 +64,9 @@ class BestDraft(Gate):
         return drafts_A.float()
 
     def remember(self, view: BlockView, token_A: Tensor) -> None:
-        """Update how often full depth accepts each candidate block's token, and choose the drafts anew for each row.
+        """Update the rate at which each candidate block predicts full depth's token, and choose the next drafts by it.
 
-        Only tokens of the last block count: ``token_A`` is compared with what the candidate blocks predict.
+        This happens only for tokens ``token_A`` that were emitted after the last block.
         """
         if not (view.is_last and self._candidates):
             return
@@ -89,8 +89,8 @@ class BestDraft(Gate):
     def _choice(self, acceptance_AC: Tensor, n_blocks: int) -> tuple[Tensor, Tensor]:
         """Return exit layer [A] and number of drafts [A] with the most expected tokens per block run (DEL's TPL).
 
-        Both are 0 for rows that had better not draft. ``acceptance_AC`` has the estimated probability that a draft of
-        each candidate block is accepted.
+        Both are 0 for rows in which no draft is expected to pay. ``acceptance_AC`` has the estimated probability that a
+        draft of each candidate block is accepted.
         """
         lengths_K = torch.arange(self._max_drafts + 1, device=acceptance_AC.device)
         blocks_C = acceptance_AC.new_tensor(self._candidates)
@@ -112,7 +112,7 @@ class BestDraft(Gate):
 @register
 @dataclass(frozen=True)
 class DynamicExitLayer(Method):
-    """Draft with the exit layer and draft length that promise most tokens per block in this answer (DEL).
+    """Draft with the exit layer and draft length from which most tokens per block run are expected (DEL).
 
     Both are chosen again after every full-depth token, from the acceptance seen in the answer so far. Full depth
     verifies every draft, so the answer equals that of greedy full depth up to rounding.

@@ -49,8 +49,8 @@ class HeadConfidence(Sampling):
 class TrainedExitHeads(Thresholded):
     """Exit at the first trained exit head whose confidence exceeds the threshold, and emit that head's token.
 
-    The confidence is the margin p_(1) - p_(2) (breaking ties), exp(-H) of the entropy H in nats, or p_(1). Published
-    code takes the margin or the maximum of the raw logits, whose scale differs between heads. Thresholds are on the
+    The confidence is the margin p_(1) - p_(2) (breaking ties), exp(-H) of the entropy H in nats, or p_(1). In published
+    code, it is the margin or the maximum of the raw logits, whose scale differs between heads. Thresholds are on the
     scale of the confidence: in [0, 1] for the first three, any number for raw logits.
     """
 
@@ -65,7 +65,7 @@ class TrainedExitHeads(Thresholded):
     temperature: float = param(0.0, "tokens are drawn from softmax(logits / temperature); 0: greedy", low=0.0)
 
     def bound_to(self, exit_blocks: tuple[int, ...]) -> Self:
-        """Return the method with `exit_blocks` set: those requested, or all blocks with an exit head if none are.
+        """Return the method with `exit_blocks` set: the requested blocks, or by default all blocks with an exit head.
 
         Args:
             exit_blocks: Blocks after which the checkpoint has trained exit heads; () if it has none.
@@ -86,7 +86,7 @@ class TrainedExitHeads(Thresholded):
         return replace(self, exit_blocks=self.exit_blocks or exit_blocks)
 
     def check(self, n_blocks: int) -> None:
-        """Raise UserError if a requested exit head is not before the last block."""
+        """Raise UserError if a requested exit head is at the last block or beyond."""
         super().check(n_blocks)
         if self.exit_blocks and max(self.exit_blocks) >= n_blocks:
             raise UserError(
@@ -111,8 +111,8 @@ class TrainedExitHeads(Thresholded):
         return {name: value for name, value in super().score_params().items() if name != "temperature"}
 
     def fit(self, data: FitData, on_progress: Callable[[float], None]) -> Fitted:
-        """Fit thresholds for rule epsilon to the agreement of the exit heads' greedy tokens with full depth.
+        """Fit one threshold per exit head for rule epsilon, to the agreement of the heads' tokens with full depth.
 
-        Greedy tokens are used at any sampling temperature. By other rules, nothing is fitted.
+        The tokens are greedy at any sampling temperature. Under other threshold rules, nothing is fitted.
         """
         return super(TrainedExitHeads, replace(self, temperature=0.0)).fit(data, on_progress)

@@ -37,7 +37,7 @@ class Certainty(Gate):
 class FastBert(Thresholded, PeriodicGating):
     """Exit when the normalized entropy (uncertainty) of a branch's prediction is below the threshold.
 
-    The paper calls the threshold speed; its branches are off-ramps. The score is 1 - H / log C, so that higher is more
+    The paper calls the threshold "speed", and off-ramps "branches". The score is 1 - H / log C, so that higher is more
     confident. The checkpoint's off-ramps are read at the blocks that have one.
     """
 

@@ -1,4 +1,4 @@
-"""FREE: tokens exit after S (shallow) or all L blocks (deep); a deep token also completes the shallow ones before."""
+"""FREE: tokens exit after S (shallow) or L blocks (deep); a deep token's pass also completes earlier shallow tokens."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ class Free(Method):
         return Parts(SoftmaxMargin(), Constant(level), LMHead(), policy, frozenset({self.exit_layer}))
 
     def score_params(self) -> dict[str, Any]:
-        """Return the exit layer by its name: the only parameter that affects the gate's score."""
+        """Return the exit layer, by the parameter's name; no other parameter affects the gate's score."""
         return {"exit_layer": self.exit_layer}
 
     def fit_params(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ def in_parallel_passes(shallow_N: Tensor, document_N: Tensor) -> Tensor:
     """Return a mask [N], True for the tokens that deep passes run together: waiting shallow tokens and one deep token.
 
     False are deep tokens with no shallow token waiting for them, and shallow tokens at the end of a document. The
-    published code does not use them to fit the threshold.
+    published code excludes these when it fits the threshold.
 
     Args:
         shallow_N: True if the token exits early; tokens are in the order of decoding.

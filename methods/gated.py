@@ -74,7 +74,7 @@ class Gating(Skipping):
 
     @abstractmethod
     def gate(self, fitted: Mapping[str, Tensor]) -> Gate:
-        """Return the gate with the tensors that `fit` returned; they may be missing if `Gate.score` is never called."""
+        """Return the gate, given the tensors from `fit`; these may be missing if `Gate.score` is never called."""
 
     @abstractmethod
     def threshold_rule(self, fitted: Mapping[str, Tensor]) -> Threshold:

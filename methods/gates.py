@@ -28,7 +28,7 @@ class Always(Sampling):
 
 
 class SoftmaxMargin(Gate):
-    """Gate with CALM's softmax measure: the two largest probabilities' difference, in [0, 1]."""
+    """Gate whose score is CALM's softmax measure: the difference between the two largest probabilities, in [0, 1]."""
 
     def score(self, view: BlockView) -> Tensor:
         """Return the difference between the two largest probabilities of each active row, [A]; 0 for a tie."""
@@ -56,8 +56,8 @@ class IntervalExponentials(NamedTuple):
     z is the end of an interval minus the largest upper end of its row. ``first`` is the token id with the largest lower
     end, and "other ids" are all ids except ``first``.
 
-    The largest probability is at least that of ``first`` when all other logits are at their upper ends. It is at most
-    1 / (1 + rest_low): for any id, e^z of the others' lower ends sums to at least that of all ids except the largest.
+    The largest probability is at least that of ``first`` when all other logits are at their upper ends. Its upper bound
+    is 1 / (1 + rest_low): e^z of any id is at most 1, and e^z of all other ids sums to at least rest_low.
 
     Attributes:
         first_low_A: e^z of the largest lower end.

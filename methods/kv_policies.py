@@ -109,8 +109,8 @@ class StateCopyLazy(Deferred):
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
         """Return the cost, for one answer, of projecting keys and values of skipped blocks that later tokens run.
 
-        FLOPs count for each skipped block of each token. Weights count once if one later token causes the projection of
-        several tokens' keys and values at a block.
+        FLOPs count for each skipped block of each token. Weights count as read once per block and later token, even if
+        several earlier tokens are projected there together.
 
         Args:
             model: The model.
@@ -150,7 +150,7 @@ class Verified(SyncParallel):
     verifies: ClassVar[bool] = True
 
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """Return the cost of running drafts to full depth; drafts at the end of an answer only if `verifies_tail`."""
+        """Return the cost of running drafts to full depth; drafts that end an answer count only if `verifies_tail`."""
         if not exit_layers or not self.verifies_tail:
             return super().cost(model, exit_layers, block_costs)
         tail_cost = block_costs[-1] * (model.n_blocks - exit_layers[-1])
@@ -159,11 +159,12 @@ class Verified(SyncParallel):
     def verification_cost(
         self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost], drafting: Drafting
     ) -> Cost:
-        """Return the cost of discarded drafts, which ran all blocks, and of judging all drafts of one answer.
+        """Return the cost of discarded drafts and of judging all drafts of one answer, minus surplus LM-head reads.
 
-        A discarded draft reads weights only for the blocks up to its exit. Drafts verified in one pass are read out
-        together with the new token, if there is one, so the LM head is read once. But `head_rows` counts one read-out
-        for each draft; the difference is subtracted here.
+        A discarded draft counts the FLOPs of all blocks. Its reads of weights count only up to its exit layer, since
+        the verifying pass reads the weights of deeper blocks once for all its tokens. All drafts verified in one pass,
+        and the new token if there is one, also share one read of the LM head. `head_rows` counts one read for each of
+        them, so the surplus is subtracted.
         """
         in_vain = Cost()
         for cost, layers, wasted in zip(block_costs, drafting.rejected_layers, drafting.wasted, strict=True):
@@ -240,7 +241,7 @@ class RecomputeBacklog(Deferred):
     deferred: ClassVar[Literal["project", "run", "rerun"] | None] = "rerun"
 
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """Return the FLOPs, for one answer, of running exited tokens again through all blocks of each later token.
+        """Return the FLOPs, for one answer, of running exited tokens again in the blocks that each later token runs.
 
         Weights and caches are read once, by the later token, so these reads are not counted here.
         """

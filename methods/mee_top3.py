@@ -76,8 +76,8 @@ class Growing(Gate):
 class MeeTop3(Gated):
     """Exit when the largest probability grew strictly over three blocks and exceeds the threshold.
 
-    In the published code (`variant` "code"), the score is 1 if both hold, with the undecayed threshold, and else 0. The
-    score is then compared with the decayed threshold.
+    In the published code (`variant` "code"), the score is 1 if both hold for the undecayed threshold, else 0. The score
+    is then compared with the decayed threshold.
     """
 
     name: ClassVar[str] = "mee-top3"
@@ -111,6 +111,6 @@ class MeeTop3(Gated):
         return super().score_params() | (rule if self.variant == "code" else {})
 
     def gate(self, fitted: Mapping[str, Tensor]) -> Growing:
-        """Return the gate that scores the growth of the largest probability."""
+        """Return the gate whose score is the largest probability (or raw logit) if it grew over three blocks."""
         inner = dataclasses.replace(self, decay="none").threshold_rule(fitted) if self.variant == "code" else None
         return Growing(self.signal == "logits", inner)

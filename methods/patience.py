@@ -51,7 +51,8 @@ class Streak(Gate):
 class Patience(SoftmaxGating):
     """Exit when `patience` consecutive blocks chose the same token; counting starts at the first gate block.
 
-    The papers' formula requires patience + 1 equal choices, and their text requires patience (`counting`).
+    The papers' formula requires patience + 1 equal choices, and their text requires patience; the parameter `counting`
+    selects one.
     """
 
     name: ClassVar[str] = "patience"

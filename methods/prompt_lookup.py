@@ -33,7 +33,7 @@ class RepeatedText(Gate):
         self._longest = longest
 
     def score(self, view: BlockView) -> Tensor:
-        """Return 1 for active rows whose last n-gram occurred before, else 0, [A]; keep drafts for `draft`."""
+        """Return 1 for active rows whose last n-gram occurred before, else 0, [A]; store the drafts for `draft`."""
         texts = view.active.texts_A or (((), ()),) * len(view.positions_A)
         found = [next_token([*prompt_ids, *answer_ids], self._longest) for prompt_ids, answer_ids in texts]
         # Token 0 is a draft only if a threshold lets every row leave; it is then verified as any other.
@@ -74,8 +74,8 @@ def next_token(text: Sequence[int], longest: int) -> int | None:
 class PromptLookup(Method):
     """Draft the tokens that followed the text's last n-gram earlier in the text; verify them in one full-depth pass.
 
-    A draft runs block 1 only, since every token needs an exit layer. Only drafts that are full depth's choice are kept,
-    so the answer equals that of greedy full depth up to rounding.
+    A draft still runs block 1, since no token can have a smaller exit layer. Only drafts that are full depth's choice
+    are kept, so the answer equals that of greedy full depth up to rounding.
     """
 
     name: ClassVar[str] = "prompt-lookup"

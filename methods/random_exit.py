@@ -61,7 +61,8 @@ class RandomDraw(Gate):
     def cumulative(self) -> list[float]:
         """Probabilities that the exit layer is at most l, for l = 1..L-1.
 
-        Computed on demand, since gates are also built for fewer blocks than `mean_exit`, without being evaluated.
+        Computed on first use: gates that are never evaluated may have fewer blocks than `mean_exit`, for which there is
+        no distribution.
         """
         return list(accumulate(exit_distribution(self.mean_exit, self.n_blocks)))[:-1]
 

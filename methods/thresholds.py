@@ -43,8 +43,8 @@ class PerBlock(Threshold):
 class PositionDecayed(Threshold):
     """CALM's threshold, which decreases with the position of the token.
 
-    ``code``: 0.9 level + 0.1 level exp(-temperature t / N), the formula in t5x and FREE. MEE's runs apply it; t5x's
-    sampler passes no position, and FREE's scripts set no temperature.
+    ``code``: 0.9 level + 0.1 level exp(-temperature t / N), the formula in the code of t5x and FREE. MEE's runs use it.
+    t5x and FREE run without decay: t5x's sampler passes no position, and FREE's scripts set no temperature.
     ``paper``: clip(0.9 level + 0.1 exp(-temperature t / N), 0, 1), as printed in CALM.
 
     t is the token's position, 1 for the first generated token. N is the longest answer allowed, and level the value of

@@ -1,7 +1,8 @@
 """Figures, tables and the HTML page, all regenerated from the result database by SQL. Never imports torch.
 
-* One database gives the same bytes. A figure is drawn again only if its rows, the code of reports, the versions of the
-  drawing libraries or its files have changed. A note next to each picture records what it was drawn from.
+* The same database always gives the same bytes. A figure is drawn again only if its rows, the code of reports, the
+  versions of the drawing libraries or its files have changed. A note next to each picture records what it was drawn
+  from.
 * A report is kept as it is while every file has the digest in `report/.report.json` (`current.py`).
 * Every figure can be printed as it was drawn: 3.3 or 6.9 inches wide, at most 9 tall, no text below 7 points, outside
   the figure or over other text (tests/reports/print_rules.py). Its caption begins with what its rows show
@@ -10,8 +11,8 @@
   in `exitbench sql`.
 * Findings of severity 3 (view `qc`) forbid a final report; `--draft` and `exitbench run` write a draft, marked as such.
 * Packed answers of the page are kept in `report/.answers`, named after digests of their rows and code.
-* A ledger entry (`claims`) is a claim with its place and a quotation of at most 25 words, a consistency check of
-  printed numbers, or a question of this project. A claim holds or fails only if the whole interval of its evidence
+* A ledger entry (`claims`) is a paper's claim, a consistency check of printed numbers, or a question of this project. A
+  claim has its place and a quotation of at most 25 words. It holds or fails only if the whole interval of its evidence
   says so.
 """
 

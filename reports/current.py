@@ -92,6 +92,6 @@ def _code() -> str:
 
 
 def _sources() -> list[Path]:
-    """Return every file of the two packages that write reports, and of the modules that all packages import."""
+    """Return every file of the packages `reports` and `results`, and of the modules that all packages import."""
     beneath = sorted(Path(terminal.__file__).parent.glob("*.py"))
     return beneath + [path for package in (reports, results) for _, path in source_files(package, "*.*")]

@@ -1,6 +1,6 @@
 """Labels of methods and parameters, and formatting of words and numbers in sentences.
 
-A label has only what distinguishes two settings, and is never too long.
+A label of a setting shows only what distinguishes the setting from the others, so that it is short.
 """
 
 from __future__ import annotations

@@ -96,7 +96,8 @@ def read_material(
         answers: Cache folder of packed answers; None to read and pack all of them.
 
     Raises:
-        UserError: The database cannot be opened, DuckDB refuses a query, or findings forbid it.
+        UserError: The database cannot be opened, DuckDB refuses a query, or severe findings forbid a report that is not
+            a draft.
     """
     with open_database(path) as database, computed_once(database, _FINDINGS):
         severe = severe_findings(database)
@@ -128,7 +129,8 @@ def read_only(
         draft: Whether to run the queries despite severe findings.
 
     Raises:
-        UserError: The database cannot be opened, DuckDB refuses a query, findings forbid it, or no name matches.
+        UserError: The database cannot be opened, DuckDB refuses a query, severe findings forbid all but a draft, or no
+            name matches.
     """
     wanted = require_named(package, only, paper)
     with open_database(path) as database:

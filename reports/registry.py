@@ -38,11 +38,11 @@ class ReportSource:
 
     Attributes:
         name: Stem of the .sql and .py file, `<paper>_<fig or table><number>_<subject>`; also names the written files.
-        sql: Query over the documented views of the database. A line `-- continues in shared/X.sql` of the file is
-            replaced by that file.
-        module: Module with TITLE, CAPTION, EMPTY (text without rows; default: its folder's), and `plot` and `finding`
-            or `COLUMNS`; ORDER (a sort key) if the name has no number; SECTION if the section is neither a paper's nor
-            this project's.
+        sql: Query over the documented views of the database. In the .sql file, a line `-- continues in shared/X.sql`
+            stands for the text of that other file.
+        module: Module with TITLE and CAPTION; for a figure also `plot` and `finding`, for a table COLUMNS. Optional:
+            EMPTY (text shown if there are no rows; default: EMPTY of the package), ORDER (a sort key), and SECTION
+            (default: the prefix of `name`).
     """
 
     name: str
@@ -64,7 +64,7 @@ class ReportSource:
 
 @cache
 def discover(package: ModuleType) -> tuple[ReportSource, ...]:
-    """Return all figures, or all tables, in the order of the page.
+    """Return all figures, or all tables, in their order on the report's page.
 
     Args:
         package: The package `figures` or `tables`: a folder of .sql/.py pairs, or of such folders.
@@ -83,12 +83,12 @@ def _sources(package: str, folder: Path) -> Iterator[ReportSource]:
 
 
 def _full_query(path: Path) -> str:
-    """Return a .sql file's text with the shared file that continues it inserted, so that the text runs as it is."""
+    """Return a .sql file's query, in which the text of a shared file replaces the line that names that file."""
     text = path.read_text("utf-8")
     return _CONTINUED.sub(lambda match: (path.parent / match[1]).read_text("utf-8").rstrip("\n"), text)
 
 
 def _place(source: ReportSource) -> tuple[int, float, list[tuple[str, float]]]:
-    """Return a figure's or table's sort key: section, then ORDER, then its name with numbers in numeric order."""
+    """Return the key by which figures and tables are sorted: section, ORDER, and name with numbers in numeric order."""
     order = getattr(source.module, "ORDER", 0)
     return list(SECTIONS).index(source.section), order, natural_key(source.name)

@@ -1,4 +1,4 @@
-"""Write the whole report: a page, its pictures, and the data of all figures and tables; or a page that embeds them."""
+"""Write the whole report: a page, its pictures, and the data of all figures and tables. The page may embed the rest."""
 
 import re
 from collections.abc import Collection, Iterator
@@ -41,10 +41,10 @@ def write_report(
         database: The result database, opened read-only.
         output_folder: Folder for index.html, figures/ and tables/, created if it does not exist. Other files are left
             alone.
-        paper: One of `registry.PAPERS` to limit figures, tables and claims to; results and provenance are always
-            included.
+        paper: One of `registry.PAPERS`, to write only figures, tables and claims of this paper; None for all. Results
+            and provenance are always included.
         draft: Whether to write the report, marked as a draft, despite severe findings about runs.
-        single_file: Whether the page embeds its pictures and data; the files next to it are written in any case.
+        single_file: Whether the page embeds its pictures and data, which are also written as files in either case.
         workers: Number of drawing processes.
         progress: Whether to show a progress bar on a terminal.
 

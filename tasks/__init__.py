@@ -7,6 +7,6 @@
 * A rank correlation is not a function of sums: `Task.aggregator` returns a function of all documents' statistics and
   of how often each counts.
 * A classification task (`classification.py`) provides texts or pairs, and a label or number to compare with the answer.
-  Answers are stored as they are spelled, so that they can be scored again.
+  Answers are stored as text (the label's name or the number), so that they can be scored again.
 * `metric_version` changes whenever a score could change. The first of `metrics` is the headline.
 """

@@ -165,10 +165,11 @@ class Task(ABC):
         return self.prompt(doc)
 
     def passage(self, doc: Document) -> str:
-        """Return the text by which few-shot examples are kept apart from evaluated documents.
+        """Return the text whose equality keeps a document from being a few-shot example for another one.
 
-        A document with the same text as an evaluated one cannot be an example. By default, the text is `likeness`, the
-        prompt. A task whose documents share a source text, such as questions on one paragraph, returns that instead.
+        A document with the same text as an evaluated one cannot be an example. By default, this is the result of
+        `likeness`, which is the prompt. A task whose documents share a source text, such as questions on one paragraph,
+        returns that instead.
         """
         return self.likeness(doc)
 
@@ -236,8 +237,8 @@ class Task(ABC):
 
         Prompts are those for a model of this kind.
 
-        Every record carries `doc_key`. Samples hold the per-document values under the metrics' names. lm-eval's
-        aggregated results equal `aggregate` over all documents.
+        Every record has its document's key as `doc_key`. lm-eval's samples have each document's values under the
+        metrics' names. lm-eval's aggregated results equal `aggregate` over all documents.
         """
         return lm_eval_bridge.config(self, documents, kind)
 

@@ -1,9 +1,9 @@
 """Stand-alone script that tests a program written by a model: one process runs the program, another runs the tests.
 
-The program runs in one process; the tests and the pass token are in another, so that nothing the program does to its
-own interpreter can decide the result. In the tests, names that the program defines are proxies: a call sends plain
-values and receives plain values (`encode`, `decode`), which are compared in the tests' process. Any other object stays
-in the program's process, and the tests hold a handle to it.
+The program runs in one process. Another process runs the tests and has the secret token that reports success, so
+nothing that the program does to its own interpreter can decide the result. In the tests, names that the program defines
+are proxies: a call sends plain values and receives plain values (`encode`, `decode`), which are compared in the tests'
+process. Any other object stays in the program's process, and the tests hold a handle to it.
 
 `unsafe_code.py` starts both with `python -I -S confined.py solution|judge`, in separate namespaces.
 """
@@ -229,10 +229,10 @@ class Channel:
 
 
 def serve(program: str, channel: Channel) -> NoReturn:
-    """Run the model's program (source text), then answer the requests that the tests' process sends over `channel`.
+    """Run a program written by a model (source text), then answer requests from the tests' process over `channel`.
 
-    Requests are for names of the program, calls, attributes and items. `EOFError` ends this when the tests have ended.
-    The program may have changed anything in this process.
+    Requests are for names of the program, calls, attributes and items. The loop ends with `EOFError` when the tests
+    have ended. The program may have changed anything in this process.
     """
     scope: dict[str, Any] = {"__name__": "__main__"}
     exec(compile(program, "<model>", "exec"), scope)
@@ -327,8 +327,9 @@ def _value(channel: Channel, answer: Any) -> Any:
 def judge(tests: str, channel: Channel) -> None:
     """Run the tests (source text); names that the program defines are proxies of objects in the program's process.
 
-    A built-in name is taken from the program only if the tests use no other name of the program. For example, `sum` is
-    the program's if it had to implement `sum`, but Python's own if the tests use it to check another function.
+    A name such as `sum`, which Python itself defines, is taken from the program only if the tests use no other name of
+    the program. So it is the program's `sum` if the program had to implement it, but Python's if the tests use it to
+    check another function.
 
     Raises:
         Exception: A test failed, or the program's process has ended.
@@ -345,7 +346,7 @@ def judge(tests: str, channel: Channel) -> None:
 
 
 def _take_names(names: list[str], channel: Channel, scope: dict[str, Any]) -> bool:
-    """Add those of `names` that the program defines to the tests' scope; modules in `_MODULES` are imported instead.
+    """Add to the tests' `scope` those of `names` that the program defines; import modules in `_MODULES` instead.
 
     Return whether a name was taken from the program's process.
     """

@@ -266,8 +266,9 @@ _CORRELATIONS: Final = frozenset({"mcc", "pearson", "spearman"})
 class Glue(ClassificationTask):
     """GLUE task: classify a sentence or a pair of sentences, or rate a pair.
 
-    Metrics: GLUE's own. F1 and correlations are undefined for one document. Its value is 100 if its class is correct,
-    else 0; for a rating, it is 100 minus the distance from the correct rating in percent of the scale.
+    Metrics: GLUE's own. F1 and correlations are undefined for one document. Instead, a document's value is 100 if its
+    class is correct, else 0; for a rating, it is 100 minus the distance from the correct rating in percent of the
+    scale.
 
     Args:
         name: Name of a data set in `DATA_SETS`.

@@ -26,7 +26,8 @@ class MetricValue(float):
     """Per-document value of one metric: a float that also carries the document's whole `DocumentScore`.
 
     lm-eval passes the result of `process_results` to the aggregation and logs the same object with the sample. The log
-    shows the per-document value, while corpus metrics still aggregate exactly. No document is scored twice (`scores`).
+    shows the per-document value, while corpus metrics still aggregate exactly. The function `scores` reads the
+    `DocumentScore` from the log, so no document is scored twice.
     """
 
     score: DocumentScore

@@ -60,7 +60,7 @@ class Prompting:
 
     Attributes:
         style: Prompt style; `t5` only together with the user's own template.
-        template: Template of a document's question, up to the cue.
+        template: Template of a document's question, including the cue for the answer, if any.
         fields: Names of the fields that the template may use.
         instruction: Instruction at the start of the prompt; empty for none.
         examples: Few-shot examples as text, each a question with its answer.

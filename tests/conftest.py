@@ -1,4 +1,4 @@
-"""Fixtures of small finished benchmarks, for tests of code that reads results."""
+"""Fixtures of small stored results, for tests of code that reads them, and settings for all tests."""
 
 import functools
 import gc
@@ -36,7 +36,7 @@ SLOW = frozenset((TESTS / "slow.txt").read_text(encoding="utf-8").splitlines())
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skip collection, and so the imports, of files that are slow as a whole, for `-m fast`."""
+    """With `-m fast`, do not collect (and so import) files that slow.txt lists as a whole."""
     return True if config.option.markexpr == "fast" and _name(collection_path) in SLOW else None
 
 
@@ -85,7 +85,7 @@ def _interrupts_reach_child_processes() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _a_test_has_one_core() -> Iterator[None]:
-    """Limit each test to one core: parallel workers with one thread per core each would block one another.
+    """Pretend that the machine has one core: test processes with one thread per core each would block one another.
 
     Tests of parallel code set the number of cores themselves.
     """
@@ -97,7 +97,7 @@ def _a_test_has_one_core() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _databases_begin_as_copies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Create the empty database of each schema once per process and copy it: a thousand tests begin with one."""
+    """Create the empty database of each schema version once per process, and copy it for each test that needs one."""
     made: dict[str, Path] = {}
     create = database._create
 
@@ -119,7 +119,7 @@ def _databases_begin_as_copies(tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(scope="session", autouse=True)
 def _built_in_documents_are_made_once() -> Iterator[None]:
-    """Generate each split's documents once per process: it takes a second to draw 10,000 and keep 1,000."""
+    """Cache the generated documents of each split per process, since generating them takes a second."""
     make = builtin.documents
 
     @functools.cache
@@ -139,7 +139,7 @@ def example() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def snippets() -> ModuleType:
-    """Return the module `docs/snippets.py`, which runs commands as forks of a process with all imports."""
+    """Return the module `docs/snippets.py`, which runs commands in forks of a process with all modules imported."""
     return sys.modules.get("snippets") or _module("snippets", "docs")
 
 
@@ -166,7 +166,7 @@ def classified_example() -> ModuleType:
 
 @pytest.fixture(scope="session")
 def choice_spool(example: ModuleType, choice_example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a read-only spool: full depth and two thresholds of one method over documents with choices."""
+    """Return a read-only spool: full depth and two thresholds of one method on multiple-choice documents."""
     root = tmp_path_factory.mktemp("choices") / "spool"
     choice_example.write_choices(example, root)
     return root
@@ -191,7 +191,7 @@ def many_documents_database(example: ModuleType, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="session")
 def example_spool(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a read-only spool: two models, three tasks, five methods; all kinds, a failure and a repeat."""
+    """Return a read-only spool: two models, three tasks, five methods, all kinds of cells, and two that failed."""
     root = tmp_path_factory.mktemp("example") / "spool"
     example.WORLD.write(root)
     return root
@@ -217,7 +217,7 @@ AS_ERRORS = """
 
 @pytest.fixture(scope="session")
 def as_errors(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
-    """Return a function that copies a database with every score replaced by an error of 100 minus the score."""
+    """Return a function that copies a database and replaces every score s by the error 100 - s (lower is better)."""
 
     def run(database: Path) -> Path:
         path = tmp_path_factory.mktemp("errors") / "exitbench.duckdb"
@@ -231,13 +231,13 @@ def as_errors(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path
 
 @pytest.fixture(scope="session")
 def errors_database(example_database: Path, as_errors: Callable[[Path], Path]) -> Path:
-    """Return the example scored by errors. Open it read-only."""
+    """Return the example database with errors in place of scores. Open it read-only."""
     return as_errors(example_database)
 
 
 @pytest.fixture(scope="session")
 def few_spool(example_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a read-only spool with every fifth attempt per kind, for tests that copy or change a whole spool."""
+    """Return a read-only spool with every fifth attempt of each kind, for tests that copy or change a whole spool."""
     root = tmp_path_factory.mktemp("few") / "spool"
     by_kind: dict[str, list[Path]] = {}
     for attempt in scan_spool(example_spool):

@@ -1,4 +1,4 @@
-"""`nox -s perf` keeps what it measured, fails where it measured nothing, and tells slower from faster."""
+"""`nox -s perf` stores what it measured, fails if it measured nothing, and distinguishes slower from faster."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def test_of_an_error(benchmark):
 
 @pytest.fixture(autouse=True)
 def not_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pytest-benchmark measures nothing in a process that one of pytest-xdist's started."""
+    """Let pytest-benchmark measure, which it does not do in a process that a worker of pytest-xdist started."""
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
 
 
 @pytest.fixture
 def benchmarks(tmp_path: Path) -> Path:
-    """Two benchmarks, one of which fails after it was timed, with what all benchmarks have in common."""
+    """Return a folder with two benchmarks and the files shared by all benchmarks; one fails after it was timed."""
     folder = tmp_path / "benchmarks"
     folder.mkdir()
     for name in ("conftest.py", "goals.py"):
@@ -84,7 +84,7 @@ def test_a_run_that_measures_nothing_fails(benchmarks: Path, tmp_path: Path) -> 
 
 @pytest.fixture
 def tools(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The modules that compare."""
+    """Return the modules `against` and `checkouts`, which compare the work tree with a commit."""
     monkeypatch.syspath_prepend(PERF)
     import against
     import checkouts
@@ -127,7 +127,10 @@ def work():
 
 @pytest.fixture
 def repository(tools: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A commit with an `exitbench` that takes a second; the work tree takes two and has more to measure."""
+    """Return a repository whose work tree differs from its commit.
+
+    One function takes a second in the commit and two in the work tree, which also has further benchmarks.
+    """
     root = tmp_path / "repository"
     files = {
         "harness/_root/__init__.py": "",
@@ -187,7 +190,7 @@ def test_what_git_does_not_know_is_refused(tools: SimpleNamespace, repository: P
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script that is run where there is a GPU."""
+    """Return the script for machines with a GPU as a module."""
     monkeypatch.syspath_prepend(PERF)
     import gpu
 

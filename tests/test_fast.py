@@ -1,4 +1,4 @@
-"""`-m fast` leaves out what tests/slow.txt names, and nothing else: some of every folder's tests are fast."""
+"""`-m fast` leaves out exactly the tests that tests/slow.txt names; every folder still has fast tests."""
 
 import re
 import tomllib

@@ -18,7 +18,7 @@ def sources() -> list[str]:
 
 
 def test_it_has_at_most_15_cells_and_keeps_no_output() -> None:
-    """Speed is that of the reader's machine, so output is made there and not stored."""
+    """Speeds depend on the reader's machine, so the notebook is stored without output."""
     assert len(cells()) <= 15
     assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells() if "outputs" in cell)
 

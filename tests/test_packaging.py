@@ -1,4 +1,4 @@
-"""What is installed is what is in the tree, and imports go one way (docs/architecture.md)."""
+"""Built distributions contain the files of the repository, and imports go one way (docs/architecture.md)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def package_of(folder: Path) -> str:
-    """The import name of a folder of the tree."""
+    """Return the import name of a folder of the repository."""
     inside = folder.relative_to(ROOT).parts
     return "exitbench" if inside == ("harness", "_root") else ".".join(("exitbench", *inside))
 
@@ -37,7 +37,7 @@ def tree_packages() -> dict[str, Path]:
 
 
 def modules(folder: str) -> list[Path]:
-    """Every module of a top-level folder, without the package root that lies in harness/."""
+    """Return every module of a top-level folder, except those in harness/_root, which belong to the package root."""
     return [path for path in sorted((ROOT / folder).rglob("*.py")) if "_root" not in path.parts]
 
 
@@ -46,7 +46,7 @@ def modules(folder: str) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what is installed, so that the tree stays clean."""
+    """Return a copy of the files that are packaged, so that building leaves the repository unchanged."""
     source = tmp_path_factory.mktemp("source")
     for name in (*FOLDERS, "pyproject.toml", "setup.py", "README.md", "LICENSE"):
         if (ROOT / name).is_dir():
@@ -73,7 +73,7 @@ def sdist(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """Names of the files in the wheel that is built from the source distribution."""
+    """Return the names of the files in the wheel that is built from the source distribution."""
     unpacked = tmp_path_factory.mktemp("unpacked")
     with tarfile.open(sdist) as files:
         files.extractall(unpacked, filter="data")
@@ -139,7 +139,10 @@ def test_everything_that_is_required_is_pinned() -> None:
 
 
 def imported(path: Path, for_types: bool = True) -> Iterator[str]:
-    """Full names of the modules that a file imports anywhere, functions included; or only those not for types alone."""
+    """Yield the full names of the modules that a file imports, also inside functions.
+
+    Imports under TYPE_CHECKING are left out unless `for_types` is set.
+    """
     tree = ast.parse(path.read_text(encoding="utf-8"))
     guarded = [
         node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
@@ -204,7 +207,7 @@ STOREYS = {
 
 @pytest.fixture(scope="module")
 def graph() -> dict[str, set[str]]:
-    """Every module, and the modules that it imports when it runs; not what is named for types only."""
+    """Return the modules that each module imports when it runs, without imports under TYPE_CHECKING."""
     paths = {package_of(path.parent) + ("" if path.stem == "__init__" else f".{path.stem}"): path for path in every()}
     return {
         module: {name if name in paths else name.rpartition(".")[0] for name in imported(path, for_types=False)}
@@ -249,7 +252,7 @@ def test_no_module_imports_itself_by_way_of_others(graph: dict[str, set[str]]) -
 
 
 def test_no_folder_has_more_modules_than_one_reads_at_a_glance() -> None:
-    """But those of one kind: a method, a command or a figure a module."""
+    """Folders with one module per method, command or table are exempt."""
     kinds = {"methods", "harness/cli/commands", "reports/tables"}
     crowded = {}
     for folder in tree_packages().values():
@@ -311,7 +314,7 @@ def test_nothing_unpickles_or_trusts_code_of_others() -> None:
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """String constants of a file with their lines, docstrings apart."""
+    """Yield the string constants of a file with their line numbers, without docstrings."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings = {
@@ -325,7 +328,7 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def test_no_methods_name_in_the_harness() -> None:
-    """The baseline's name apart, which is also the other arm of a timing, and names that are columns of a probe too."""
+    """Exempt are the baseline's name, which is also an arm of timings, and names that are also columns of a probe."""
     names = {name for name in method_names() if not get_method(name).is_baseline} - set(TABLES["probe"].names)
     wrong = [f"{p.name}:{line} {text!r}" for p in modules("harness") for line, text in texts(p) if text in names]
     assert not wrong
@@ -337,7 +340,7 @@ def test_no_tasks_name_among_the_methods() -> None:
 
 
 def test_model_families_are_named_where_checkpoints_are_read_and_trained_only() -> None:
-    """The prompt style of T5's tasks is named after it."""
+    """Names in quotes are exempt, because the prompt style of T5's tasks is named after it."""
     word = re.compile(r"(?<![\"`])\b(" + "|".join([*FAMILIES, "gpt-2", "t5x?"]) + r")\b(?![\"`])", re.IGNORECASE)
     readers = [path for path in modules("harness") if path.name != "families.py" and "training" not in path.parts]
     wrong = [

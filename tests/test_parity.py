@@ -1,4 +1,4 @@
-"""`nox -s parity` finds differences wherever they are and says where; it refuses what is no checkout of the code."""
+"""`nox -s parity` finds every kind of difference and says where it is; it refuses what is no checkout of the code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MODULES = ("comparing", "configurations", "ours", "run")
 
 @pytest.fixture(scope="module")
 def scripts() -> Iterator[dict[str, ModuleType]]:
-    """Its modules, which lie beside each other and are no package."""
+    """Yield the modules of the parity scripts by name. They are in one folder and form no package."""
     sys.path.insert(0, str(FOLDER))
     yield {name: __import__(name) for name in MODULES}
     sys.path.remove(str(FOLDER))
@@ -31,7 +31,7 @@ def scripts() -> Iterator[dict[str, ModuleType]]:
 
 
 def changed(scripts: Any, **changes: Any) -> Any:
-    """Two answers, against the same with something changed in the second."""
+    """Return the comparison of two equal answers, the second of which is changed on one side."""
     asked = [[(1, 0.25), (2, 0.75)], [(1, 0.5)], [(1, 0.125), (2, 0.25)]]
     one = scripts["comparing"].Answer("squad 0 ab12", [7, 9, 1], [2, 1, 8], asked, 2)
     return scripts["comparing"].compared([one, one], [one, dataclasses.replace(one, **changes)])
@@ -96,7 +96,7 @@ def test_every_setting_names_a_method_and_parameters_that_there_are(scripts: Any
 
 
 def test_the_noted_scores_are_those_of_the_tokens_that_stay(scripts: Any) -> None:
-    """Of an answer with drafts undone: each token's score decided about it."""
+    """In answers with undone drafts, the recorded score of each token is the one that decided about it."""
     ours, configurations = scripts["ours"], scripts["configurations"].configurations()
     asked = next(one for one in configurations if one.name.startswith("rollback 1/vanilla"))
     docs = ours.documents(asked.model, every=8, most=6)

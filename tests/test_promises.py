@@ -1,4 +1,4 @@
-"""What plug-ins are asked to declare is read: nothing public on a task, a method or a gate is without effect."""
+"""Every public attribute that a plug-in may declare on a task, method or gate is read somewhere in the product."""
 
 import ast
 from dataclasses import dataclass, field
@@ -14,13 +14,13 @@ CLASSES = {"Task": "tasks/base.py", "Method": "methods/base/method.py", "Gate": 
 
 @dataclass(frozen=True)
 class Read:
-    """An attribute that is read somewhere.
+    """Place in the code where an attribute is read.
 
     Attributes:
         package: The top-level folder.
-        inside: The innermost class around it, "" where there is none.
+        inside: The innermost class around it; "" if there is none.
         functions: The functions around it.
-        of: The last name of what it is read of: `task_object` of `item.data.task_object`, `get_task` of `get_task(x)`.
+        of: The last name of the object: `task_object` for `item.data.task_object`, `get_task` for `get_task(x)`.
         name: The attribute.
     """
 
@@ -33,7 +33,7 @@ class Read:
 
 @dataclass
 class Product(ast.NodeVisitor):
-    """All reads of attributes, and of each class the classes that it derives from, by name."""
+    """Visitor that collects all attributes read, and the names of each class's base classes."""
 
     reads: set[Read] = field(default_factory=set)
     bases: dict[str, set[str]] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class Product(ast.NodeVisitor):
         self.generic_visit(node)
 
     def family(self, name: str) -> set[str]:
-        """Names of a class and of all that derive from it."""
+        """Return the names of a class and of all classes derived from it."""
         found = {name}
         while more := {one for one, bases in self.bases.items() if bases & found} - found:
             found |= more
@@ -92,7 +92,7 @@ def product() -> Product:
 
 
 def declared(name: str) -> set[str]:
-    """Public attributes and functions of a class."""
+    """Return the public attributes and functions of a class."""
     tree = ast.parse((ROOT / CLASSES[name]).read_text(encoding="utf-8"))
     (body,) = (node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
     names = set()
@@ -106,9 +106,10 @@ def declared(name: str) -> set[str]:
 
 
 def read_of(name: str) -> set[str]:
-    """Attributes that are read of objects of a class, as far as names tell: of what is called after it, and of `self`.
+    """Return the attributes that are read of objects of a class, which are recognized by their names.
 
-    An override that hands on to the class it derives from reads nothing by that; `cls` is a class of its own room.
+    A name counts if it contains that of the class. `self` counts within the class and those derived from it, and `cls`
+    within the class's top-level folder. An override that reads the overridden attribute does not count.
     """
     family = product().family(name)
     return {

@@ -1,7 +1,7 @@
-"""Python without Unix: what reads results imports and uses nothing that Windows lacks.
+"""Python without Unix: code that reads results imports and uses nothing that Windows lacks.
 
-A process that says it is on Windows, with the modules and names taken away that Windows has not, and with LockFileEx
-made of flock. Libraries are imported before, since on Windows they are others.
+The test runs a process that claims to be on Windows. Modules and names that Windows lacks are removed, and LockFileEx
+is replaced by flock. Libraries are imported before that, because their Windows versions differ.
 """
 
 import subprocess

@@ -29,9 +29,10 @@ _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:\s]+)(#[^)\s]*)?\)")
 
 @event_priority(100)  # before mkdocstrings looks for it
 def on_config(config: MkDocsConfig) -> None:
-    """Write the version below every page, and link the package's folders as they are imported, for mkdocstrings.
+    """Put the version into every page's footer, and lay out the package as links for mkdocstrings.
 
-    So it can read docstrings without importing.
+    The links give every source folder its place within `exitbench`, so that mkdocstrings reads docstrings without
+    importing.
     """
     config.copyright = f"ExitBench {__version__}"
     package = ROOT / "runs" / "docs" / "package" / "exitbench"
@@ -44,7 +45,7 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
-    """Add the documents outside docs/, the reference of the database, and the gallery with its pictures."""
+    """Add documents outside docs/, generated references of the database and its queries, and a gallery of figures."""
     for name in BESIDE:
         text = (ROOT / name).read_text("utf-8").replace("](docs/", "](")
         files.append(File.generated(config, BESIDE[name], content=text))

@@ -1,4 +1,4 @@
-"""Take the start page's pictures: `python docs/site/pictures.py REAL_REPORT GENERATED_REPORT`, which are folders."""
+"""Take the start page's screenshots, from two reports' folders: `python docs/site/pictures.py REAL GENERATED`."""
 
 import sys
 from pathlib import Path

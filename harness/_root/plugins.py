@@ -1,8 +1,8 @@
 """Plug-ins: Python files of a folder that the user names with ``--plugins``, which run with the user's rights.
 
 A file registers its tasks and methods (``exitbench.register_task``, ``exitbench.register_method``) and imports other
-files of the folder as ``exitbench_plugins.NAME``. No other folder is searched. Imports nothing from this project except
-`errors`.
+files of the folder as ``exitbench_plugins.NAME``. No other folder is searched. This module imports nothing from
+this project except `errors`.
 """
 
 import importlib

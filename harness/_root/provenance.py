@@ -1,6 +1,6 @@
-"""Provenance of third-party classes: their distribution and a digest of their source files.
+"""Provenance of third-party classes: the installed package that contains them, and a digest of their source files.
 
-Imports nothing from this project, so that methods and tasks share the same digest.
+This module imports nothing from this project, so that methods and tasks can both use it.
 """
 
 import ast
@@ -17,7 +17,7 @@ from types import ModuleType
 
 
 def distribution(cls: type, group: str) -> tuple[str | None, str | None]:
-    """Return the name and version of the distribution whose entry point in `group` names the class, or (None, None)."""
+    """Return name and version of the package whose entry point in `group` names the class, or (None, None)."""
     for point in entry_points(group=group):
         if (point.module, point.attr) == (cls.__module__, cls.__qualname__) and point.dist is not None:
             return point.dist.name, point.dist.version
@@ -68,7 +68,10 @@ def _files(cls: type, package: str, apart_from: Path | None) -> set[Path]:
 
 @cache
 def _imported(path: Path, inside: str, package: str) -> tuple[tuple[Path, str], ...]:
-    """Return (file, enclosing package) of each module of `package` that a file of the package `inside` imports."""
+    """Return, for each module of `package` that the file `path` imports, its file and the package that contains it.
+
+    `inside` is the package that contains `path`.
+    """
     names = _imported_names(ast.parse(path.read_bytes()), inside)
     modules = [_module(name) for name in names if f"{name}.".startswith(f"{package}.")]
     files = [(getattr(module, "__file__", None), _package(module)) for module in modules]  # namespaces have no file

@@ -1,4 +1,4 @@
-"""Candidates of a tuning: settings that keep most of full depth's tokens in a replay and can save time on the model."""
+"""Candidates of `exitbench tune`: settings that keep most of full depth's tokens in a replay and can save time."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def find_candidates(
     costs: DecoderCosts | None = None,
     shares: Sequence[float] = SHARES,
 ) -> Search:
-    """Search for candidates by replay, which recomputes exits from a probe: all thresholds, and all static exit layers.
+    """Search all thresholds and all static exit layers for candidates, by replay: exits are recomputed from a probe.
 
     Args:
         database: Database that contains a probe of the model's answers to the task.
@@ -98,10 +98,10 @@ def find_candidates(
         methods: Names of the methods to search; each has a threshold.
         max_loss_percent: Maximum loss of quality, in percent of full depth's quality.
         costs: Costs of LM head and gates on this model. With them, expensive gates are evaluated at fewer blocks, and
-            drafting is considered too. Settings that cannot be faster than full depth are left out. None: every gate is
-            evaluated at every block, and nothing is left out.
-        shares: Factors of `max_loss_percent`. Each product is a limit on the percentage of tokens that differ from full
-            depth's in the replay.
+            settings that draft tokens are tried too. Settings that cannot be faster than full depth are left out.
+            None: every gate is evaluated at every block, and nothing is left out.
+        shares: Each share times `max_loss_percent` is a limit on the percentage of tokens that differ from full depth's
+            in the replay.
 
     Returns:
         For each method, and for static exit layers, the cheapest setting within each limit. With costs, also the best
@@ -154,8 +154,8 @@ def _why_left_out(name: str, gate_blocks: float, can_be_faster: bool, max_loss_p
 def unsearched_candidates(methods: Sequence[str], n_blocks: int) -> tuple[Candidate, ...]:
     """Return candidates without a replay: every static exit layer, and a coarse grid of each method's threshold.
 
-    For a method without a threshold, its integer parameters that count blocks take every value. Costs and token matches
-    are unknown (nan).
+    For a method without a threshold, each integer parameter that counts blocks takes every value. Costs and token
+    matches are unknown (nan).
 
     Args:
         methods: Names of the methods.
@@ -199,10 +199,10 @@ def threshold_grid(kind: type[Method]) -> list[float]:
 
 
 def _periods(kind: type[Method], gate_blocks: float, n_blocks: int) -> list[int]:
-    """Return the periods n to try for a method's gate, which is then evaluated at blocks n, 2n, ... only.
+    """Return the periods n to try: with period n, a method's gate is evaluated at blocks n, 2n, ... only.
 
-    It is [1] if the gate is cheap or the method has no parameters for this. `gate_blocks` is the cost of one
-    evaluation.
+    The list is [1] if the gate is cheap, or if the method has no parameters to set the blocks.
+    `gate_blocks` is the cost of one evaluation.
     """
     is_periodic = {"every", "min_exit"} <= {entry.name for entry in dataclasses.fields(kind)}
     if gate_blocks <= CHEAP_GATE_BLOCKS or not is_periodic:
@@ -270,12 +270,14 @@ def _why_no_draft(draft: Candidate, n_blocks: int, costs: DecoderCosts) -> str:
 
 
 def _cheapest(candidates: Iterable[Candidate], max_loss_percent: float, shares: Sequence[float]) -> Iterator[Candidate]:
-    """Yield, for each share, the cheapest candidate with few enough differing tokens; equal results only once.
+    """Yield, for each share, the cheapest candidate with few enough differing tokens.
+
+    A candidate is left out if an earlier one has the same cost and the same token match.
 
     Args:
         candidates: The candidates of one method.
         max_loss_percent: Maximum loss of quality, in percent.
-        shares: Factors of the maximum loss; each product limits the percentage of tokens that differ from full depth's.
+        shares: Each share times `max_loss_percent` limits the percentage of tokens that differ from full depth's.
     """
     pool, outcomes = list(candidates), set[tuple[float, float]]()
     for share in shares:

@@ -59,7 +59,7 @@ class Tuning:
         documents: Number of documents for search and confirmation.
         finalists: Maximum number of methods that are timed, each with its best setting.
         epsilon: Probability that the guaranteed bound on the expected loss is violated (Learn then Test). None for no
-            guarantee: the choice is by the paired interval only.
+            guarantee: only the paired interval of the loss decides.
     """
 
     suite: Suite
@@ -87,7 +87,7 @@ class Tuning:
         return replace(self.task, label=f"{self.task.label}-calibration", data=data)
 
     def require_enough_documents(self, full_share: float = 1.0) -> None:
-        """Check that there are enough documents for a guarantee to be possible, if no document loses quality.
+        """Check that the documents suffice for the guarantee, at least in the best case: no document loses quality.
 
         Args:
             full_share: Full depth's score as a share of the metric's maximum; 1.0 as long as it is not measured.
@@ -114,7 +114,7 @@ class Tuning:
         return self.task.data.task_object.consistency_metric
 
     def points_of(self, full_share: float) -> float:
-        """Return the maximum loss in points of the certified metric, whose scale is often 0 to 100.
+        """Return the maximum loss in points of `certified_metric`, whose scale is often 0 to 100.
 
         Args:
             full_share: Full depth's score as a share of the metric's maximum.
@@ -122,7 +122,7 @@ class Tuning:
         return self._delta(full_share) * self._scale
 
     def share_of(self, points: float) -> float:
-        """Return a value of the certified metric, in points, as a share of the metric's maximum."""
+        """Convert a value of `certified_metric` from points to a share of the metric's maximum."""
         return points / self._scale
 
     @property

@@ -159,7 +159,7 @@ def classify(
 def bound_method(
     n_blocks: int, exit_blocks: tuple[int, ...], method: str | Method, params: Mapping[str, Any]
 ) -> Method:
-    """Return a method object with its parameters set, bound to a model's exit layers.
+    """Return a method object with its parameters set, checked for a model and adapted to its exit heads.
 
     Args:
         n_blocks: Number of blocks of the model.

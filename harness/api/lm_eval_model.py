@@ -50,7 +50,7 @@ _KINDS: Final = {str: "text", int: "a whole number", bool: "True or False"}
 
 @dataclass(frozen=True)
 class ModelArguments:
-    """Parsed `model_args`, with the same meanings as in suites.
+    """Parsed `model_args` of lm-eval; each setting means the same as in a suite.
 
     Attributes:
         pretrained: Folder of a checkpoint, ``hub:OWNER/NAME@REVISION``, or a bundled model.
@@ -60,7 +60,7 @@ class ModelArguments:
         engine: ``lean`` or ``hosted``; ``auto`` is the lean engine if it can run the model, else the hosted one.
         rows: Maximum number of requests per batch.
         max_length: Maximum tokens of context and answer; None for the maximum in the model's configuration.
-        first_token: ``gated``: the first token may exit early; ``full``: it may not; None: in log-likelihoods only.
+        first_token: ``gated``: the first token may exit early; ``full``: it may not; None: it may if texts are scored.
         scope: ``token``: each token exits by itself; ``context``: scored texts keep their first token's exit layer.
         hub: Whether the model may be downloaded from the hub.
         trace: Folder where the exit layers of every token are stored; None to store nothing.
@@ -220,7 +220,7 @@ class ExitBenchLM(EarlyExitLM):
         return self.arguments.trace is not None
 
     def tok_decode(self, tokens: int | Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Decode token ids to text, as lm-eval's filters do."""
+        """Return the text of token ids, by default without special tokens."""
         return str(self.tokenizer.decode(tokens, skip_special_tokens=skip_special_tokens))
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
@@ -240,8 +240,8 @@ class ExitBenchLM(EarlyExitLM):
     def get_model_info(self) -> dict[str, Any]:
         """Return what lm-eval stores about the model with its results.
 
-        Keys: ``model_dtype``, and ``exitbench`` with the method, its parameters, and the mean exit layer and number of
-        the tokens so far.
+        Keys: ``model_dtype``, and ``exitbench`` with the method, its parameters, the number of tokens so far, and
+        their mean exit layer.
         """
         method, layers = self.arguments.method, self._exit_layers()
         mean = sum(layers) / len(layers) if layers else None
@@ -303,7 +303,7 @@ class ExitBenchLM(EarlyExitLM):
 
 
 def available_device(device: str) -> str:
-    """Return the name of an available device. As in lm-eval, a missing GPU is replaced by another device.
+    """Return the device to use. As in lm-eval, `cuda` becomes `cpu` on a machine without a GPU; `auto` is resolved.
 
     Raises:
         UserError: `device` is not the name of a device.
@@ -332,7 +332,7 @@ def _scoring_prompts(tokenizer: Any, arguments: ModelArguments) -> Prompts:
 def _key(request: Instance, number: int, splits: Mapping[str, str]) -> str:
     """Return the document key of a request: the same key as in a suite, because it seeds random methods.
 
-    For a request outside a watched evaluation, the key is task and document number; without these, the request number.
+    If the split of the task is unknown, the key is task and document number; without these, the request number.
     """
     if request.task_name is None or request.doc_id is None:
         return f"request {number}"

@@ -102,8 +102,8 @@ _watching: weakref.WeakSet[EarlyExitLM] = weakref.WeakSet()
 def watch_evaluations(lm: EarlyExitLM) -> None:
     """Wrap lm-eval's `evaluate`: set the model's document splits before each evaluation, and plan and write its trace.
 
-    lm-eval notifies a model neither of its tasks nor of the end. So `evaluate` is replaced in its module, until the
-    last watched model is deleted.
+    lm-eval tells a model neither its tasks nor when the evaluation ends. So `evaluate` is replaced in lm-eval's module,
+    until the last model passed to this function is deleted.
     """
     original = lm_eval.evaluator.evaluate
     if not list(_watching):

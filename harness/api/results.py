@@ -181,7 +181,7 @@ def open_results(path: str | Path = "runs") -> Results:
             filled, or s3://BUCKET/PREFIX, for which deltalake reads the credentials.
 
     Raises:
-        UserError: There is nothing of these at the path, or it cannot be opened.
+        UserError: The path is none of these, or it cannot be opened.
 
     Examples:
         >>> import exitbench as eb

@@ -288,8 +288,8 @@ class Cell:
             not determine the method's score.
         fit_cell_id: Cell that fitted the method; None for methods that are not fitted.
         device_map: Number of blocks per device of a model on several devices; None if all blocks are on ``device``.
-        head_precision: ``certified`` decides from bounds of the logits if the bounds suffice, with the tokens and exit
-            layers of ``exact``. FLOPs and stored scores differ, so it is part of the identity.
+        head_precision: ``certified`` decides from bounds of the logits if the bounds suffice, with the same tokens and
+            exit layers as ``exact``. FLOPs and stored scores differ, so it is part of the identity.
     """
 
     suite: str

@@ -36,7 +36,7 @@ class Corpus:
         prompts_sha256: Digest of all prompts, by kind of model.
         prompts: For each document in order, the first 16 hexadecimal digits of the SHA-256 of its question
             (`Task.likeness`).
-        remarks: Metrics under which references do not score best (`self_score_remarks`), one sentence each.
+        remarks: Sentences about metrics that give a document's own reference less than the best score.
         prompt_characters: Mean length of a prompt, in characters.
         answer_characters: Mean length of a document's first reference, in characters.
     """
@@ -101,7 +101,7 @@ def _of_lm_eval(data: DataRequest, data_dir: Path | None) -> Corpus:
 
 
 def keep(folder: Path) -> None:
-    """Write `Corpus` descriptions held in memory to the cache file of `folder`, which did not exist during planning."""
+    """Write the `Corpus` objects held in memory to the cache file in `folder`, which was created after planning."""
     if descriptions := _unkept.pop(folder / CACHE, None):
         _write(folder / CACHE, descriptions)
 

@@ -39,12 +39,13 @@ class DataRequest:
     """Selection of a task's documents: everything ``Task.load`` needs but the data folder.
 
     Attributes:
-        files: Local source only: for each file, its role in the task and its path relative to the data folder.
-        part: Local source only: ``train`` or ``test`` if only this part of the documents is read.
+        files: Documents in local files only: each file's role in the task, and its path relative to the data folder.
+        part: Documents in local files only: ``train`` or ``test`` if only this part is read.
         limit: Number of documents kept, in hash order of their keys; None keeps all.
         seed: Seed of the built-in generator.
         level: Difficulty of built-in data, 1 to 3.
-        apart_from: Other selections: documents with the same prompt as one of theirs are excluded, before `limit`.
+        apart_from: Other selections of documents. A document with the same prompt as one of these is excluded,
+            before `limit` is applied.
         settings: For lm-eval's tasks: settings of prompts; None for this project's tasks.
         declaration: For a task declared in a TOML file: the content of that file; None for all others.
         prompting: Prompts in a style other than the task's own; None for the task's own. Documents with the passage of

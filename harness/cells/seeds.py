@@ -33,5 +33,5 @@ def seed_for(axis: Axis, suite_seed: int, *keys: str) -> int:
 
 
 def derivations(suite_seed: int) -> dict[Axis, str]:
-    """Return, for each axis, the formula of its seed as text; cell.json stores it as documentation."""
+    """Return the formula of each seed as text, by axis (use of random numbers), to document it in cell.json."""
     return {"decode": f"int(sha256('{suite_seed}:' + doc_key)[:15], 16)", "bootstrap": str(suite_seed)}

@@ -50,7 +50,7 @@ class _ForcedExitThreshold(Threshold):
 
 
 def declared(trial: Trial) -> Iterator[str]:
-    """Check that a method declares the FLOPs counted when a token exits as early and as late as possible.
+    """Check that a method's declared FLOPs equal those counted, for the earliest and the latest possible exit.
 
     Also check that its gate declares a cost if it computes anything. Yield a message per violation.
     """
@@ -63,7 +63,7 @@ def cost_mismatches(
 ) -> Iterator[str]:
     """Yield a message for each exit layer at which a method's declared matrix-product FLOPs differ from those counted.
 
-    An oracle, whose gate first runs all blocks, declares the cost without that run, so a gate that computes nothing
+    An oracle's gate first runs all blocks, but the declared cost leaves this run out. So a gate that computes nothing
     replaces it here. Verification of drafts is not part of a decode step and is not counted.
 
     Args:
@@ -112,9 +112,9 @@ class _FixedExits(Always):
 
 
 class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Base class of torch dispatch modes that need not be hidden from torch's compiler.
+    """Base class of torch dispatch modes that torch does not hide from its compiler.
 
-    Hiding a mode would import the compiler, which is slow.
+    To hide a mode, torch would import the compiler, which is slow.
     """
 
     @classmethod
@@ -142,7 +142,7 @@ class _Products(_Watching):  # type: ignore[no-untyped-call]
 
 
 class _InputSizeRecorder(_Watching):  # type: ignore[no-untyped-call]
-    """Dispatch mode that records the number of elements of the largest tensor that any operation reads."""
+    """Dispatch mode that records the number of elements of the largest tensor read, except by views and argmax."""
 
     most = 0
 
@@ -168,7 +168,7 @@ def _forgotten(trial: Trial) -> Iterator[str]:
 
 
 class _Counted(Gate):
-    """Gate wrapper that records how large the tensors are that the gate itself, but not the head, computes from."""
+    """Gate wrapper that records the size of the largest tensor that the gate itself reads; the head does not count."""
 
     def __init__(self, gate: Gate) -> None:
         self._gate, self.most = gate, 0

@@ -21,7 +21,7 @@ FILE: Final = Path(__file__).with_name("shipped.toml")
 def conforming_sources() -> dict[str, str]:
     """Return the source digests of the bundled methods that conform, by method name, as stored in `shipped.toml`.
 
-    The result is empty if the source of the checks has changed since, so that the stored verdicts no longer hold.
+    The result is empty if the source of the checks has changed since `shipped.toml` was written.
     """
     record = tomllib.loads(FILE.read_text(encoding="utf-8"))
     return dict(record["sources"]) if record["checks"] == checks_version() else {}

@@ -1,7 +1,7 @@
 """Cost of each method's gate on a model, per evaluated block, and whether the engine can run the method.
 
-Costs come from the declared cost model. Read-outs by gates are counted instead: each method decodes one token on the
-small random decoder of the conformance tests, with the number of blocks of the model.
+Costs come from the methods' declared cost models, except the number of read-outs. To count these, each method decodes
+one token on the small random decoder of the conformance tests, with as many blocks as the model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WhyNot = Callable[[Parts, int], str | None]
 
 
 class Costed(ModelInterface, Protocol):
-    """Interface of a model with a cost model for its blocks."""
+    """Interface of a model that can tell the cost of its blocks."""
 
     def block_cost(self, place: TokenPlace) -> Cost:
         """Return the cost of one decoder block for one token with the context and source lengths of ``place``."""
@@ -117,7 +117,7 @@ def _gate_cost(method: Method, model: Costed, place: TokenPlace, why_not: WhyNot
 def _reads(parts: Parts, has_own_heads: bool, rows: float, work: Cost) -> str:
     """Return a phrase for what a gate reads at a block, such as ``logits`` or ``earlier states``.
 
-    ``rows`` is how many times it reads the whole LM head, and ``work`` is its cost, for one token.
+    For one token, ``rows`` is how many times the gate reads the whole LM head, and ``work`` is the gate's cost.
     """
     if parts.gate.looks_ahead:
         return "all blocks first"
@@ -130,7 +130,7 @@ def _reads(parts: Parts, has_own_heads: bool, rows: float, work: Cost) -> str:
 
 
 def _rows_read(method: Method, shape: Shape) -> float:
-    """Return how many times a gate reads the whole LM head for one token that never exits."""
+    """Return how many times a gate reads the whole LM head for one token that runs all blocks."""
     with torch.no_grad():
         trial = Trial(method, shape)
         parts = replace(trial.plain, threshold=Constant(float("inf")))

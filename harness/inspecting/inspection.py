@@ -234,7 +234,11 @@ def inspect_folder(folder: Path, engine: EngineChoice = "auto", context: int | N
 def _described(
     folder: Path, raw: dict[str, Any], checkpoint: Checkpoint | None, findings: _Findings
 ) -> tuple[Sketch, ArchitectureSummary] | tuple[None, None]:
-    """Return `Sketch` (model without weights) and architecture, of the loaded model or config.json; else None, None."""
+    """Return a `Sketch` of the checkpoint, from which sizes and costs are computed, and its architecture.
+
+    The sketch has the parts of the hosted engine's model if that is loaded, else of one built from config.json. If that
+    fails, return (None, None).
+    """
     try:
         with as_user_errors(str(raw.get("model_type"))):
             model = None if checkpoint is None else checkpoint.model

@@ -64,9 +64,9 @@ def count_parameters(stack: Stack) -> Parameters:
 
 
 class Sketch(Headed):
-    """A model built from its configuration only, with the cost model's interface; used if no engine can count costs.
+    """Parts of a transformers model, from which sizes and costs are computed if no engine counts them.
 
-    All weights of a block count as read, including experts to which a token is not routed.
+    No weights are needed. All weights of a block count as read, including experts to which a token is not routed.
 
     Attributes:
         stack: Parts of the model.

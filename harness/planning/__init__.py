@@ -1,1 +1,1 @@
-"""Planning: reading a suite's TOML, expanding it into cells, their states, and conformance of methods."""
+"""Planning: read a suite's TOML, expand it into cells, find their states, and check conformance of methods."""

@@ -1,4 +1,4 @@
-"""Conformance checks of a plan's methods, before their cells are run."""
+"""Check, before cells run, that a plan's methods keep their contracts (conformance)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def conformance_lines(plan: Plan, retry: Retry, folder: Path) -> Iterator[str]:
 
 
 def failing(plan: Plan) -> Iterator[str]:
-    """Yield one line per distinct failure among the plan's conformance verdicts, with the first cell concerned."""
+    """Yield one line per distinct failure among the plan's conformance verdicts; it names the first cell affected."""
     items = [planned.item for group in plan.groups for planned in group.cells]
     yield from _failing_lines(
         plan, {item.cell.cell_id: ConformanceResult.from_json(item.conformance) for item in items if item.conformance}

@@ -1,9 +1,10 @@
-"""Checks of a plan's data: fits, calibrations and measurements share no documents; difficulty levels are as trained.
+"""Checks of a plan's data: fits, calibrations and measurements must not share documents.
 
-A model is measured only at the difficulty levels of built-in data on which it was trained.
+In addition, a model is measured only at the difficulty levels of built-in data on which it was trained.
 
-Two documents are the same if their prompts are the same. A repeated record may have different ids in different files.
-And greedy decoding gives one answer per prompt, so a loss against full depth's text does not depend on the references.
+Two documents count as the same if they have the same prompt. Ids would not do: a repeated record may have different ids
+in different files. References would not do either: greedy decoding gives one answer per prompt, and a loss relative to
+full depth's answer depends on nothing else.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

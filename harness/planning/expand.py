@@ -121,7 +121,7 @@ def _limited(task: TaskEntry, limit: int) -> TaskEntry:
 def is_certified(suite: Suite, kind: Kind, method: Method) -> bool:
     """Return whether the gate of a cell decides from bounds of the logits instead of the exact LM head.
 
-    True if the suite requests certified heads, the cell decodes, and the gate of its method decides.
+    True if the suite requests certified heads, the cell decodes, and exits of its method depend on gate scores.
     """
     decodes = kind in ("quality", "timing", "calibration")
     return suite.head_precision == "certified" and decodes and method.parts(n_blocks=2).gate.decides
@@ -152,9 +152,9 @@ def _cells_of_pair(suite: Suite, model: ModelEntry, task: TaskEntry) -> Iterator
 
 
 def _recording(cell: CellTemplate, record: RecordSettings) -> CellTemplate:
-    """Return a copy of the template of a probe or timing cell, with a label of its own, that stores additional data.
+    """Return a copy of a probe or timing cell's template that stores additional data and has its own label.
 
-    `record` says which data. Other cells still read the results of the cell without them.
+    `record` says which data. Cells that depend on the original cell still read its results.
     """
     name, _, kind = cell.label.rpartition("/")
     joint = "," if ":" in name.rpartition("/")[2] else ":"
@@ -258,7 +258,7 @@ class _Pair:
         yield CellTemplate(label, location, self.model, self.task, self.task.data, bare, "scores", full.label, inputs)
 
     def cells(self, location: str, method: Method, name: str, kind: Kind) -> Iterator[CellTemplate]:
-        """Yield a template for each cell that a method's cell of one kind depends on, then the template of that cell.
+        """Yield the template of a method's cell of one kind, after the templates of all cells that it depends on.
 
         Nothing is yielded for a probe or for full depth's quality cell, which `_cells_of_pair` adds.
 
@@ -329,7 +329,7 @@ class _Pair:
         )
 
     def _reduced(self, method: Method, params: Mapping[str, Any], kind: Kind) -> tuple[str, Method]:
-        """Return a cell's label with only the parameters `params`, and the method with all others at their defaults."""
+        """Return a cell's label and its method, both with the parameters `params` and defaults for all others."""
         default = type(method)().params()
         stated = [(name, value) for name, value in params.items() if value != default[name]]
         return self.label(point_label(method.name, stated), kind), type(method).from_params(params)

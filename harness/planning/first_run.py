@@ -54,7 +54,7 @@ class Lengths:
     """Typical number of tokens per document.
 
     Attributes:
-        read: Tokens of all prompts or scored texts.
+        read: Tokens of the prompt, or of all texts that are scored or classified.
         generated: Tokens of the generated answer; 0 if nothing is generated.
     """
 
@@ -63,7 +63,7 @@ class Lengths:
 
 
 def typical_lengths(cell: Cell, corpus: Corpus, generates: bool) -> Lengths:
-    """Return the typical tokens of a cell's prompts and answers, from their characters and the cell's limits.
+    """Return the typical lengths of a cell's prompts and answers, from numbers of characters and the cell's limits.
 
     Args:
         cell: The cell.

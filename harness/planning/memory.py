@@ -86,5 +86,8 @@ def _largest_cache(folder: Path, cells: Sequence[Cell]) -> tuple[int, Cell]:
 
 
 def _positions(cell: Cell) -> int:
-    """Return the number of KV cache positions per sequence, including source positions for cross-attention."""
+    """Return the maximum number of tokens of prompt and answer, as the cell's settings limit them.
+
+    A prompt without limit counts as 0.
+    """
     return cell.generation.max_new_tokens + (cell.generation.max_prompt_tokens or 0)

@@ -1,7 +1,7 @@
 """Group a plan's cells into passes, that is, runs of the model whose results belong to several cells.
 
-The groups are those of one process that runs all cells without waiting for dependencies. No model is loaded. Methods
-are compared without their fitted tensors, and methods fitted by different cells count as different.
+No model is loaded. The groups are those that form if a single process runs all cells, and no cell waits for another.
+Methods are compared without their fitted tensors. Methods fitted by different cells count as different.
 """
 
 from collections.abc import Iterator, Sequence

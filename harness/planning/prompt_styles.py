@@ -43,7 +43,7 @@ def style_for(entry: TaskEntry, folder: Path, kind: ModelKind) -> PromptStyle:
 
 
 def styled(entry: TaskEntry, folder: Path, model: ModelRef, data_dir: Path | None) -> TaskEntry:
-    """Return a task with its prompts in the style for a model; unchanged if the task has only its own prompts.
+    """Return a task with its prompts in the style for a model; unchanged if the task does not have prompt styles.
 
     Args:
         entry: The task.

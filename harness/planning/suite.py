@@ -107,8 +107,8 @@ class Sweep:
 
     Attributes:
         location: File, line and key, for messages.
-        points: All combinations of the values in ``grid`` and ``query`` (varied fastest), except those that ``exclude``
-            matches.
+        points: All combinations of the values in ``grid`` and ``query``, except those that ``exclude`` matches. Values
+            in ``query`` vary fastest.
         timed_tasks: Tasks with cells of kind ``timing``.
         records: Additional data that probes and timings store in separate cells, by kind of cell.
     """

@@ -5,7 +5,8 @@ Importing torch and transformers takes seconds, and a fork takes milliseconds. T
 reports its exit code, and kills it if the client ends. If environment variables or source files have changed, another
 server takes its place.
 
-The standard library's fork server would give its children the environment variables of its own start.
+The standard library's fork server is not used, because its children have the environment variables with which the
+server was started.
 """
 
 from __future__ import annotations
@@ -134,7 +135,10 @@ class _Server:
         return ForkedProcess(control, int(pid))
 
     def serves(self, variables: Mapping[str, str]) -> bool:
-        """Return whether the server can be reused: alive, of this process, same variables, unchanged source files."""
+        """Return whether this process can use the server for a fork with these environment variables.
+
+        The server must be alive, started by this process and with the same variables; source files must be unchanged.
+        """
         if self.client_pid != os.getpid() or self._process.poll() is not None or self._imported is None:
             return False
         expected = self.variables | self._imported["variables"]
@@ -162,7 +166,7 @@ _starting = threading.Lock()
 
 
 def _server_for(variables: Mapping[str, str]) -> _Server:
-    """Return a server started with these environment variables; start one if needed. The caller must hold the lock."""
+    """Return a server started with these environment variables; start one if needed. The caller must hold `_lock`."""
     global _server
     fixed = _fixed(variables)
     if _server is not None and not _server.serves(fixed):

@@ -21,8 +21,8 @@ _NUMBERS: Final = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", 
 class Interruptible:
     """Context manager that raises KeyboardInterrupt in place of any error that occurs after Ctrl-C or SIGTERM.
 
-    Signals that do not raise KeyboardInterrupt on entry are left unchanged (SIGINT in a shell's background jobs,
-    SIGTERM by default).
+    On entry, a signal that does not raise KeyboardInterrupt keeps its handling: SIGINT in a shell's background jobs,
+    SIGTERM by default.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Interruptible:
         raise KeyboardInterrupt
 
     def _on_lost(self, lost: Any) -> None:
-        """Handle an exception that Python could only print (`sys.unraisablehook`): raise a lost interrupt again."""
+        """Handle an exception that Python could only print: resend SIGINT if it is a lost KeyboardInterrupt."""
         if not self._came:
             self._hook(lost)
         elif isinstance(lost.exc_value, KeyboardInterrupt):

@@ -70,7 +70,7 @@ def checked(path: Path, config: Mapping[str, Any], allowed: Mapping[str, Allowed
 
 
 def check_token_ids(path: Path, config: Mapping[str, Any], keys: Collection[str], several: Collection[str]) -> None:
-    """Check that the token ids at ``keys`` of a config are integers or null; for keys in ``several`` also lists.
+    """Check that the token ids at ``keys`` of a config are integers, null or, for keys in ``several``, lists.
 
     Raises:
         UserError: A value has another type, such as a string with digits.

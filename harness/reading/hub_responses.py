@@ -45,7 +45,7 @@ def checked_responses(model: str, largest_bytes: int) -> Iterator[None]:
         largest_bytes: Maximum bytes of a file.
 
     Raises:
-        UserError: Raised by a request in the context, if its response has a name, size or number that no hub sends.
+        UserError: Raised by a request in the context, if its response has an invalid name, size or number.
     """
     from huggingface_hub import get_session
 

@@ -1,7 +1,7 @@
-"""Cell locks: concurrent runs over one spool divide the cells, and a repeated job resumes where it stopped.
+"""Cell locks, by which concurrent runs over one spool share the work: no two of them run the same cell.
 
 The process that runs a cell holds its lock (``<spool>/locks/<cell_id>``). After acquiring the lock, it checks whether
-the cell has ended since the plan was made.
+the cell has ended since the plan was made. So a repeated run also resumes where it stopped.
 """
 
 import contextlib
@@ -35,9 +35,9 @@ def holder(spool: Path, cell_id: str) -> str:
 
 
 def attempts_since(spool: Path, item: CellJob) -> list[Attempt]:
-    """Return the attempts (runs) of a cell that began after the last one that had ended at planning, oldest first.
+    """Return the attempts (runs) of a cell that began after the last attempt that the plan has seen, oldest first.
 
-    All attempts are returned if none had ended then.
+    An attempt is seen if it had ended when the plan was made. If none had, all attempts are returned.
     """
     attempts = cell_attempts(spool, item.cell.cell_id)
     return [attempt for attempt in attempts if item.seen is None or attempt.attempt_id > item.seen]

@@ -101,7 +101,8 @@ def _gpu() -> _Values:
 def gpu_values(answer: str) -> _Values:
     """Return (clock in MHz, power in W, temperature in degrees Celsius, throttling) from a line that nvidia-smi prints.
 
-    The line answers `_GPU_QUERY`. A value that the GPU does not report is None; if the line is malformed, all are None.
+    The line has one field per entry of `_GPU_QUERY`. A value that the GPU does not report is None; if the line is
+    malformed, all are None.
     """
     fields = [field.strip() for field in answer.partition("\n")[0].split(",")]
     if len(fields) != len(_GPU_QUERY):

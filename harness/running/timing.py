@@ -1,11 +1,11 @@
 """Paired speed-up against full depth of the same checkpoint, in one process, with a noise floor.
 
-A `TimedWork` is timed: answers to prompts, scores of given texts, or labels of texts.
+The object that is timed is a `TimedWork`: it answers prompts, scores given texts, or classifies texts.
 
-For every unit of documents the order is full, twin, method, method, twin, full, where twin is full depth again. Both
-comparisons are ABBA, so a machine that slowly warms up or cools down favours neither. Nothing is traced, checked or
-scored while the clock runs: an untimed decode before does that (`decode`'s ``traced``). Rounds over the units repeat,
-so that a document's time is a median, robust to a few stalled readings (`results.statistics.speed`).
+A unit is a batch of documents. It is run in the order full, twin, method, method, twin, full, where twin is full depth
+again. Both comparisons are ABBA, so a machine that slowly warms up or cools down favours neither. Nothing is traced,
+checked or scored while the clock runs; this is done in an untimed run before. All units are run in several rounds, so
+that a document's time is a median, robust to a few stalled readings (`results.statistics.speed`).
 """
 
 from __future__ import annotations
@@ -149,10 +149,10 @@ def _stop_reason(
 
 
 def request_metrics(measured: Timing[Any], n_documents: int, n_units: int, seed: int) -> dict[str, Interval]:
-    """Return the metrics of every timing: speed-up, noise floor, milliseconds per request, documents and rounds timed.
+    """Return the metrics that timings of all kinds of work have: speed-up, noise floor, milliseconds per request, etc.
 
-    ``speedup_choosing`` is the speed-up on the documents by which settings are chosen, ``speedup_confirming`` on those
-    by which the choice is confirmed (`results.statistics.split`). Without such documents, it is left out.
+    ``speedup_choosing`` is the speed-up on the documents on which settings are chosen, and ``speedup_confirming`` that
+    on the other documents (`results.statistics.split`). A part without timed documents has no speed-up.
 
     Args:
         measured: All readings of the cell.

@@ -139,7 +139,7 @@ class _Queue:
         self._emit({"event": "end", "cell": item.cell.cell_id, "status": status})
 
     def _claim(self, item: CellJob) -> None:
-        """Lock other cells of the specification whose results the run of this cell can also produce.
+        """Lock the other cells of the specification that the run of this cell can also answer, in a shared pass.
 
         Cells that have ended, or that another process runs, are left out.
         """

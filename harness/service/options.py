@@ -36,7 +36,7 @@ class RunOptions:
         executor: ``local`` (this machine) or ``slurm``.
         slurm: Options of sbatch, as KEY=VALUE.
         hub: Whether models may be downloaded from the hub.
-        confirm_run_unsafe_code: Whether tasks may execute code that a model wrote.
+        confirm_run_unsafe_code: Whether tasks may execute code that a model generated.
 
     Raises:
         UserError: A value is not allowed.

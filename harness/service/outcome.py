@@ -54,7 +54,10 @@ def print_broken(summary: ReportSummary) -> None:
 
 
 def print_left_out(path: Path, suite: str) -> None:
-    """Print, for each quality result of a suite in the database `path` that excludes documents, how many and why."""
+    """Print how many documents the quality runs of a suite left out, and why; nothing for runs with all documents.
+
+    `path` is the database.
+    """
     from exitbench.results.database.connection import open_database
 
     with open_database(path) as database:

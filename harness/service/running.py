@@ -119,7 +119,7 @@ def run_suite(options: RunOptions, *, remarks: bool = True) -> SuiteRun:
 
 
 def unsafe_tasks(plan: Plan) -> list[str]:
-    """Return the labels of tasks whose scoring executes code that a model wrote."""
+    """Return the labels of tasks whose scoring executes code that a model generated."""
     requests = {(planned.item.cell.task.label, planned.item.data) for group in plan.groups for planned in group.cells}
     return sorted({label for label, data in requests if getattr(data.task_object, "is_unsafe", False)})
 

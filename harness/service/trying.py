@@ -1,7 +1,7 @@
 """Find out in a given time whether early exit is worth it for a model: `exitbench try`.
 
 The stages are those of a tuning (`harness/afterwards/tuning.py`), with numbers of documents that fit the time. Gates
-that cost more than they can save are left out, and the answer ends with the next step.
+that cost more than they can save are left out. The printed answer includes a suggestion for the next step.
 """
 
 from __future__ import annotations

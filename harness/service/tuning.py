@@ -227,7 +227,10 @@ def _certified(
 
 
 def print_confirmed(tuning: Tuning, choice: Choice) -> None:
-    """Print one line per decoded candidate, with a star at those to be timed; if there are many, only these."""
+    """Print one line per decoded candidate, with a star at those to be timed.
+
+    If there are many candidates, only those with a star are printed.
+    """
     is_long = len(choice.rows) > _MOST_LINES
     for candidate, row in choice.rows:
         if is_long and candidate not in (*choice.finalists, choice.depth):

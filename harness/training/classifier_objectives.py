@@ -115,7 +115,7 @@ def make_classifier_objective(recipe: Recipe, model: PreTrainedModel) -> tuple[O
 class BlockLosses:
     """Objective: weighted sum of all blocks' losses on the labels.
 
-    PABEE has the weights `weighted`, NATCAP's joint optimization `branchynet`.
+    Of the weights in `losses.block_weights`, PABEE uses `weighted`, and NATCAP's joint optimization `branchynet`.
 
     Attributes:
         readers: Read-outs of the blocks.

@@ -117,7 +117,7 @@ def encode_texts(
         task: The task, which reads the texts (one, or a pair) and the label from each pair's document.
         pairs: Training pairs with their documents.
         tokenizer: The encoder's tokenizer.
-        max_tokens: Maximum length of an input in tokens; longer ones are cut at the right of their longer text.
+        max_tokens: Maximum length of an input in tokens; a longer one loses tokens at the end of its longer text.
     """
     if not pairs:
         return []

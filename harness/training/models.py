@@ -161,8 +161,9 @@ def init_induction_heads(model: transformers.PreTrainedModel, n_heads: int) -> N
     """Initialize head h of a Llama's second block as an induction head that works with head h of the first block.
 
     It copies the token that stands h tokens after an earlier occurrence of the current token; h is 1 to `n_heads`.
-    Head h of the first block attends h tokens back and writes Q' P x for the attended state x; P and Q have orthonormal
-    rows. In the second block, queries P x match keys Q x in the slow dimensions of the rotary embedding.
+    P and Q are random matrices with orthonormal rows. Head h of the first block attends h tokens back, and writes
+    Q' P x for the attended state x. In the second block, queries P x match keys Q x. Only the slowly rotating
+    dimensions of the rotary embedding are used, so that distance hardly matters.
     """
     size, n_dims = model.config.head_dim, model.config.hidden_size
     slow = (model.model.rotary_emb.inv_freq * _FAR_TOKENS < 1).nonzero().flatten()

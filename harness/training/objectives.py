@@ -82,8 +82,8 @@ def distillation_loss(
 
     * `last`: block S and block L.
     * `uniform`: block k and the k-th of `teacher_blocks`, which are spread evenly over the depth.
-    * `closest-code`: each of `teacher_blocks`, from deep to shallow, and the block of least error among those of 1..S
-      before the block chosen last, as in FREE's code.
+    * `closest-code`: each of `teacher_blocks`, from deep to shallow, and the block of 1..S with the least error. Each
+      block must precede the one chosen before it, as in FREE's code.
     * `closest-text`: each shallow block and the closest of blocks S+1..L, as in the text of Monotonic Early Exiting.
 
     Args:
@@ -120,7 +120,7 @@ def distillation_loss(
 def closest_below(errors: Tensor) -> list[int]:
     """Assign to each teacher (deep block), from last to first, the student (shallow block) of least error.
 
-    Only students before the one assigned last can be chosen. If none is left, that one is assigned again.
+    Each student must precede the one assigned just before. If there is no such student, that one is assigned again.
 
     Args:
         errors: Error of each student (column) for each teacher (row), [T teachers, S students].
@@ -394,7 +394,7 @@ class LayerSkipObjective:
         self.extras: nn.Module | None = None
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
-        """Return the weighted cross-entropy of the blocks that take part at this training step, and each one to log."""
+        """Return the weighted sum of cross-entropies over this step's blocks, and each block's cross-entropy to log."""
         settings = self.settings
         weights_L = early_exit_weights(
             self.n_blocks, step, self.steps, settings.early_exit_scale, settings.curriculum, settings.rotation
@@ -445,7 +445,9 @@ class ExitHeadsObjective:
         return {name.replace("/", "."): tensor for name, tensor in self.extras.items()}
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
-        """Return the mean loss over the exit heads; to log, loss, agreement with the last block and entropy per head.
+        """Return the mean loss over the exit heads, and each head's loss, agreement with the last block, and entropy.
+
+        The values per head are for the log.
 
         The batch has texts, or the states of its tokens that were computed before training (key `CACHED`).
         """

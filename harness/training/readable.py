@@ -78,7 +78,7 @@ def decoder_states(model: Any, batch_inputs: Mapping[str, Tensor]) -> States:
 
     Args:
         model: An encoder-decoder or decoder-only model of transformers; dropout applies if it is in training mode.
-        batch_inputs: `input_ids` [B, S], `labels` [B, T] with `IGNORED` for padding and, unless every id is a token,
+        batch_inputs: `input_ids` [B, S], `labels` [B, T] with `IGNORED` for padding and, if inputs are padded,
             `attention_mask` [B, S]. For a decoder-only model T = S and labels are aligned with the input: the label at
             position t is predicted from the state at t - 1, and the first label is not predicted.
 

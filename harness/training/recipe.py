@@ -131,12 +131,12 @@ class ObjectiveRecipe:
     """Settings of the training objective.
 
     Attributes:
-        loss: Name of the loss. Names of `losses.JointLoss`: cross-entropy of all blocks, weighted as
-            `losses.block_weights` says. `shallow-deep`: cross-entropy of two blocks (FREE). `layer-skip`: cross-entropy
-            of blocks on a curriculum, with layer dropout. `exit-heads`: loss of exit heads on a frozen model. For
-            encoders only: `two-stage`: cross-entropy of off-ramps on a frozen model (DeeBERT). `alternating`:
-            cross-entropy of the last block and of all blocks in turn (BERxiT). `self-distillation`: divergence of
-            off-ramps on a frozen model from its last block (FastBERT).
+        loss: Name of the loss. A name of `losses.JointLoss`: cross-entropy of all blocks, with the weights that
+            `losses.block_weights` has for this name. `shallow-deep`: cross-entropy of two blocks (FREE). `layer-skip`:
+            cross-entropy of blocks on a curriculum, with layer dropout. `exit-heads`: loss of exit heads on a frozen
+            model. For encoders only: `two-stage`: cross-entropy of off-ramps on a frozen model (DeeBERT).
+            `alternating`: cross-entropy of the last block and of all blocks in turn (BERxiT). `self-distillation`:
+            divergence of off-ramps on a frozen model from its last block (FastBERT).
         blocks: Blocks whose losses count, ascending, including the last block; empty for all. Only for losses with a
             weight per block.
         every_block_steps: Number of initial training steps with loss `weighted`, whatever `loss` is. Multi-hop
@@ -363,9 +363,10 @@ class Recipe:
 
     @property
     def cache_steps(self) -> int:
-        """Number of steps that computing hidden states before training counts as, to show progress; 0 if none is.
+        """Number of steps by which the progress display counts the computation of states before training.
 
-        It is the number of tokens whose states are cached, divided by the tokens of a training step, rounded up.
+        It is the number of tokens whose states are cached, divided by the tokens of a training step, rounded up; 0 if
+        no states are cached.
         """
         tokens = 0 if self.exit_heads is None else self.exit_heads.cached_tokens
         return -(-tokens // self.optimisation.batch_tokens)

@@ -153,7 +153,7 @@ Rows = list[tuple[int, int | None, str, float]]
 
 
 class TrainingClock:
-    """Clock of a training's wall time and CPU time, which goes on from the stored time if the training is resumed.
+    """Clock of a training's wall and CPU time; in a resumed training, it continues from the stored time.
 
     An interrupted training is resumed in a new process, from its latest resume point.
     """
@@ -246,9 +246,10 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
             self.train(resume_from_checkpoint=point and str(point))
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
-        """Write the trained weights (not those of a frozen model) to a resume point, under their names in memory.
+        """Write the trained weights (not those of a frozen model) to a resume point, with their module names.
 
-        The folder is `output_dir`, or that of all resume points if it is None. `state_dict` is ignored.
+        The file is written to folder `output_dir`; if that is None, to the folder of all resume points. `state_dict` is
+        ignored.
         """
         folder = Path(output_dir or self.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)

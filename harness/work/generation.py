@@ -81,7 +81,7 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
     # --- Documents, prompts and references
 
     def _fit_documents(self) -> Fitting:
-        """Return the documents whose prompts are short enough; for lm-eval's tasks all, since prompts are truncated."""
+        """Return the documents whose prompts are short enough; all for lm-eval's tasks, whose prompts are truncated."""
         documents = self.model.documents(self.data)[0]
         if isinstance(self.task, LmEvalTask):
             cut = sum(bool(prompt.n_cut) for prompt in self._lm_eval_prompts.values())
@@ -619,9 +619,10 @@ def _works(
     first_token: FirstToken,
     keeps_depth: bool,
 ) -> Iterator[list[_Work]]:
-    """Yield, for each answer, the argument tuples with which `answer_cost` is called.
+    """Yield, for each answer, a list of (parts, token records, places) to be priced by `answer_cost`.
 
-    There is one tuple per answer; two if `keeps_depth` gives all later tokens the exit layer of the first.
+    The list has one tuple. It has two, for the first token and for the others, if `keeps_depth` is True and later
+    tokens were decoded: they have no gate.
     """
     for generation, n_prompt in zip(generations, prompt_lengths, strict=True):
         records, places = _work(checkpoint, generation, n_prompt, first_token)
@@ -635,10 +636,10 @@ def _works(
 def _work(
     checkpoint: Checkpoint, answer: Generation, n_prompt: int, first_token: FirstToken
 ) -> tuple[Sequence[TokenRecord], Sequence[TokenPlace]]:
-    """Return an answer's token records, and the places of the tokens that were decoded, as arguments of `answer_cost`.
+    """Return an answer's token records, and a place (context and source length) for each token that was decoded.
 
-    The place of a first token read from the prompt's own pass is left out: it is no decode step, only its read-out
-    counts.
+    A first token that is read from the prompt's own pass has no place: it is no decode step, and only its read-out is
+    counted.
     """
     positions = range(1, len(answer.token_ids) + 1)
     if checkpoint.kind == "seq2seq":

@@ -400,9 +400,10 @@ class LikelihoodWork(LmEvalWork[Answer]):
         in_batches(shared, self.cell.rows, score, lambda n_done: on_progress(_n_documents(shared, n_done)))
 
     def replay(self, writer: AttemptWriter) -> dict[str, Metric]:
-        """Recompute each token's exit layer without running the model; score choices by the log-probabilities there.
+        """Recompute each token's exit layer without running the model.
 
-        Gate scores and log-probabilities at every block are read from the results of a cell of kind ``scores``.
+        Choices are scored by the tokens' log-probabilities at their exit layers. Gate scores and log-probabilities at
+        every block are read from the results of a cell of kind ``scores``.
         """
         cell, depth, parts = self.cell, self.model.model.n_blocks, self.parts()
         if self.settings.scope == "context":
@@ -462,7 +463,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
         return [layer for text in answer for layer in text.exit_layers]
 
     def losses(self, settings: CalibrationSettings, full: Sequence[Answer], early: Sequence[Answer]) -> np.ndarray:
-        """Return the loss of each document by early exit, [n documents].
+        """Return the loss that early exit causes for each document, [n documents].
 
         `settings.consistency` defines it. ``textual``: 1 if early exit selects another choice than full depth, else 0.
         ``risk``: decrease of the document's score by early exit, as a share of the metric's range, 0..1.

@@ -1,7 +1,7 @@
 """Adapter between lm-eval, which sends requests, and this project's decode loop, which generates and scores.
 
-Each request's trace is stored under its document's key, since lm-eval numbers documents within a subset. Answer lengths
-count new decoder tokens; stop strings are searched in new tokens only.
+Each request's trace is stored under its document's key, since lm-eval's document numbers hold only within a subset of
+the documents. Answer lengths count new decoder tokens; stop strings are searched in new tokens only.
 """
 
 from __future__ import annotations
@@ -279,7 +279,7 @@ def stops(tokenizer: Any, stop: Sequence[str], *, reads_special: bool = False) -
     Args:
         tokenizer: The checkpoint's tokenizer.
         stop: The stop strings.
-        reads_special: Whether special tokens are part of the searched text, as in lm-eval. Chats and some of its tasks
+        reads_special: Whether special tokens are part of the searched text, as in lm-eval. Chats and some lm-eval tasks
             stop at a special token (`<|im_end|>`).
     """
     strings = [string for string in stop if string]

@@ -1,4 +1,4 @@
-"""Base class of work that lm-eval requests; this project's tasks are wrapped for lm-eval, its own are used directly."""
+"""Base class of work whose requests come from lm-eval; this project's tasks are converted to lm-eval tasks for it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class LmEvalWork(Work[Answer]):
         return self.task.instances(self.model.documents(self.data)[0], self.chat)
 
     def lm(self, parts: Parts, on_progress: Progress) -> EarlyExitLM:
-        """Return the lm-eval model of this cell: a checkpoint with a method, and other cells that it also answers."""
+        """Return the lm-eval model that answers this cell's requests, and those of the cells that share its pass."""
         lm = EarlyExitLM(self.model.checkpoint, self.prompts, parts, self.cell.rows, self.seed_of, on_progress)
         passes, cell_id = self.model.passes, self.cell.cell_id
         lm.cached_answers, lm.shared_cells, lm.shared_rows = (

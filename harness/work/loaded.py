@@ -95,7 +95,7 @@ class LoadedModel:
             print(f"The tokens' spellings were not stored: {error}", file=sys.stderr)
 
     def _load(self, data: DataRequest) -> tuple[list[Document], int]:
-        """Return documents, and the number excluded because data that must stay apart have the same prompt.
+        """Return a request's documents, and the number left out since a document with another use has the same prompt.
 
         It is called through the cached function `documents`.
         """

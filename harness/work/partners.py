@@ -1,4 +1,4 @@
-"""Partners: cells that can share one pass, as cells of a threshold sweep decode together and replays read a probe once.
+"""Find the partners of a cell: other cells whose results can be computed in the same pass over the documents.
 
 Cells that decode share a pass if they have the same requests and documents, and their methods differ only in their
 threshold (`sharing.differ_in_threshold_alone`). Replays of any methods share a pass if they read the same probe or the
@@ -27,7 +27,8 @@ _OF_A_METHOD: Final = ("method", "kv_policy", "fit_cell_id")
 def batchable_with(item: CellJob, candidates: Iterable[CellJob]) -> list[CellJob]:
     """Return the candidates that may be decoded, or replayed, in one pass with a cell.
 
-    Candidates for decoding are cells of the same method; replays of different methods can share.
+    A cell that decodes can share a pass with cells of the same method only, a replay also with replays of other
+    methods.
 
     The final decision is made by `sharing`, which also compares the parts of the methods.
     """

@@ -1,4 +1,4 @@
-"""Optional records that a suite requests (``record``): sub-layers of blocks, prompt ids, token times.
+"""Optional records that a suite requests (``record``): sub-layers, block similarity, prompt ids, token times.
 
 Plain timings read the clock around whole phases. Token times also read it after every token, which costs a fraction of
 a microsecond; on a GPU, the loop synchronizes there anyway. So token times are a separate cell
@@ -97,7 +97,9 @@ def sublayer_table(checkpoint: Checkpoint, doc_key: str, prompt: Sequence[int], 
 
 
 def pair_table(checkpoint: Checkpoint, doc_key: str, prompt: Sequence[int], output: Sequence[int]) -> pa.Table:
-    """Return a table with one row per pair of blocks: cosine similarity and Jensen-Shannon divergence in one answer.
+    """Return a table with one row per pair of blocks: their similarity, as means over the tokens of one answer.
+
+    It has the cosine similarity of states and the Jensen-Shannon divergence of predicted distributions.
 
     Args:
         checkpoint: The model.
@@ -141,7 +143,7 @@ class TokenClock(Observer):
 def time_tokens(work: GenerationWork, writer: AttemptWriter, on_progress: Progress) -> None:
     """Write the wall time of every token, decoding one document at a time with full depth and the method in turn.
 
-    Each document is repeated for the minimum number of rounds of the timing settings.
+    Both decode each document `least_rounds` times (a timing setting).
     """
     cell, timing, settings = work.cell, work.cell.timing, work.cell.record
     assert timing is not None and settings is not None, "a timing cell has timing settings"

@@ -71,7 +71,7 @@ class ScoredText:
 
     @property
     def logprob(self) -> float:
-        """Natural log-probability of the text: token values are summed in float32 per window, as in lm-eval."""
+        """Natural log-probability of the text: the sum over its tokens, in float32 within a window as in lm-eval."""
         return sum(float(torch.tensor(part.logprobs, dtype=torch.float32).sum()) for part in self.parts)
 
     @property
@@ -106,7 +106,7 @@ class DocumentContext:
 
     Attributes:
         doc_key: Key of the document.
-        choices: Number of each text among the document's texts, from 1.
+        choices: Index of each text among the document's texts, from 1.
         context: Token ids of the context and of the texts.
     """
 
@@ -267,7 +267,7 @@ ScoredTexts = Mapping[str, Sequence[ScoredText]]
 
 
 def n_choices(task: LmEvalTask, document: Document, texts: Sequence[ScoredText]) -> int:
-    """Return how many of a document's texts are choices; texts that only a metric needs follow after the choices."""
+    """Return how many of a document's texts are choices; texts that only some metric needs come after the choices."""
     return len(task.choices(document)) if task.output_type == "multiple_choice" else len(texts)
 
 
@@ -277,7 +277,7 @@ def chosen_place(task: LmEvalTask, document: Document, texts: Sequence[ScoredTex
 
 
 def full_choices(task: LmEvalTask, documents: Sequence[Document], scored: ScoredTexts) -> Full:
-    """Return full depth's scores by (document key, number of the text), from texts just scored at full depth."""
+    """Return full depth's scores by (document key, index of the text from 1), given texts scored at full depth."""
     full = {}
     for document in documents:
         doc_texts = scored[document.key]
@@ -291,7 +291,7 @@ def full_choices(task: LmEvalTask, documents: Sequence[Document], scored: Scored
 
 
 def read_choices(choices: Path, tokens: Path) -> Full:
-    """Return full depth's scores by (document key, number of the text), read from the files of full depth's cell.
+    """Return full depth's scores by (document key, index of the text from 1), read from the files of full depth's cell.
 
     Args:
         choices: File ``choices.parquet`` of the cell.

@@ -4,7 +4,8 @@ Each cell is written in its turn, as a separate attempt. A cell without a stored
 instance if the pass failed or another process ran it.
 
 Whether two methods can share a decode does not depend on parameter names. Gate, head and KV policy of both are built
-and compared attribute by attribute. A gate that itself uses the threshold therefore shares with no other cell.
+and compared attribute by attribute. A cell whose gate itself uses the threshold therefore shares with no cell of
+another threshold.
 """
 
 from __future__ import annotations

@@ -41,9 +41,10 @@ class Drafting:
     """Drafts that verification discarded in one answer; each field has one entry per token of the final answer.
 
     Attributes:
-        rejected_layers: Exit layers of the drafts that were discarded just before this token was chosen in their place.
-        wasted: Number of these drafts that had been fed to the model, each at one position. It is one less than all of
-            them if the last draft would have ended the answer.
+        rejected_layers: Exit layers of the drafts that were discarded just before full depth chose this token in their
+            place.
+        wasted: Number of these drafts that were also fed to the model as input: all of them, or all but the last one if
+            that one would have ended the answer.
     """
 
     rejected_layers: Sequence[Sequence[int]]

@@ -58,8 +58,8 @@ class Gate(ABC):
     def chooses_from_logits(self) -> bool:
         """Whether `choose` reads only logits, seeds and positions.
 
-        If so, one LM-head product serves all rows of the batch, whatever their exit layers. A gate that overrides
-        `choose` also overrides this property if it still holds; otherwise it is False.
+        If so, one LM-head product serves all rows of the batch, whatever their exit layers. By default, it is False for
+        a gate that overrides `choose`; such a gate can override this property too.
         """
         return type(self).choose is Gate.choose
 
@@ -214,7 +214,7 @@ class Head(ABC):
         """
 
     def bounds(self, view: BlockView) -> LogitBounds | None:
-        """Return bounds of the logits that `read` would return; None if the head has none or reads this block exactly.
+        """Return bounds of the logits that `read` would return; None if the head has none at this block.
 
         Add the number of weight rows read from the LM head's int8 copy to ``view.head_rows_int8``.
         """
@@ -240,7 +240,7 @@ class Head(ABC):
         return model.logits(ahead_LAD.reshape(n_blocks * n_rows, width)).view(n_blocks, n_rows, -1)
 
     def cost(self, model: ModelInterface, rows: float) -> Cost:
-        """Return the cost of multiplying ``rows`` weight rows of the LM head; a mean over tokens may be fractional."""
+        """Return the cost of multiplying ``rows`` weight rows of the LM head; ``rows`` may be a mean over tokens."""
         numel = rows * model.d_model
         return Cost(matmul_flops=2 * numel, read_numel=numel)
 
@@ -358,8 +358,7 @@ class Parts:
     def reads_skipped(self) -> bool:
         """Whether a token may run a block that an earlier token skipped, and attend to the earlier token's keys there.
 
-        It cannot if exits depend on the gate blocks alone and skipped blocks never run, so that all tokens run the same
-        blocks.
+        It cannot if exits do not depend on scores and skipped blocks never run: all tokens then run the same blocks.
         """
         return self.gate.decides or self.runs_all_blocks
 
@@ -419,8 +418,8 @@ class Parts:
     def evaluation_cost(self, model: ModelInterface, exit_layer: int) -> Cost:
         """Return the gate's cost for one token: all gate blocks up to its exit layer, and updates of answer memory.
 
-        LM-head reads of `Gate.score` are left out. Included is what trained exit heads cost more or less than the LM
-        head (`Head.cost_beyond_rows`).
+        LM-head reads of `Gate.score` are left out. What trained exit heads cost more than the LM head, or less, is
+        added (`Head.cost_beyond_rows`).
         """
         gate_blocks = [block for block in self.gate_blocks(model.n_blocks) if block <= exit_layer]
         read = gate_blocks if self.gate.reads_logits else [exit_layer]

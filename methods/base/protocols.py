@@ -58,7 +58,7 @@ class ModelInterface(Protocol):
 class LogitBounds(Protocol):
     """Lower and upper bounds [A, V] of the exact LM head's logits, computed from an int8 copy of the head.
 
-    Single weight rows of the exact head can be read to narrow the bounds; this is called rescoring.
+    Individual weight rows of the exact head can be read to narrow the bounds; this is called rescoring.
     """
 
     lower_AV: Tensor
@@ -75,7 +75,8 @@ class LogitBounds(Protocol):
     def take(self, index_A: Tensor) -> LogitBounds:
         """Return the bounds of a subset of the rows, given by their indices.
 
-        `rescored_A` restarts at 0 in the result, since weight rows read before are counted in this object.
+        In the result, the number of exact weight rows read (`rescored_A`) restarts at 0; this object keeps the earlier
+        count.
         """
 
 
@@ -88,8 +89,8 @@ class DecoderCache(Protocol):
     def fill_from_state(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
         """Fill keys and values of blocks block+1..L by projecting the exit states ``hidden_AD`` of the rows ``rows_A``.
 
-        This takes effect when the step ends. They replace those written earlier in the step, for example by
-        `run_rest`. Within a step, calls come in ascending order of ``block``.
+        The projected keys and values are written when the step ends. They replace those written earlier in the step,
+        for example by `run_rest`. Within a step, calls come in ascending order of ``block``.
         """
 
     def run_rest(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> Tensor:

@@ -43,7 +43,7 @@ class ActiveRows:
     texts_A: tuple[tuple[Sequence[int], Sequence[int]], ...] = ()
 
     def take(self, index: Sequence[int], index_A: Tensor) -> ActiveRows:
-        """Return the active rows at the places ``index`` (0..A-1); ``index_A`` is the same index on the device."""
+        """Return the subset of rows with indices ``index`` (0..A-1); ``index_A`` has the same indices on the device."""
         return ActiveRows(
             tuple(self.positions_A[at] for at in index),
             tuple(self.seeds_A[at] for at in index),
@@ -224,7 +224,7 @@ class BlockView:
         return ids_AK.masked_fill(value_AK < value_AK.amax(-1, keepdim=True), self.model.vocab_size).amin(-1)
 
     def take(self, index: Sequence[int], index_A: Tensor) -> BlockView:
-        """Return the view of the rows at the places ``index`` (0..A-1); ``index_A`` is the same index on the device."""
+        """Return the view of the rows with indices ``index`` (0..A-1); ``index_A`` has the same ones on the device."""
         before_A, ahead_LAD = self.previous_score_A, self.ahead_LAD
         view = BlockView(
             block=self.block,
@@ -304,9 +304,9 @@ class BlockView:
         return self._read
 
     def _read_subset(self, parent: BlockView, index_A: Tensor) -> Reading:
-        """Return the logits of this view's rows, computed for all rows of the view that it is a subset of.
+        """Return the logits of this view's rows, taken from those of the larger view ``parent``.
 
-        A matrix product with fewer batch rows may differ in its last bits.
+        They are not computed again, since a matrix product with fewer batch rows may differ in its last bits.
         """
         logits_AK = parent.logits_AK.index_select(0, index_A)
         self.head_rows = self.head_rows + self.model.vocab_size

@@ -192,7 +192,7 @@ _REASONS: Final = {"threshold": "the gate opened", "last": "it is the last block
 
 
 class HeatMap:
-    """Printer of answers whose tokens are coloured, or else numbered, by exit layer.
+    """Printer of answers that shows each token's exit layer by colour, or as a number where there are few colours.
 
     Model output is never parsed as markup, and control characters are escaped.
     """

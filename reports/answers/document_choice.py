@@ -85,7 +85,8 @@ def choose(database: Database, budget_bytes: int = BUDGET_BYTES) -> list[RunGrou
 def _group(database: Database, runs: Sequence[TracedRun], best: Sequence[str]) -> RunGroup:
     """Return the group of these runs with all their documents.
 
-    The first of the recommended attempts `best` that is among them comes right after full depth, so that it is kept.
+    Full depth comes first, then the first of the recommended attempts `best` that is among the runs, so that it is
+    kept.
     """
     by_attempt = {run.attempt_id: run for run in runs}
     first = next((by_attempt[attempt_id] for attempt_id in best if attempt_id in by_attempt), None)
@@ -106,7 +107,7 @@ def _group(database: Database, runs: Sequence[TracedRun], best: Sequence[str]) -
 def _by_merit(runs: Sequence[TracedRun], merit: Mapping[str, Mapping[str, float | None]]) -> list[TracedRun]:
     """Return the runs sorted: full depth, Pareto-optimal runs (in score and mean exit layer), all others.
 
-    Within each part, the methods take turns. `merit` has value and mean_exit_layer by attempt id.
+    Within each part, runs of different methods alternate. `merit` has value and mean_exit_layer by attempt id.
     """
     points = {run.attempt_id: _point(merit.get(run.attempt_id)) for run in runs}
     beaten = {attempt_id: _beaten(point, points.values()) for attempt_id, point in points.items()}
@@ -170,7 +171,10 @@ def _with_fewer_runs(group: RunGroup) -> RunGroup:
 
 
 def _spread(group: RunGroup, depths: Mapping[str, float], documents: int) -> RunGroup:
-    """Return the group with `documents` bundled documents, evenly spaced when sorted by mean exit layer (`depths`)."""
+    """Return the group with `documents` bundled documents, spread evenly over the mean exit layers.
+
+    `depths` has the mean exit layer of each document's tokens, by document key.
+    """
     if documents >= len(group.keys):
         return group
     ranked = sorted(range(len(group.keys)), key=lambda index: (depths.get(group.keys[index], 0.0), group.keys[index]))

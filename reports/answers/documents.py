@@ -68,7 +68,8 @@ def documents_payload(
     Args:
         database: An open database.
         budget_bytes: Limit on the bundled answers, before compression.
-        kept_in: Cache folder of packs, one per group of runs, updated to this page's; None to build all of them.
+        kept_in: Cache folder of packs (one per group of runs), in which only this page's packs stay; None to build all
+            of them.
 
     Returns:
         The data; None if no run has answered anything.
@@ -98,7 +99,7 @@ def _shades(blocks: int) -> list[list[str]]:
 def _entry(group: RunGroup, groups: Sequence[RunGroup]) -> dict[str, Any]:
     """Return a group's entry in the index: model, task, runs and documents, which the page lists before unpacking.
 
-    It has what distinguishes the group from those of `groups` with the same model and task.
+    It also names the settings that distinguish the group from those of `groups` with the same model and task.
     """
     first = group.runs[0]
     twins = [other.runs[0] for other in groups if _name(other.runs[0]) == _name(first)]
@@ -215,7 +216,7 @@ class _TokenIndex:
     def lookup(self, column: pa.ChunkedArray) -> Ints:
         """Return the index in the list of texts for every token id of a column of ids, or of lists of ids (flattened).
 
-        For id -1 and NULL it is `none_of(planes)`, which means "none".
+        Id -1 and NULL become `none_of(planes)`, the value that means "none".
         """
         ids = _flat(column)
         index = np.searchsorted(self._sorted, ids).clip(0, max(0, len(self._sorted) - 1))
@@ -279,7 +280,7 @@ def _probe_columns(probe: pa.Table, keys: Sequence[str], token_index: _TokenInde
 def _scores(rows: pa.Table, probe: pa.Table, blocks: int) -> tuple[NDArray[np.uint32], list[float]]:
     """Return the gate's scores at the probe's tokens, quantised, [tokens * blocks], and their minimum and maximum.
 
-    `probe` has the tokens of full depth's answers. All scores are "none" if those in `rows` are of other tokens.
+    `probe` has the tokens of full depth's answers. If `rows` has the scores of other tokens, all scores are "none".
     """
     if rows.select(["doc_key", "position"]) != probe.select(["doc_key", "position"]):
         return quantised(np.full(probe.num_rows * blocks, np.nan), 1)
@@ -448,7 +449,7 @@ def bundle_contents(groups: Sequence[RunGroup]) -> tuple[set[str], set[str]]:
 def _attempts(run: TracedRun) -> list[str]:
     """Return the ids of the attempts whose rows are packed for a run.
 
-    These are its own, that which recorded the predictions of each block (probe), and that with its gate scores.
+    These are the run's own attempt, that of its probe (predictions of every block), and that of its gate scores.
     """
     attempts = (run.attempt_id, run.probe_attempt_id, run.scores_attempt_id)
     return [attempt for attempt in attempts if attempt is not None]
@@ -461,7 +462,7 @@ def _request(group: RunGroup) -> object:
 def _contents(group: RunGroup, digests: Mapping[str, list[str]]) -> object:
     """Return digests of what a group's pack is built from: the rows of its runs' attempts and the texts of token ids.
 
-    `digests` has them by attempt id, and by the tokenizer's digest.
+    `digests` maps each attempt id, and each tokenizer's digest, to such digests.
     """
     names = [group.runs[0].tokenizer_sha256, *(attempt for run in group.runs for attempt in _attempts(run))]
     return [digests.get(name, []) for name in names]

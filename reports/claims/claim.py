@@ -31,14 +31,13 @@ class Claim:
     Attributes:
         claim_id: Unique name, which begins with the ledger's name.
         ledger: Stem of its TOML file: mee, prune, natcap, heads, calm_free, encoders or suitability.
-        kind: `claim`: stated by the authors and tested on local runs; `consistency`: printed numbers compared with
-            each other; `question`: raised by this project from what a paper shows, not claimed by its authors.
-        paper: Source of the words or numbers, or of the question: MEE, MEEBLOG, PRUNE, NATCAP, HEADS, or another
-            paper.
+        kind: `claim`: stated by the authors and tested on local runs; `consistency`: printed numbers compared with each
+            other; `question`: raised by this project from what a paper shows, not claimed by its authors.
+        paper: Source of the words or numbers, or of the question: MEE, MEEBLOG, PRUNE, NATCAP, HEADS, or another paper.
         place: Section, figure or table.
         shown_in: Name of the report's figure or table on the subject; None without one.
-        quotation: The authors' words for a claim, at most `MOST_WORDS`; None for the other kinds, and for a claim
-            with `unquoted`.
+        quotation: The authors' words for a claim, at most `MOST_WORDS`; None for the other kinds, and for a claim with
+            `unquoted`.
         unquoted: Reason why a claim has no quotation.
         text: The statement that is tested.
         conditions: Models, data and settings that the statement is about.
@@ -48,18 +47,18 @@ class Claim:
         tolerance: Allowed deviation from `bound`.
         published: The paper's own number, if it prints one.
         n_of: Unit of the sample size: runs, documents, tokens, printed numbers.
-        limits: Smallest and largest possible value of a row of the evidence. With them, rows that are all equal get
-            an exact interval. None if rows have no such limits or are not a sample.
+        limits: Smallest and largest possible value of a row of the evidence. With them, rows that are all equal get an
+            exact interval. None if rows have no such limits or are not a sample.
         simulated: Whether evidence includes replays (exits recomputed from recorded predictions, without decoding) or
             full-depth passes.
         exact: Whether evidence decides without an interval: printed numbers, and facts true of every run or of none.
-        suite: Bundled suite that measures it; None if nothing needs to be run.
+        suite: Bundled suite that produces the evidence; None if nothing needs to be run.
         then: Command to run after the suite; None if the suite is enough.
         caveat: Difference between this project's evidence and the paper's experiment.
-        reason: Reason why nothing here is comparable; None if something is.
+        reason: Reason why this project has no comparable evidence; None if it has.
         evidence_sql: Query that returns one row, with value (NULL if nothing was measured), low and high (its 95%
-            interval, NULL without one) and n. Measurements also have attempts (ids of the runs). If `limits` are set
-            and n counts parts of rows, they also have rows, the number of rows. None if `reason` is set.
+            interval, NULL without one) and n. Measurements also have attempts (ids of the runs). A query with `limits`
+            whose n counts parts of rows also returns rows, the number of rows. None if `reason` is set.
     """
 
     claim_id: str

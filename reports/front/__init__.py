@@ -11,7 +11,7 @@ _HERE = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Front:
-    """Rows that the page's first screen needs and no table has: those of title.sql (runs) and exports.sql (suites)."""
+    """Rows for the page's first screen that no table shows: results of title.sql (runs) and exports.sql (suites)."""
 
     runs: tuple[Row, ...]
     exports: tuple[Row, ...]

@@ -30,8 +30,8 @@ class Recommendation:
         until_percent: Upper end, excluded; None for no limit.
         method: Chosen run of a method: the fastest whose bound is at most the allowed loss; None if there is none.
         static: Chosen run of a static depth, by the same rule.
-        untimed: Untimed run with the fewest blocks whose bound is at most the allowed loss; None if there is none that
-            runs fewer blocks than the confirmed run, or than full depth.
+        untimed: Untimed run with the fewest blocks run, among those whose bound is at most the allowed loss. None if
+            none runs fewer blocks than the confirmed run, or than full depth if no run is confirmed.
         headline: Run at the top of the card: the faster of `method` and `static` among those that are confirmed; if no
             method was timed and none is confirmed, `untimed`. None for full depth.
         random: Run of random exits with about as many blocks run as `headline`.

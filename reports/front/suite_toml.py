@@ -104,7 +104,7 @@ def _task(row: Row, data: Mapping[str, Any], fit: Mapping[str, Any] | None) -> d
 
 
 def _prompts(generation: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a task's keys on its prompt; the style is always written, because its default depends on the model."""
+    """Return the suite's keys for a task's prompt; the style is always written, as its default depends on the model."""
     if not generation.get("max_new_tokens"):
         return {}
     prompts = {"prompt_style": generation.get("prompt_style") or "t5"}

@@ -1,4 +1,4 @@
-"""Recommendation cards as text: every sentence and number of them, so that the page's script only selects."""
+"""Recommendation cards as text: every sentence and number is written here, so that the page's script only selects."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,7 +38,8 @@ class RecommendationText:
         verdict: Comparison with a static depth, in a sentence.
         facts: Pairs of term and value: quality, depth, agreement and so on.
         alternatives: Settings to compare with.
-        later: Next larger allowed loss with another setting, rounded up to a step of the slider, and that setting.
+        later: Allowed loss from which another setting is recommended, rounded up to a step of the slider, and that
+            setting as text; None if there is none.
         cell_id: Cell of the run; None for full depth.
         toml: Suite that repeats the run.
     """

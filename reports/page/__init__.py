@@ -80,7 +80,7 @@ class Section:
 
     @property
     def visible_items(self) -> tuple[DrawnFigure | FilledTable, ...]:
-        """Figures and tables shown on the page, with an anchor: those with rows; if always open, also those without."""
+        """Figures and tables shown on the page: those with rows and, if the section is always open, those without."""
         return tuple(it for it in self.items if it.frame.rows or not self.is_gallery)
 
     @property
@@ -90,7 +90,7 @@ class Section:
 
     @property
     def commands(self) -> tuple[str, ...]:
-        """Shell commands that produce missing items: the first command named in each item's text for no rows."""
+        """Shell commands that produce the missing items, each taken from the text shown in place of the item."""
         matches = (_COMMAND.search(source.empty) for source in self.missing)
         return tuple(dict.fromkeys(command[1] for command in matches if command))
 
@@ -155,7 +155,8 @@ def page(
 def _shown_results(rows: Sequence[Row]) -> list[int]:
     """Return the indices of the result rows shown on the page, at most `_MOST_RESULTS`.
 
-    They are the first rows of each model, task, setting, metric and execution, as many of each as fit.
+    They are the first rows of each combination of model, task, setting, metric and execution; the number per
+    combination is as large as the limit allows.
     """
     groups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
@@ -255,7 +256,10 @@ def _front(material: Material) -> dict[str, Any]:
 
 
 def _points(rows: Sequence[Row], shown: Sequence[int]) -> dict[str, Any]:
-    """Return the data of the interactive frontier chart: one point per result on the page, in the order of `shown`."""
+    """Return the data of the interactive frontier chart: one point per result on the page, in the order of `shown`.
+
+    Results of random weights are left out.
+    """
     names, short = labels(rows), labels(rows, brief=True)
     return {
         "styles": {

@@ -63,8 +63,8 @@ def grid_of_panels(count: int, columns: int | None = None, *, wide: bool = False
 
     Args:
         count: Number of panels.
-        columns: Panels per row, if these belong together; None to choose by `count`. Doubled if panels would be too
-            low.
+        columns: Panels per row, if these belong together; None to choose by `count`. Doubled if the panels would
+            otherwise be lower than a minimum height.
         wide: Whether the figure has the width of two columns even with one panel per row.
     """
     n_drawn = min(count, MOST_PANELS)

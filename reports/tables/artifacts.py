@@ -1,4 +1,4 @@
-"""Digests of the weights and documents used."""
+"""Table of digests that identify the weights and documents used by the runs."""
 
 from exitbench.reports.frame import Row
 from exitbench.reports.tables.columns import TableCell, TableColumn, number, text

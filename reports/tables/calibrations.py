@@ -1,4 +1,4 @@
-"""Thresholds chosen with a statistical guarantee, with every level that calibration tested before each."""
+"""Table of all thresholds (levels) that calibrations tested, and of those chosen with a statistical guarantee."""
 
 from exitbench.reports.frame import Row
 from exitbench.reports.tables.columns import ABSENT, TableCell, TableColumn, method, number, settings, text

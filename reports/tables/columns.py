@@ -30,8 +30,8 @@ class TableCell:
     Attributes:
         text: Text shown; not escaped.
         key: Sort key: a number, a text, or None, which sorts last.
-        muted: Whether it is grey because no effect is shown, such as a speed-up inside the noise floor.
-        tone: Better or worse than full depth, if the whole interval is; else empty.
+        muted: Whether the text is grey because the row shows no effect, such as a speed-up inside the noise floor.
+        tone: `better` or `worse` if the value's whole interval is better or worse than full depth; else empty.
     """
 
     text: str
@@ -52,7 +52,7 @@ class TableColumn:
         collapses: Whether it moves to the caption if all rows have the same value.
         on_demand: Whether the page shows it only on request.
         hidden_if_empty: Whether it is left out if no row has a value.
-        among: Returns the function used as `cell`, given all rows of a table, for cells that depend on other rows.
+        among: For cells that depend on other rows: returns the function to use as `cell`, given all rows of the table.
     """
 
     heading: str
@@ -83,7 +83,7 @@ def method(heading: str) -> TableColumn:
 
 
 def marked(row: Row, name: str) -> str:
-    """Return `name`, with a mark if the row's method failed the conformance tests (of the contract of methods)."""
+    """Return `name`, with a mark if the row's method failed its conformance tests."""
     return f"{BREAKS} {name}" if row["conforms"] is False else name
 
 
@@ -109,7 +109,7 @@ def parameters(heading: str, name: str) -> TableColumn:
 
 
 def settings(heading: str) -> TableColumn:
-    """Return a table column of parameters: those that tell a row's setting from other settings of its method."""
+    """Return a table column of those parameters that distinguish a row's setting from other settings of its method."""
 
     def among(rows: Sequence[Row]) -> Callable[[Row], TableCell]:
         names = labels(rows)
@@ -151,7 +151,7 @@ class FilledTable:
         source: Its query, title and caption.
         frame: Rows that the query returned.
         columns: Columns shown.
-        agreed: Collapsed columns, whose value is equal in all rows, as ``'Setting: float32; Kind: real'``.
+        agreed: Columns left out because all rows have the same value, as text: ``'Setting: float32; Kind: real'``.
         rows: One cell per column of `columns`, in the order of the frame.
     """
 

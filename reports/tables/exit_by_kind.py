@@ -1,4 +1,4 @@
-"""Depth at which tokens settle, by kind of word, from copied words to those that need several facts."""
+"""Table of exit layers, and of blocks from which predictions are stable, by kind of word, such as `copy` or `hop5`."""
 
 from exitbench.reports.frame import Row
 from exitbench.reports.tables.columns import ABSENT, TableCell, TableColumn, method, number, settings, text
@@ -15,7 +15,7 @@ EMPTY = "No data yet: run `nox -s bench`, or any suite with `probe` cells on the
 
 
 def _mean(heading: str, name: str, half: str, form: str = "{:.2f}") -> TableColumn:
-    """Return a table column ``mean ± half of its interval``, from the frame's columns `name` and `half`."""
+    """Return a table column ``mean ± half the width of its interval``, from the frame's columns `name` and `half`."""
 
     def cell(row: Row) -> TableCell:
         if row[name] is None:

@@ -22,7 +22,7 @@ EMPTY = "Nothing timed: add `timing` to the kinds of a suite, or run `nox -s ben
 
 
 def marked_speedup(row: Row) -> TableCell:
-    """Return the cell of the measured speed-up, with a mark if answers have another length than full depth's."""
+    """Return the cell of the measured speed-up, marked if the method's answers differ in length from full depth's."""
     cell = speedup(row)
     return replace(cell, text=f"{OTHER_LENGTH} {cell.text}") if row["is_other_length"] else cell
 

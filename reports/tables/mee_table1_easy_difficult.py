@@ -1,4 +1,4 @@
-"""States of easy and of difficult documents: similarity to the last (Table 1 of the Monotonic Early Exiting paper)."""
+"""Similarity of states to the last block's, for easy and difficult documents (Table 1, Monotonic Early Exiting)."""
 
 from exitbench.reports.frame import Row
 from exitbench.reports.tables.columns import ABSENT, TableCell, TableColumn, number, text
@@ -23,7 +23,7 @@ EMPTY = "No data yet: run `nox -s paper -- mee`, or any suite with `probe` cells
 def _spread(heading: str, name: str, digits: int) -> TableColumn:
     """Return a table column ``mean ± half of its interval (standard deviation)``.
 
-    They are read from the frame's columns `name`_mean, `name`_half and `name`_std.
+    The three numbers are read from the frame's columns `name`_mean, `name`_half and `name`_std.
     """
 
     def cell(row: Row) -> TableCell:
@@ -37,9 +37,10 @@ def _spread(heading: str, name: str, digits: int) -> TableColumn:
 
 
 def _growing(heading: str, name: str, after: str | None = None) -> TableColumn:
-    """Return a table column ``share ± half of its interval % (after block n)``.
+    """Return a table column of the share of tokens whose similarity to the last block's state grows at every block.
 
-    Columns of the frame are `name` (share), `name`_half and `after` (n; None to leave it out).
+    A cell reads ``share ± half of its interval % (after block n)``. Columns of the frame are `name` (share),
+    `name`_half and `after` (n, if only the growth after block n counts; else None).
     """
 
     def cell(row: Row) -> TableCell:

@@ -1,4 +1,7 @@
-"""Wall time saved by the ideal exit (Table 4 of the natural-capability paper)."""
+"""Wall time saved by the ideal exit (Table 4 of the natural-capability paper).
+
+The ideal exit of a token is the first block whose most probable token is the last block's.
+"""
 
 from exitbench.reports.figures.natcap import EMPTY
 from exitbench.reports.frame import Row

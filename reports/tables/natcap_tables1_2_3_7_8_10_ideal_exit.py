@@ -1,4 +1,7 @@
-"""Ideal exits by task and model (Tables 1, 2, 3, 7, 8 and 10 of the natural-capability paper)."""
+"""Ideal exits by task and model (Tables 1, 2, 3, 7, 8 and 10 of the natural-capability paper).
+
+The ideal exit of a token is the first block whose most probable token is the last block's.
+"""
 
 from exitbench.reports.figures.natcap import EMPTY
 from exitbench.reports.frame import Row

@@ -1,4 +1,7 @@
-"""Ideal exits by word class (Tables 6 and 11 of the natural-capability paper)."""
+"""Ideal exits by word class (Tables 6 and 11 of the natural-capability paper).
+
+The ideal exit of a token is the first block whose most probable token is the last block's.
+"""
 
 from exitbench.reports.frame import Row
 from exitbench.reports.tables.columns import TableCell, TableColumn, number, text, with_interval

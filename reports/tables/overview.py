@@ -1,4 +1,4 @@
-"""Overview: one row per model and task, with full depth's quality and the setting that saves most within 5 % of it."""
+"""Table of models and tasks: full depth's quality, and the setting that saves most work at a loss of at most 5 %."""
 
 from exitbench.reports.frame import Row
 from exitbench.reports.labels import labels, setting

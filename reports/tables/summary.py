@@ -52,7 +52,7 @@ def delta(row: Row) -> TableCell:
 
 
 def change(row: Row) -> TableCell:
-    """Return the cell of the headline metric's difference to full depth with interval; coloured if this excludes 0."""
+    """Return the cell of the headline metric's difference to full depth, coloured if its interval excludes 0."""
     low, high = row["delta_low"], row["delta_high"]
     if low is None:
         return delta(row)
@@ -142,7 +142,7 @@ def _of_blocks(row: Row, name: str) -> TableCell:
 
 
 def number_format(row: Row) -> TableCell:
-    """Return the cell on how the row's number format changes full depth's output; a dash for float32."""
+    """Return the cell with the effect of the row's number format on full depth's output; a dash for float32."""
     note = against_float32(row)
     return TableCell(ABSENT if note is None else note, note)
 

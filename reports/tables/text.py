@@ -1,6 +1,7 @@
 """Results for the terminal: the table, aligned in 118 columns, and the sentences printed at the end of a run.
 
-The sentences are the verdicts of the page's cards; while a run is in progress, those of the best settings so far.
+The sentences are the recommendations on the cards of the report. While a run is in progress, they name the best
+settings so far.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -99,7 +100,7 @@ def _title(keys: tuple[Any, ...], rows: Frame) -> str:
 
 
 def _lines(row: Row, names: dict[Setting, str]) -> list[tuple[str, ...]]:
-    """Return a result row as lines of cells: a long name of a setting continues on more lines, to stay unambiguous."""
+    """Return a result row as one or more lines of cells: a setting's long name is wrapped, to stay unambiguous."""
     numbers = (written(row["speedup_per_token"], "{:.2f}"), length_ratio(row))
     cells = (quality(row), delta(row), blocks_run(row), speedup(row))
     name, *more = wrap(marked(row, names[setting(row)]), _WIDTHS[0], subsequent_indent=_INDENT, break_on_hyphens=False)
@@ -153,11 +154,13 @@ _SETTINGS: Final = "SELECT DISTINCT setting_id FROM cell WHERE list_contains(?::
 
 
 def gist_lines(database: Database, cell_ids: Collection[str] | None = None) -> list[str]:
-    """Return one sentence per model and task, at most `MOST_LINES`: recommended setting, gain and loss; or why none.
+    """Return one sentence per model and task: the recommended setting with its gain and loss, or why there is none.
+
+    After `MOST_LINES` sentences, one line says how many more there are.
 
     Args:
         database: An open database.
-        cell_ids: Ids of cells: only their models and tasks are covered, with all comparable runs; None for all.
+        cell_ids: Ids of cells, to cover only their models and tasks, with all comparable runs; None for all.
     """
     rows = _result_rows(database, cell_ids)
     lines = [*_compared(cards(rows), labels(rows), DEFAULT_PERCENT), *_not_compared(rows)]
@@ -205,7 +208,7 @@ def best_so_far(database: Database, cell_ids: Collection[str] | None = None) -> 
 
 
 def _result_rows(database: Database, cell_ids: Collection[str] | None) -> tuple[Row, ...]:
-    """Return the result rows of all runs comparable with these cells, also from other suites; for None, all rows."""
+    """Return the result rows of all runs comparable with the cells `cell_ids`, also of other suites; None: all rows."""
     (summary,) = (source for source in discover(tables) if source.name == "summary")
     rows = Frame.query(database, summary.sql).rows
     if cell_ids is None:
@@ -275,7 +278,7 @@ def _why_not(rows: list[Row]) -> str:
 
 
 def _subject(row: Row) -> str:
-    """Return task and model, and for a number format other than float32 how it changes full depth."""
+    """Return a row's task and model as text; for number formats other than float32, also their effect on full depth."""
     note = number_format(row)
     return f"{visible(row['task'])} ({visible(row['model'])}{'' if note is None else f'; {note}'})"
 

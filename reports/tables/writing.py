@@ -90,7 +90,7 @@ def _latex_part(table: FilledTable, block: _Block, rows: Sequence[Sequence[Table
 
 
 def _column_blocks(table: FilledTable) -> list[_Block]:
-    """Return blocks of columns that fit a page: each has all columns of text, and numeric ones as far as they fit."""
+    """Split the columns into blocks that fit a page: each has all text columns, and as many numeric ones as fit."""
     lengths = [
         max(len(column.heading), *(len(row[place].text) for row in table.rows), 1)
         for place, column in enumerate(table.columns)
@@ -130,7 +130,10 @@ def _pages(table: FilledTable, block: _Block) -> Iterator[Sequence[Sequence[Tabl
 
 
 def _lines(text: str, form: str) -> int:
-    """Return the estimated number of lines of a cell in a column of LaTeX type `form`; wrapped lines are not full."""
+    """Return the estimated number of lines of a cell in a column of LaTeX type `form`.
+
+    The estimate includes a margin for lines that wrapping leaves partly empty.
+    """
     return ceil(1.2 * len(text) / letters) if (letters := _letters(form)) else 1
 
 
@@ -154,7 +157,7 @@ def latex_text(text: str) -> str:
 
 
 def _caption(table: FilledTable, escaped: Callable[[str], str]) -> str:
-    """Return the table's caption with the values of the columns left out because all rows agree; they are escaped."""
+    """Return the table's caption, followed by the `escaped` values of columns left out because all rows agree."""
     caption: str = " ".join(filter(None, (table.source.module.CAPTION, table.note)))
     return f"{caption} In all rows: {escaped(table.agreed)}." if table.agreed else caption
 

@@ -91,8 +91,8 @@ class RunContrast:
     Attributes:
         run_a: Name of run A.
         run_b: Name of run B.
-        quantity: A metric of the task, or `equal_tokens`, `equal_answers`, `first_divergence`, `tokens_per_answer`,
-            `speedup`.
+        quantity: Name of a metric of the task, or `equal_tokens`, `equal_answers`, `first_divergence`,
+            `tokens_per_answer`, `speedup`.
         a: Value of run A; None if it cannot be computed, or the quantity is defined only for both runs together.
         b: Value of run B; None in the same cases.
         contrast: Definition of the estimate: `b - a`, `b / a`, or a `share` or `median` over pairs of answers.
@@ -151,7 +151,7 @@ class _Samples:
     lower_is_better: frozenset[str]
 
     def rows(self, metric: str) -> Floats:
-        """Return one row per document: the statistics that a corpus metric sums, or else the metric's value."""
+        """Return one row of numbers per document: the statistics whose sums give a corpus metric, or else the value."""
         pairs = zip(self.statistics, self.scores, strict=True)
         return np.array([statistics.get(metric, [values[metric]]) for statistics, values in pairs], dtype=np.float64)
 
@@ -337,8 +337,8 @@ class _Comparer:
     def _speed(self, blank: RunContrast, run_a: Run, run_b: Run, seed: int) -> RunContrast:
         """Return the contrast of speed-ups: run B's divided by run A's, or the reason why they are not comparable.
 
-        Each run's speed-up is measured against full depth timed in the same session, since machines drift. `blank` is a
-        contrast that has only the names of the runs.
+        Each run's speed-up is measured against full depth timed in the same process, since the speed of a machine
+        drifts. `blank` is a contrast that has only the names of the runs.
         """
         blank = replace(blank, quantity="speedup", contrast="b / a")
         facts = [self._facts[run.attempt_id] for run in (run_a, run_b)]

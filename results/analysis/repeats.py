@@ -149,7 +149,7 @@ _KEY_WORDS: Final = {"doc_key": "document"}
 
 
 def _change(column: str, old: Any, new: Any) -> str:
-    """Return a text with the old and the new value of a column; for lists, of the first entry that differs."""
+    """Return a text with a column's old and new value; for lists, with the first entry that differs."""
     if isinstance(old, list) and isinstance(new, list):
         for index, (before, now) in enumerate(zip(old, new, strict=False), start=1):
             if not _same(before, now):

@@ -1,10 +1,10 @@
 """Replay a gate over a probe (each block's prediction per token) at many thresholds: exit layers and agreement.
 
-A token exits at the first gated block whose score exceeds the threshold, else at the last block. So it stays beyond
-gated block l at all thresholds that are not below its highest score up to l. With sorted thresholds, one number per
-gated block describes a token: how many thresholds are below its highest score so far. Sums over tokens are collected
-by these numbers and cumulated over the thresholds once, at the end. The cost is tokens times blocks times the logarithm
-of the number of thresholds.
+A token exits at the first gated block whose score exceeds the threshold, else at the last block. So it does not exit at
+gated blocks up to l if the threshold is at least its highest score at these blocks. With sorted thresholds, one number
+per gated block describes a token: how many thresholds are below its highest score so far. Sums over tokens are
+collected by these numbers and cumulated over the thresholds once, at the end. The cost is tokens times blocks times the
+logarithm of the number of thresholds.
 """
 
 from collections.abc import Iterator, Sequence
@@ -215,8 +215,8 @@ def _thresholds_below(tokens: str, exits: Sequence[int], width: int) -> str:
 def _steps(tokens: str, exits: Sequence[int], document: str) -> str:
     """Return SQL that sums over a document's tokens how exit layer and match change from one threshold to the next.
 
-    At the lowest thresholds a token exits at the first block in `exits`. From sorted threshold number `below_l` on, no
-    score up to block l is above the threshold, so the token exits at a later block.
+    At the lowest thresholds a token exits at the first block in `exits`. The `below_l` thresholds below its highest
+    score up to block l let it exit by block l; from the next sorted threshold on, it exits later.
     """
     pairs = list(pairwise(exits))
     places = ["0", *(f"below_{block}" for block, _ in pairs)]
@@ -252,7 +252,7 @@ def _registered(connection: duckdb.DuckDBPyConnection, tables: dict[str, pa.Tabl
 
 
 def _cumulated(places: tuple[Counts, Counts], changes: Counts, n_documents: int, order: NDArray[np.intp]) -> Counts:
-    """Return the sums per document and threshold, [D, K], from their changes between sorted thresholds.
+    """Return the sums per document and threshold, [D, K], by adding up their changes between sorted thresholds.
 
     Args:
         places: Document index and sorted threshold index of each change.

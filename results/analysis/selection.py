@@ -1,7 +1,7 @@
 """Select runs by id, by a prefix of an id, or by a glob over names.
 
-A run's name is `MODEL/TASK_LABEL/METHOD`, followed by `:name=value,..` of the parameters in which the method's runs on
-that model and task differ. A glob matches the name with these parameters, with all parameters, or with none.
+A run's name is `MODEL/TASK_LABEL/METHOD`, followed by `:name=value,..` for those parameters in which the method's runs
+on that model and task differ. A glob matches the name with these parameters, with all parameters, or with none.
 """
 
 import json

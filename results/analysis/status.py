@@ -144,8 +144,8 @@ class Estimate:
         seconds: Wall time of the attempt; None if no similar cell was run.
         size_bytes: Size of the attempt's folder; None if no similar cell was run.
         basis: Description of the earlier cells on which the estimate is based.
-        at_most: True for an upper bound: one run over the documents computes the cell together with others, but the
-            earlier cells ran alone.
+        at_most: True if the estimate is an upper bound: this cell shares one run over the documents with other cells,
+            but the earlier cells ran alone.
     """
 
     seconds: float | None
@@ -163,12 +163,11 @@ class CellWorkload:
 
     Attributes:
         kind: Kind of the cell.
-        record: Quantities inside blocks that a probe (record of each block's predictions) stores; empty for other
-            cells.
+        record: Quantities inside blocks that a probe cell records in addition to predictions; empty for other cells.
         shape: Kind of model, number of decoder blocks, number of parameters.
         batch_size: Number of documents decoded together.
         units: Amount of work: number of documents, times the levels of a calibration or the rounds of a timing.
-        shares: True if one run over the documents computes the cell together with other cells.
+        shares: True if the cell shares one run over the documents with other cells.
     """
 
     kind: str

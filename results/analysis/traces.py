@@ -1,7 +1,6 @@
 """Read answers' token traces (exit layer and score) and the probe (each block's predictions) of full depth's answer.
 
-The probe's signals apply to a token of another run only while both answers are equal so far (`shared_prefix`), and to
-the first token that differs.
+The probe describes a token of another run only if all earlier tokens of both answers are equal (`shared_prefix`).
 """
 
 import json

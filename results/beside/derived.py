@@ -3,8 +3,8 @@
     <spool>/rescores/<attempt_id>/<digest of the version>/{samples.parquet, metrics.parquet, status.json, DONE}
     <spool>/tags/<attempt_id>/<digest of the tagger>/{token_tag.parquet, status.json, DONE}
 
-Records are complete or absent, as attempts are, and like them the source of truth: the database is filled from them.
-status.json has `format`, `attempt_id` and what made the record.
+A record is complete or absent, like an attempt, and the database is filled from it. status.json has `format`,
+`attempt_id` and `metric_version` or `tagger`, which made the record.
 """
 
 import shutil

@@ -2,8 +2,8 @@
 
     <spool>/trainings/<weights_sha256>/{card.json, training_log.csv}
 
-A record is complete or absent. Both files are copied from the model's folder (`schema.TRAINING_LOG`; an empty block
-stands for the whole model).
+A record is complete or absent. Both files are copied from the model's folder. The log has the columns of
+`schema.TRAINING_LOG`; if its column `block` is empty, a row is about the whole model.
 """
 
 import io

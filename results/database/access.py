@@ -1,14 +1,14 @@
 """Access to a database: a fair readers-writer lock, waiting for other processes, and mark files of checked databases.
 
-DuckDB lets many readers or one writer open a file and refuses all others at once. If readers come and go all the time,
-a writer would never find the file free. So every process first acquires this lock, a lock file next to the database:
-readers share it only while they open the file; a writer holds it until it closes the file. A second lock file shows the
-writer that another process waits, and it then closes soon.
+DuckDB lets many readers or one writer open a file and refuses all others immediately. If readers come and go all the
+time, a writer would never find the file free. So every process first acquires this lock, a lock file next to the
+database: readers share it only while they open the file; a writer holds it until it closes the file. A second lock file
+shows the writer that another process waits, so that the writer soon closes the database.
 
 A run opens its database hundreds of times, and checking all tables, views and macros takes longer than opening it. A
 process that fills a database leaves a mark next to it, so that the next process can skip the check. A mark is valid if
 it and the database belong to the user and no other user may write them. It names the file's inode and the time of its
-last change, which no process can choose.
+last change, which no process can set.
 """
 
 import contextlib

@@ -103,7 +103,7 @@ class Database:
         lock: Access lock that is released when the database is closed.
         folder: Temporary folder that the connection reads, if any; deleted when the database is closed.
         is_ours: True if tables and views are known to be those of this version of ExitBench.
-        fault: Function that converts an error of DuckDB to a message.
+        fault: Function that returns the message to show for an error of DuckDB.
     """
 
     path: Path

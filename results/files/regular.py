@@ -1,7 +1,7 @@
 """Regular files in real folders: links are not followed, and nothing else (pipes, devices) is opened.
 
-A third-party spool may contain a link to a file of the reader's, or a device that never ends. The root of a spool may
-be a link, since users keep results on another disk; paths inside may not.
+A third-party spool may contain a link to a private file of the user who reads it, or a device whose data never ends.
+The root of a spool may be a link, since users keep results on another disk; paths inside may not.
 """
 
 import errno

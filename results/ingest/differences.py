@@ -122,8 +122,9 @@ def _document_contributions(
 ) -> NDArray[np.float64] | None:
     """Return each document's contribution to the difference `delta` between a run and full depth in a metric, [n].
 
-    The mean of the contributions is `delta`; None if no known contributions have this mean. `differences` are those of
-    the documents' own scores; `documents` has the statistics of both runs, from which corpus metrics are computed.
+    The mean of the contributions is `delta`; None if no contributions with this mean can be computed. `differences` are
+    the differences of the documents' own scores. `documents` has the statistics of both runs, from which contributions
+    to corpus metrics are computed.
     """
     if not documents:
         return None

@@ -1,7 +1,7 @@
 """Import third-party results into the spool, from which the database is filled.
 
-From another spool, only regular files in real folders are read, only those listed by a seal or a kind of record, and
-only up to the maximum size of their kind. The copy is checked, so nothing can change between check and use.
+From another spool, only regular files in real folders are read, up to a maximum size. Their names must be listed in a
+DONE file, or be those of a kind of record. Checks read the copy, so nothing can change between check and use.
 """
 
 import re

@@ -1,4 +1,4 @@
-"""Ingest the spool into the database, the only way rows enter it in daily use; rebuild a database from its spool."""
+"""Ingest: add the attempts in the spool to the database, or rebuild the database from the spool."""
 
 import time
 from collections.abc import Callable
@@ -40,8 +40,8 @@ def ingest(
         spool_root: The spool; attempts may be in progress.
         database_path: The database; created if missing.
         progress: Called after each group of attempts with (attempts seen, attempts in the spool).
-        say: Called with a message if another process has the database open; the wait for it then has no limit if it
-            runs ExitBench, else `PATIENCE_S`. None limits the wait to the `WAIT_S` seconds of `open_database`.
+        say: Called with a message if another process has the database open. The wait for that process is then unlimited
+            if it runs ExitBench, else `PATIENCE_S`. Without `say`, the wait is at most `WAIT_S` seconds.
 
     Raises:
         UserError: As for `open_database`.

@@ -198,7 +198,7 @@ Problem = tuple[Attempt, SpoolError]
 def _load_group(
     engine: sa.Engine, checked: Mapping[Attempt, "Future[AttemptRecord | SpoolError]"], artifacts: set[str]
 ) -> list[Problem]:
-    """Add attempts to the database in one transaction; if an attempt does not fit, add the attempts one by one.
+    """Add attempts to the database in one transaction; if one of them cannot be added, add the attempts one by one.
 
     Args:
         engine: An open, writable database.

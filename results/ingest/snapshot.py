@@ -3,8 +3,8 @@
     FOLDER/{manifest.json, TABLE.parquet ..}
 
 A snapshot is written by `export`, and an import keeps it in the spool, so that a rebuilt database includes it. Its
-manifest states the schema; other schemas are rejected. Imports are kept unchanged: attempts whose spool is elsewhere,
-and runs of benchmarks:
+manifest states the schema; other schemas are rejected. Two kinds of imports are kept unchanged in the spool: attempts
+whose own spool is elsewhere, and runs of benchmarks:
 
     <spool>/imports/<digest>/       a snapshot
     <spool>/perf/<digest>.json      as pytest-benchmark wrote it: one run of benchmarks
@@ -151,8 +151,8 @@ def _new_rows(table: str, rows: str) -> str:
 def _insert_rank(table: str) -> int:
     """Return the rank by which tables are sorted for insertion: 1 for `attempt`, 0 for tables that must precede it.
 
-    Most rows of attempts rank 0, because they count as new only while their attempt is not yet in the database. Tables
-    that may grow after an attempt has ended, such as rescores, rank 2, because their attempts must be in the database.
+    Most rows of an attempt are inserted before its row of `attempt`, since they count as new only until then. Tables
+    that may grow after an attempt has ended, such as rescores, have rank 2: their attempts must be in the database.
     """
     return 2 if TABLES[table].grows_later else int(table == "attempt")
 
@@ -290,7 +290,8 @@ def _write_table(duck: Any, query: str, path: Path, names_paths: Sequence[str]) 
 def _leaf_paths(schema: pa.Schema) -> tuple[list[str], list[str]]:
     """Return the Parquet paths of the columns with floating-point numbers, or lists of them, and of all other columns.
 
-    Split by byte, probabilities and scores compress to about half the size that the default encoding gives.
+    The former are written in Parquet's byte-stream-split encoding, in which probabilities and scores take about half
+    the space of the default encoding.
     """
     split: list[str] = []
     others: list[str] = []

@@ -1,6 +1,6 @@
 """Lake export: append the rows that a database has and a lake lacks.
 
-What quotes third-party data is left out as in a snapshot (`results/ingest/snapshot.py`).
+Texts that quote third-party data are left out, as in a snapshot (`results/ingest/snapshot.py`).
 """
 
 from collections.abc import Collection
@@ -44,7 +44,7 @@ class ExportReport:
 def export_lake(
     duck: duckdb.DuckDBPyConnection, lake: str, redistributable: Collection[str] | None = None
 ) -> ExportReport:
-    """Append to a lake the rows of a database that it lacks.
+    """Append to a lake those rows of a database that the lake lacks.
 
     An export may be killed and repeated at any moment, and other processes may export to the lake at the same time.
 
@@ -101,7 +101,7 @@ def _append(duck: duckdb.DuckDBPyConnection, lake: str, name: str, rows: str) ->
 
 
 def _reader(duck: duckdb.DuckDBPyConnection, name: str, source: str) -> pa.RecordBatchReader:
-    """Return a reader of the rows that a lake's table gets: JSON as text, home folders in messages abbreviated.
+    """Return a reader of rows to append to a lake's table: JSON becomes text, home folders in messages are abbreviated.
 
     Args:
         duck: The connection.

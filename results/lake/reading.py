@@ -1,6 +1,7 @@
 """Open a lake as a database: small tables are loaded, large ones become views over their Parquet files.
 
-In a directory, a query opens only files of its runs: joined by attempt, DuckDB skips the partitions of other attempts.
+If the lake is a directory, a query opens only the files of its runs: large tables are partitioned by attempt, and
+DuckDB skips the partitions of other attempts.
 """
 
 from collections import Counter, defaultdict

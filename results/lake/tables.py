@@ -64,7 +64,7 @@ class LakeTable:
 def key_columns() -> Mapping[str, tuple[str, ...]]:
     """Return, by table, the columns whose values identify a group of rows that is appended in one commit.
 
-    Tables that a reader loads come first.
+    The small tables, whose rows `open_lake` loads, come first.
     """
     not_loaded = (name for name, table in TABLES.items() if name not in LOADED and not table.local)
     return {name: {**SHARED, **KEYS}.get(name, ("attempt_id",)) for name in (*LOADED, *sorted(not_loaded))}
@@ -76,7 +76,7 @@ def partitioned_by(name: str) -> list[str]:
 
 
 def require_lake(lake: str) -> None:
-    """Raise UserError if a text cannot name a lake, or if a directory has links or special files."""
+    """Raise UserError if a text is not a valid lake, or if its directory contains links or special files."""
     if not lake or ("://" in lake and not _BUCKET.fullmatch(lake)):
         raise UserError(f"{lake!r} is not a lake. Allowed: a directory, s3://BUCKET or s3://BUCKET/PREFIX.")
     for folder, folders, files in os.walk(lake) if "://" not in lake else ():
@@ -86,7 +86,7 @@ def require_lake(lake: str) -> None:
 
 
 def listing(url: str, folder: str) -> dict[str, int]:
-    """Return the names in a folder of a lake with the sizes of files and 0 for folders; empty if it does not exist."""
+    """Return the names in a folder of a lake, with file sizes (0 for folders); empty if the folder does not exist."""
     with explained(url):
         if "://" in url:
             store = fs.PyFileSystem(DeltaStorageHandler(url, options(url)))

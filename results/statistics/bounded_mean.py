@@ -6,9 +6,9 @@ document with the largest loss and takes
 
     the upper 97.5 % quantile of  W_1 x_1 + ... + W_n x_n + W_(n+1) * greatest,   W uniform on the simplex.
 
-For binary values it is the bound of Clopper and Pearson. It increases with every single value, so more evidence of loss
-never tightens it. Coverage for every bounded distribution is proved for special cases only, and otherwise supported by
-simulation, here in `tests/results/statistics/test_coverage.py`.
+For binary values it is the bound of Clopper and Pearson. It never decreases if a value increases, so more evidence of
+loss never tightens it. Coverage for every bounded distribution is proved for special cases only, and otherwise
+supported by simulation, here in `tests/results/statistics/test_coverage.py`.
 
 Sources: Gaffke (2005), Three test statistics for a nonparametric one-sided hypothesis on the mean of a nonnegative
 variable. Learned-Miller and Thomas (2020), A new confidence interval for the mean of a bounded random variable. The
@@ -63,7 +63,7 @@ def upper_bound(values: ArrayLike, greatest: float, tail: float = TAIL) -> float
 
 
 def least_upper_bound(n: int, tail: float = TAIL) -> float:
-    """Return the upper bound of the mean loss, 0..1, from n documents without any loss: the least that n can show.
+    """Return the upper bound of the mean loss, 0..1, if none of n documents has a loss: the smallest that n can give.
 
     `tail` is the probability that the mean is above the bound.
     """

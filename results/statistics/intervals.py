@@ -208,7 +208,7 @@ def bootstrap_weights(n: int, n_boot: int, seed: int) -> Iterator[Floats]:
 
 @functools.lru_cache(1)
 def _only_block(n: int, rows: int, seed: int) -> Floats:
-    """Return the only block of `bootstrap_weights`; cached, since all ratios of a cell use the same resamples."""
+    """Return all resamples of `bootstrap_weights` in one block; cached, since all ratios of a cell use the same."""
     counts = _counts(np.random.default_rng(seed), n, rows)
     counts.flags.writeable = False
     return counts
@@ -347,7 +347,7 @@ def as_sums(rows: Floats, aggregate: Aggregate) -> tuple[Floats, Aggregate]:
     """Return one row of numbers per document, and the function from the sum of the rows to the metric.
 
     For a metric that is no function of sums, such as a rank correlation, the rows are one-hot: each document has its
-    own column, and a sum of rows counts each document. So intervals and tests need only sums.
+    own column, so a sum of rows is the count of each document. In this way, intervals and tests need only sums.
 
     Args:
         rows: Statistics of each document, [n, S].
@@ -360,7 +360,7 @@ def as_sums(rows: Floats, aggregate: Aggregate) -> tuple[Floats, Aggregate]:
 
 
 def paired_as_sums(rows_a: Floats, rows_b: Floats, aggregate: Aggregate) -> tuple[Floats, Floats, Aggregate]:
-    """Return rows of numbers per document for runs A and B, and the function from the sum of rows to the metric.
+    """Return rows of numbers per document for runs A and B, and the function from a sum of rows to the metric.
 
     As in `as_sums`, a metric that is no function of sums gets one-hot rows, whose sum counts each document. A document
     with equal statistics in both runs has equal rows.

@@ -1,7 +1,7 @@
 """Metrics that are not means over documents: the contribution of each document to BLEU, F1 or a correlation.
 
-Tasks define these metrics (`exitbench.tasks`) and store the statistics of each document. Here they are computed again
-from these statistics, with documents left out: `results` imports no task, and tests compare both.
+Tasks define these metrics (`exitbench.tasks`) and store the statistics of each document. Here the metrics are defined
+again, to compute them with a document left out: `results` cannot import tasks. Tests check that both definitions agree.
 """
 
 from collections.abc import Mapping

@@ -2,8 +2,8 @@
 
 A process that loses its core for a moment makes one reading 2 to 20 times as long. That affects a mean or a sum fully,
 but the median of ten readings hardly. The median is taken per document, so the result is still a ratio of times, in
-which long documents weigh as much as the time they take. Simulated with and without such stalls in
-`tests/results/statistics/test_speed.py`; `python tests/benchmarks/interval_coverage.py speed` prints the table.
+which long documents weigh as much as the time they take. `tests/results/statistics/test_speed.py` simulates timings
+with and without such stalls; `python tests/benchmarks/interval_coverage.py speed` prints a table.
 """
 
 from collections import defaultdict

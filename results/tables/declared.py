@@ -47,8 +47,8 @@ class Table:
         columns: Columns in order.
         file: Name of the attempt's Parquet file, without suffix; None for tables filled from other sources.
         indexed: True if the key is a primary key, which slows ingest down; otherwise only `db check` checks the key.
-        arrives_by: Columns whose values identify a group of rows that is imported together; empty if rows are
-            imported with their attempt.
+        arrives_by: Columns that identify a group of rows that are imported together, such as a rescore; empty if rows
+            are imported together with their attempt.
         local: True if every database creates its own rows and imports none.
     """
 

@@ -4,9 +4,9 @@ The facts describe a small world of people who follow each other to places. Ever
 place, or they follow another person and end up where that person does. The number of facts needed to answer is the
 number of people on the way.
 
-Answers are exactly extractive. The number of hops of a question is the number of facts that its answer needs. A
-copied answer is located by its cue words alone, without binding a name to anything. Only the first word of a long
-answer needs the hops: the other words follow it in the text.
+Answers are exactly extractive. The number of hops of a question is the number of facts that its answer needs. An answer
+of kind `copy` needs none: it follows the words `the note says`. Only the first word of a long answer needs the hops;
+the other words follow it in the context.
 """
 
 import itertools

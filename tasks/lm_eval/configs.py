@@ -151,7 +151,7 @@ def _build(name: str, settings: LmEvalSettings) -> Any:
 
 
 def _require_isolated_scoring(entry: Any) -> None:
-    """Reject a task whose scoring would run a model's code in this process, before any code of the task is imported."""
+    """Reject a task whose scoring runs model-written code in this process, before the task's own code is imported."""
     from lm_eval.tasks._yaml_loader import load_yaml
 
     if entry.yaml_path is None or entry.yaml_path.is_relative_to(SHIPPED):
@@ -355,7 +355,7 @@ def _installed() -> "dict[str, Entry]":
 
 
 def _stamp(root: Path) -> str:
-    """Return a digest of the paths, sizes and modification times of lm-eval's YAML files."""
+    """Return a digest of paths, sizes and modification times of lm-eval's YAML files, to detect an outdated index."""
     digest = hashlib.sha256(str(root).encode())
     for folder, folders, names in os.walk(root):
         folders.sort()

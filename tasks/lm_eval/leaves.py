@@ -337,7 +337,7 @@ def use_sandbox() -> None:
 
 @contextmanager
 def time_limit(seconds: float, what: str) -> Iterator[Callable[[], float]]:
-    """Limit the CPU time of a `with` block; yield a function that returns the seconds left at its end.
+    """Limit the CPU time of a `with` block; yield a function that, after the block, returns how many seconds were left.
 
     `what` names the limited work in the error message.
 

@@ -211,7 +211,7 @@ class LmEvalMetric:
 
 
 def metrics_of(leaf: LeafConfig) -> tuple[LmEvalMetric, ...]:
-    """Return the supported metrics of a task, headline first: the first for which higher is better, if any.
+    """Return the supported metrics of a task. The first, the headline, is one for which higher is better, if any.
 
     Raises:
         UserError: No metric is a function of sums over documents.

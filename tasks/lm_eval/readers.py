@@ -24,8 +24,8 @@ def read_hellaswag(path: Path, name: str | None, split: str) -> list[dict[str, A
     """Read HellaSwag from plain text, or from JSON lines with the hub's fields.
 
     Plain text has six lines per question: context, label 0 to 3, four endings. The context is the activity, a colon,
-    and both parts of the JSON lines' context. The second part is the unfinished sentence at the end, in lower case;
-    lm-eval capitalizes it. `name` and `split` are ignored.
+    and the text that the hub's fields `ctx_a` and `ctx_b` divide. `ctx_b` is the unfinished sentence at the end, in
+    lower case; lm-eval capitalizes it. `name` and `split` are ignored.
 
     Raises:
         UserError: The number of lines is no multiple of six, or a label is invalid.

@@ -17,8 +17,8 @@ class LmEvalSettings:
 
     Attributes:
         include: Folder with the user's YAML files, which are read as data; code in them is rejected.
-        num_fewshot: Number of few-shot examples before each question; None: the task's own. A task with 0 keeps 0, as
-            in lm-eval.
+        num_fewshot: Number of few-shot examples before each question; None: the task's own number. A task that declares
+            0 keeps 0, as in lm-eval.
         fewshot_seed: Seed for drawing few-shot examples.
         fewshot_as_multiturn: True if few-shot examples are separate turns in a chat template.
         gen_kwargs: Pairs (name, value) that override the task's `generation_kwargs`.

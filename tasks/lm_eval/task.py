@@ -122,7 +122,7 @@ class LmEvalTask(Task):
             lm: lm-eval's `LM`.
             documents: Documents from `load`; requests are in the order of lm-eval's data set, task by task.
             chat: A system message and a chat template; None for neither.
-            confirm_run_unsafe_code: Code that the model wrote may be run, if the task's scoring does that.
+            confirm_run_unsafe_code: True if the task's scoring may run code that the model wrote.
 
         Returns:
             The score of each document, by its key; and lm-eval's own aggregated value of each metric, with
@@ -174,8 +174,8 @@ class LmEvalTask(Task):
     def score(self, doc: Document, output: str) -> DocumentScore:
         """Return the scores of a generated text (`output`).
 
-        For a document whose reference is another output (`with_reference`), scores only tell agreement. Each metric has
-        its best value if the task's filters extract the same from both texts, else its worst value.
+        If the document's reference is another output (`with_reference`), the scores say only whether both agree. Each
+        metric has its best value if the task's filters extract the same from both texts, else its worst value.
         """
         if "reference" in doc.fields:
             return self._same(doc, output)
@@ -202,7 +202,7 @@ class LmEvalTask(Task):
     def likeness(self, doc: Document) -> str:
         """Return the document's record as JSON.
 
-        Prompts of equal records may differ in their few-shot examples, so they are not compared.
+        Prompts of equal records may differ in their few-shot examples, so records are compared instead.
         """
         return canonical_json(doc.fields["doc"])
 

@@ -1,9 +1,9 @@
 """Run code that a model wrote, if the user has confirmed that it may be run.
 
 Two processes (`confined.py`): one runs the program; the other runs the tests and decides, out of the program's reach.
-Both have their own namespaces: no network, no inherited environment, and no process that outlives them. They have no
-sockets, not even Unix sockets, and limits on time, memory and processes. They write to a small private file system; all
-others are read-only. The program can still read what its user can read. For stronger isolation, run ExitBench in a
+Both run in their own Linux namespaces, without network, inherited environment or sockets (not even Unix sockets), and
+none of their processes outlives them. Time, memory and number of processes are limited. They can write only to a small
+private file system. The program can still read what its user can read. For stronger isolation, run ExitBench in a
 container.
 """
 

@@ -1,8 +1,8 @@
 """Read the user's YAML files of lm-eval tasks, which may be from third parties, as data without code.
 
 lm-eval imports and calls what a `!function` names, opens any path that an `include` leads to, and loads metrics as code
-from the hub. Files below an `include` folder may do none of this: only plain values, known keys, and files of that
-folder.
+from the hub. Files below an `include` folder may do none of this: they may have only plain values and known keys, and
+include only files of that folder.
 """
 
 import os
@@ -231,7 +231,7 @@ def _place(error: Exception) -> str:
 
 
 def _check_kinds(config: Mapping[str, Any], location: str) -> None:
-    """Check the types of values that lm-eval, or this project before it, uses without checking."""
+    """Check the types of those values that lm-eval, or this project, later uses without checking them."""
     for key, (fits, needed) in _KINDS.items():
         if config.get(key) is not None and not fits(config[key]):
             raise UserError(f"{location}: {key} is {_abbreviated(config[key])}. Needed: {needed}.")

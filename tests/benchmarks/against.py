@@ -34,7 +34,7 @@ Medians = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Comparison:
-    """Benchmark on both sides: medians in seconds, one per pair of processes."""
+    """Median seconds of a benchmark on both sides, REV (before) and work tree (after): one per process."""
 
     benchmark: str
     before_s: tuple[float, ...]
@@ -47,7 +47,7 @@ class Comparison:
 
     @property
     def interval(self) -> tuple[float, float, float]:
-        """Low end, estimate and high end of the work tree's time over REV's."""
+        """95% interval of the work tree's time divided by REV's: low end, estimate, high end."""
         logs = [math.log(after / before) for before, after in zip(self.before_s, self.after_s, strict=True)]
         middle, half = statistics.fmean(logs), math.inf
         if len(logs) > 1:
@@ -56,17 +56,19 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Faster or slower if the whole interval lies on one side of 1; else undecided."""
+        """Return "slower" or "faster" if the whole interval lies on one side of 1; else an empty string."""
         low, _, high = self.interval
         return "slower" if low > 1 else "faster" if high < 1 else ""
 
     def is_worse(self, tolerance: float) -> bool:
-        """Return whether the work tree is slower by more than the tolerated share of the time."""
+        """Return whether the work tree is clearly slower, and by more than the tolerated share of the time."""
         return self.verdict == "slower" and self.interval[1] > 1 + tolerance
 
 
 def compare(rev: str, chosen: Sequence[str], rounds: int, tolerance: float) -> int:
-    """Measure and print; return 1 if a benchmark is slower or does not run, else 0.
+    """Measure the benchmarks on both sides and print a table.
+
+    Return 0, or 1 if a benchmark is slower, fails on the work tree, or none ran on both sides.
 
     Raises:
         UserError: No such commit, no git, or no benchmark is selected.
@@ -90,7 +92,7 @@ def compare(rev: str, chosen: Sequence[str], rounds: int, tolerance: float) -> i
 
 @dataclass(frozen=True)
 class Bench:
-    """Set-up in which benchmarks are run.
+    """Runner of benchmarks on both sides, in separate processes.
 
     Attributes:
         tests: The copy whose benchmarks are run.
@@ -111,7 +113,7 @@ class Bench:
         return list(dict.fromkeys(files))
 
     def compare(self, file: str, chosen: Sequence[str], rounds: int) -> list[Comparison]:
-        """Run the benchmarks of a file on both sides in turn."""
+        """Run the benchmarks of a file on both sides in turn, and return a comparison for each benchmark."""
         medians: dict[str, list[Medians]] = {side: [] for side in self.paths}
         for side in ("REV", "work tree", "work tree", "REV") * rounds:
             print(f"{file}: {side}", flush=True)
@@ -119,7 +121,7 @@ class Bench:
         return list(paired(medians["REV"], medians["work tree"]))
 
     def run(self, side: str, arguments: Sequence[str]) -> Medians:
-        """Run benchmarks in a separate process; record failures."""
+        """Run benchmarks in a separate process and return their medians; record failures."""
         times = self.paths[side] / "times.json"
         times.unlink(missing_ok=True)
         options = ["--continue-on-collection-errors", "-rfE", "--tb=line", "--color=no", f"--benchmark-json={times}"]
@@ -142,7 +144,7 @@ class Bench:
 
 
 def paired(before: Sequence[Medians], after: Sequence[Medians]) -> Iterator[Comparison]:
-    """Yield the benchmarks that all processes of both sides measured."""
+    """Yield a comparison for each benchmark that every process of both sides measured."""
     for benchmark in before[0]:
         if all(benchmark in medians for medians in (*before, *after)):
             seconds = [tuple(medians[benchmark] for medians in side) for side in (before, after)]

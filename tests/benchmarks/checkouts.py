@@ -17,7 +17,7 @@ sys.meta_path[:] = [finder for finder in sys.meta_path if "__editable___exitbenc
 
 
 def commit_of(rev: str) -> str:
-    """Return the full name of a commit.
+    """Return the full hash of a commit.
 
     Raises:
         UserError: No such commit, or not a git repository.

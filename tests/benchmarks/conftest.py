@@ -37,7 +37,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True, scope="session")
 def threads() -> Iterator[None]:
-    """Set one thread unless OMP_NUM_THREADS is set: two would compete with other processes."""
+    """Limit torch to one thread unless OMP_NUM_THREADS is set: a second thread would compete with other processes."""
     import torch  # not needed for mere collection
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -47,7 +47,7 @@ def threads() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def measured_forms() -> Iterator[None]:
-    """Use the matmul forms that are fastest on this machine, as cells do; tests use the defaults."""
+    """Let the engine use the fastest matrix products on this machine, as in cells; tests use the defaults."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("EXITBENCH_PRODUCTS", "measured")
         yield
@@ -57,7 +57,10 @@ def measured_forms() -> Iterator[None]:
 def pair(
     threads: None, measured_forms: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:
-    """Yield the model of a name in `models.SHAPES`; pytest runs all benchmarks of a model before it builds the next."""
+    """Yield a model of the requested shape (`models.SHAPES`).
+
+    pytest finishes all benchmarks of one model before it builds the next.
+    """
     from models import Pair
 
     folder = tmp_path_factory.mktemp(request.param)
@@ -66,7 +69,7 @@ def pair(
 
 
 def pytest_benchmark_generate_machine_info() -> dict[str, Any]:
-    """Return this machine's description in place of pytest-benchmark's, beginning with its name."""
+    """Return this project's description of the machine in place of pytest-benchmark's."""
     import torch
 
     from exitbench.harness.running.environment import environment_and_hardware

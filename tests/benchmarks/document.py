@@ -32,7 +32,7 @@ ExtraInfo = Mapping[str, Mapping[int, Mapping[str, Any]]]
 
 
 def main() -> None:
-    """Rewrite the tables."""
+    """Rewrite the tables of performance.md with a database's latest measurements."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("database", type=Path)
     info: dict[str, dict[int, Mapping[str, Any]]] = {}

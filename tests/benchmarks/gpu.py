@@ -5,9 +5,9 @@
 Takes at most 8 minutes: a step that no longer fits is skipped with a message. The exit status is 1 if a check fails or
 a step aborts; missed goals are shown. `--quick` uses tiny shapes, to test the script itself.
 
-First the device is checked against the CPU; if it is wrong, nothing is timed. Checked: tokens and exit layers in fp32,
-one by one and in a batch, for the bundled models and a random one with grouped heads, with `gpu_checks.METHODS` and
-their default KV policies, with CUDA graphs of the blocks and without. Answers may differ at near-ties.
+First the device is checked against the CPU; if it is wrong, nothing is timed. Tokens and exit layers in fp32 must be
+equal, except at near ties: row by row and in a batch, with CUDA graphs of the blocks and without. The models are the
+bundled ones and a random one with grouped heads. The methods are `gpu_checks.METHODS` with their default KV policies.
 Not checked: bf16, which most timings use; other gates and heads; any other KV policy (noisy, exact, deferred,
 verifying); the oracle; and sampling.
 """
@@ -49,7 +49,7 @@ UNCHECKED: Line = ("correctness", {"note": "left out: what is timed here was not
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0, 1 (a check failed, or a step aborted) or 2 (bad arguments)."""
+    """Run the chosen steps and print a table; return 1 if a check failed or a step aborted, else 0."""
     options = _arguments(arguments)
     with TemporaryDirectory(prefix="gpu-") as folder, torch.inference_mode():
         setting = Setting(options.device, options.quick, Path(folder), time.monotonic() + MOST_S)
@@ -90,7 +90,7 @@ def _environment(info: dict[str, Any]) -> str:
 
 
 def _run(step: Callable[[Setting], Iterator[Line]], setting: Setting) -> Iterator[Line]:
-    """Run a step and yield its lines, which are printed at once; an aborted step gives a line too."""
+    """Run a step; print and yield its lines. A skipped or aborted step has one line that says why."""
     name, left_s = step.__name__, setting.left_s()
     print(f"\n{name} ({left_s:.0f} s left)", flush=True)
     if left_s < STEPS[step] and not setting.quick:

@@ -1,4 +1,4 @@
-"""Correctness checks: models on a device and on the CPU in fp32; tokens, exit layers, and near-ties by margin."""
+"""Check that a device gives the CPU's tokens and exit layers in fp32, except at near ties."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ GROUPED: Mapping[str, Any] = dict(
 
 
 class Noting(Gate):
-    """Wrapper of a gate that records the margin of each decision."""
+    """Wrapper of a gate that records every score, and each chosen token's logit margin over the next best."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate, self.needs_history, self.looks_ahead = gate, gate.needs_history, gate.looks_ahead
@@ -78,7 +78,7 @@ class Noting(Gate):
 
 @dataclass(frozen=True)
 class Parting:
-    """First difference of two answers, and the CPU's margin of the decision there."""
+    """Place where a device's answer first differs from the CPU's, and the margin of the CPU's decision there."""
 
     where: str
     margin: float
@@ -116,7 +116,7 @@ class Case:
 
 
 def correctness(setting: Setting) -> Iterator[Line]:
-    """Check the device against the CPU; if it is wrong, nothing is timed afterwards."""
+    """Check the device's answers against the CPU's; if any is wrong, nothing is timed afterwards."""
     cases = list(_cases(setting))
     partings = [parting for case in cases for answers in _answers_of(case) for parting in case.partings(answers)]
     wrong = [parting for parting in partings if not parting.margin < NEAR_TIE]
@@ -129,7 +129,7 @@ def correctness(setting: Setting) -> Iterator[Line]:
 
 
 def _result(share: float, note: str) -> dict[str, Any]:
-    """Return a result line's content for the share that is right, whose goal is 100 %."""
+    """Return the content of a line for the share of correct answers, whose goal is 100 %."""
     return {"measured": share, "unit": "%", "at_least": 1.0, "note": note, "check": True}
 
 
@@ -173,7 +173,7 @@ def _answers(checkpoint: Checkpoint, requests: Sequence[Request], new_tokens: in
 
 
 def _answers_of(case: Case) -> Iterator[list[Generation]]:
-    """Yield the device's answers with graphs, and without."""
+    """Yield the device's answers twice: with CUDA graphs, and without."""
     for devices in (DEVICES, frozenset[str]()):
         with patch.object(model, "DEVICES", devices):
             yield _answers(case.on_device, case.requests, case.new_tokens, case.parts)

@@ -93,7 +93,7 @@ class Setting:
         return self.ends_at - time.monotonic()
 
     def goal(self, value: float) -> dict[str, float]:
-        """Return a goal of at least `value`; empty unless on a GPU, for which the goals are set."""
+        """Return a goal of at least `value` on a GPU, and none on a CPU."""
         return {"at_least": value} if self.on_gpu else {}
 
     def t5(self, dtype: torch.dtype) -> OnDevice:
@@ -125,7 +125,7 @@ class Setting:
             torch.cuda.synchronize()
 
     def in_turn(self, base: Timed, measured: Timed) -> Comparison:
-        """Time two things in turn, beginning and ending with the base."""
+        """Time two actions in turn, beginning and ending with the base."""
         budget_s = 0.05 if self.quick else 3.0
         for action in (base, measured):
             action.once()  # warm-up
@@ -137,7 +137,7 @@ class Setting:
 
 
 class OnDevice(Pair):
-    """Model built by `Pair`, in a number format on a device."""
+    """Model of a `Pair`, loaded in a number format onto a device."""
 
     def __init__(self, label: str, folder: Path, setting: Setting, dtype: torch.dtype) -> None:
         self.label, self.shape, self.folder, self.setting, self.dtype = label, SHAPES[label], folder, setting, dtype
@@ -156,7 +156,10 @@ class OnDevice(Pair):
         return {name: value.to(self.setting.device) for name, value in super().inputs(prompts).items()}
 
     def static(self, inputs: Mapping[str, torch.Tensor], new_tokens: int) -> list[list[int]]:
-        """Return new tokens by `generate` with a static cache, which transformers compiles, with CUDA graphs."""
+        """Return the new tokens of `generate` with a static cache.
+
+        With this cache, transformers compiles the model and uses CUDA graphs.
+        """
         output = self.reference.generate(
             **inputs, cache_implementation="static", max_new_tokens=new_tokens, do_sample=False
         )
@@ -166,7 +169,10 @@ class OnDevice(Pair):
     def going(
         self, parts: Parts, prompts: Sequence[Sequence[int]], new_tokens: int | None = None, *, captures: bool = True
     ) -> Timed:
-        """Return decoding to time, after a prefill that has finished on the device; without graphs if so chosen."""
+        """Return decoding as an action to time, starting from a prefill that has finished on the device.
+
+        `captures` chooses whether blocks are captured as CUDA graphs.
+        """
         decoding = self.decoding(parts, prompts, new_tokens)
         devices = DEVICES if captures else frozenset[str]()
 

@@ -1,4 +1,4 @@
-"""Timings of `gpu.py` on a device: each is a function of the setting that yields lines of the table."""
+"""Timings of `gpu.py` on a device: each public function yields lines of the table."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _result(comparison: Comparison, unit: str, note: str, over: float = 1.0, **g
 
 
 def _first(setting: Setting, decoding: Timed) -> tuple[Any, float]:
-    """Return the result of the first decoding, and its seconds."""
+    """Run an action for the first time; return its result and its seconds, which may include compilation."""
     prepared = decoding.prepare()
     started = time.perf_counter()
     answers = decoding.run(prepared)
@@ -48,7 +48,7 @@ def _first(setting: Setting, decoding: Timed) -> tuple[Any, float]:
 
 
 def full_depth(setting: Setting) -> Iterator[Line]:
-    """Time batch 1, prefill and decoding, against transformers' plain `generate` with the same weights."""
+    """Time one request at full depth, prefill included, against transformers' `generate` with the same weights."""
     for dtype in (torch.float32, torch.bfloat16):
         pair = setting.t5(dtype)
         prompts, new_tokens = pair.prompts(), pair.shape.new_tokens
@@ -67,7 +67,7 @@ def full_depth(setting: Setting) -> Iterator[Line]:
 
 
 def graphs(setting: Setting) -> Iterator[Line]:
-    """Time CUDA graphs of blocks, captured anew for every batch, over launching the kernels one by one."""
+    """Time decoding with CUDA graphs, which are captured again for every batch, against decoding without graphs."""
     pair = setting.t5(torch.bfloat16)
     for new_tokens in (3,) if setting.quick else (16, 64):
         yield _graphs(setting, pair, 1, new_tokens)
@@ -91,7 +91,7 @@ def _decoders(setting: Setting) -> Iterator[OnDevice]:
 
 
 def decoders(setting: Setting) -> Iterator[Line]:
-    """Time decoder-only models: against `generate`, with graphs in batches, and an exit at half depth."""
+    """Time decoder-only models: full depth against `generate`, decoding with CUDA graphs, and an exit at half depth."""
     for pair in _decoders(setting):
         yield _against(setting, pair, "transformers' generate, no graphs", pair.transformers)
         for rows in (1, 4) if setting.quick else (1, 8, 64):
@@ -101,7 +101,7 @@ def decoders(setting: Setting) -> Iterator[Line]:
 
 
 def compiled(setting: Setting) -> Iterator[Line]:
-    """Time decoder-only models against `generate` with a static cache, which transformers compiles, with graphs."""
+    """Time decoder-only models against `generate` with a static cache, for which transformers compiles them."""
     for pair in _decoders(setting):
         yield _against(setting, pair, "compiled generate, static cache", pair.static)
 
@@ -120,7 +120,7 @@ def _against(setting: Setting, pair: OnDevice, name: str, generate: Callable[...
 
 
 def realised_fraction(setting: Setting) -> Iterator[Line]:
-    """Measure, at batch 1, the share of the ideal speed-up by bytes that an exit at a fixed block realises."""
+    """Measure, at batch 1, which share of its ideal speed-up by bytes an exit at a fixed block realises."""
     pair = setting.t5(torch.bfloat16)
     for share in SHARES.values():
         yield _realised(setting, pair, max(1, round(pair.n_blocks * share)))
@@ -136,7 +136,10 @@ def _realised(setting: Setting, pair: OnDevice, exit_layer: int) -> Line:
 
 
 def gates(setting: Setting) -> Iterator[Line]:
-    """Time gates that never open over full depth, at batch 1; compare the ranking of methods by time and by bytes."""
+    """Time gates that never open against full depth, at batch 1.
+
+    Compare the ranking of methods by time with that by bytes read.
+    """
     pair = setting.t5(torch.bfloat16)
     prompts = pair.prompts()
     full = pair.going(pair.full(), prompts)
@@ -159,7 +162,7 @@ def gates(setting: Setting) -> Iterator[Line]:
 
 
 def _ranking(ranked: list[tuple[float, Comparison]], **goal: float) -> dict[str, Any]:
-    """Return the share of pairs in the same order, among pairs whose times and ideals clearly differ."""
+    """Return the share of pairs that time and ideal speed-up rank alike, among pairs of methods that clearly differ."""
     agree = []
     for (ideal, comparison), (other_ideal, other) in itertools.combinations(ranked, 2):
         differ = min(comparison.ratios) > max(other.ratios) or min(other.ratios) > max(comparison.ratios)
@@ -173,7 +176,7 @@ def _ranking(ranked: list[tuple[float, Comparison]], **goal: float) -> dict[str,
 
 
 def batches(setting: Setting) -> Iterator[Line]:
-    """Time batches with padding, prefill and decoding, against transformers' plain `generate`."""
+    """Time a padded batch at full depth, prefill included, against transformers' plain `generate`."""
     pair = setting.t5(torch.bfloat16)
     rows, new_tokens = (4, 3) if setting.quick else (BATCH_ROWS, BATCH_NEW_TOKENS)
     prompts = pair.prompts(rows, BATCH_SOURCE_TOKENS)
@@ -189,7 +192,7 @@ def batches(setting: Setting) -> Iterator[Line]:
 
 
 def tracing(setting: Setting) -> Iterator[Line]:
-    """Measure the time of writing traces over that of decoding, in a quality pass of a bundled model."""
+    """Measure the time of writing traces divided by that of decoding, in a quality pass of a bundled model."""
     traced = TracedPass(setting.folder, setting.device)
     traced.run()
     goal = {"at_most": TRACING_GOAL} if setting.on_gpu else {}
@@ -197,7 +200,7 @@ def tracing(setting: Setting) -> Iterator[Line]:
 
 
 def llama(setting: Setting) -> Iterator[Line]:
-    """Measure Llama-7B's shape in bf16 at batch 1: bytes read per second, and an exit at half depth."""
+    """Measure Llama-7B's shape in bf16 at batch 1: bytes read per second, and the realised fraction at half depth."""
     if setting.on_gpu and (free := torch.cuda.mem_get_info()[0]) < LLAMA_BYTES:
         yield "llama", {"note": f"left out: {free / 2**30:.0f} GiB are free, {LLAMA_BYTES / 2**30:.0f} needed"}
         return

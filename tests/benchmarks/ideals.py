@@ -1,4 +1,4 @@
-"""Ideal decoding times, if only counted work took time: of given answers, and of the same at full depth."""
+"""Ideal speed-ups over full depth: what answers would gain if decoding took time only for the counted work."""
 
 from __future__ import annotations
 
@@ -20,19 +20,22 @@ from exitbench.methods.base import Cost, Parts
 
 
 def at_full_depth(pair: Pair, answers: Sequence[Generation]) -> list[Generation]:
-    """Return the answers as if decoded at full depth: every block run, one read-out per token."""
+    """Return the answers with records of full depth: every block run, one read-out per token."""
     model = pair.checkpoint.model
     return [Generation(answer.token_ids, full_depth_records(answer.token_ids, model)) for answer in answers]
 
 
 def ideal_over_full(pair: Pair, parts: Parts, answers: Sequence[Generation], source_tokens: int) -> IdealSpeedup:
-    """Return the ideal speed-up of a method's answers over full depth's of the same length, each row at batch 1."""
+    """Return the ideal speed-up of a method's answers over full depth's of the same length.
+
+    Every row counts as if it were decoded alone.
+    """
     full = total(pair, pair.full(), at_full_depth(pair, answers), source_tokens)
     return ideal_speedup(full, total(pair, parts, answers, source_tokens))
 
 
 def total(pair: Pair, parts: Parts, answers: Sequence[Generation], source_tokens: int) -> Cost:
-    """Return the work of decoding answers; a decoder-only model's first token comes from the prefill."""
+    """Return the counted work of decoding answers; a decoder-only model's first token counts only for its read-out."""
     model, first = pair.checkpoint.model, 0 if pair.checkpoint.kind == "seq2seq" else 1
     each = (
         answer_cost(model, parts, answer.records, places(pair, answer, source_tokens)[first:]) for answer in answers
@@ -41,7 +44,7 @@ def total(pair: Pair, parts: Parts, answers: Sequence[Generation], source_tokens
 
 
 def places(pair: Pair, answer: Generation, source_tokens: int) -> list[TokenPlace]:
-    """Return the positions of an answer's tokens; a decoder-only model's source is its prompt."""
+    """Return how many positions each token attends to; a decoder-only model's prompt belongs to the context."""
     positions = range(1, len(answer.token_ids) + 1)
     if pair.checkpoint.kind == "seq2seq":
         return [TokenPlace(context=position, source=source_tokens) for position in positions]
@@ -49,7 +52,7 @@ def places(pair: Pair, answer: Generation, source_tokens: int) -> list[TokenPlac
 
 
 def share_of_a_block(pair: Pair, answer: Generation, source_tokens: int) -> float:
-    """Return the bytes of one block over those of a whole token, at full depth."""
+    """Return the bytes that one block reads over those that a whole token reads, at full depth."""
     (full,) = at_full_depth(pair, [answer])
     model, positions = pair.checkpoint.model, places(pair, answer, source_tokens)
     work = answer_parts(model, pair.full(), full.records, positions)
@@ -57,15 +60,16 @@ def share_of_a_block(pair: Pair, answer: Generation, source_tokens: int) -> floa
 
 
 def ideal_of_batch(pair: Pair, answers: Sequence[Generation], source_tokens: int) -> float:
-    """Return full depth's bytes over those of a batch of answers, see `least_read_numel`."""
+    """Return the ideal speed-up of a batch: what full depth reads over what these answers read (`least_read_numel`)."""
     full = least_read_numel(pair, at_full_depth(pair, answers), source_tokens)
     return full / least_read_numel(pair, answers, source_tokens)
 
 
 def least_read_numel(pair: Pair, answers: Sequence[Generation], source_tokens: int) -> float:
-    """Return the least elements that a batch of answers reads: weights once per step, keys and values of every row.
+    """Return the fewest weights, keys and values that decoding a batch of answers must read.
 
-    A block's weights are read if any row runs it, the LM head's once for all rows.
+    At each step, a block's weights are read once if any row runs it, and the LM head's once for all rows. Each row that
+    runs a block reads its own keys and values.
     """
     model = pair.checkpoint.model
     weights = block_cost(model.arch, TokenPlace(context=0, source=0)).read_numel

@@ -22,7 +22,7 @@ SAMPLES = 4000
 
 
 def speed(samples: int) -> Iterator[str]:
-    """Yield coverage and error of the estimate for speed-ups, with and without stalled readings."""
+    """Yield a table on speed-ups: coverage of the interval and error of the estimate, with and without stalls."""
     sizes = test_speed.SIZES
     yield f"| times | readings that stall | {' | '.join(f'{size} documents' for size in sizes)} |"
     yield f"|---|---:|{'---:|' * len(sizes)}"
@@ -34,7 +34,7 @@ def speed(samples: int) -> Iterator[str]:
 
 
 def quality(samples: int) -> Iterator[str]:
-    """Yield coverage of bounds on a quality loss and their distance from the true loss; then Student's t."""
+    """Yield a table per bound on a quality loss (Gaffke's, Student's t): coverage, and distance from the true loss."""
     for name, bound in (("Gaffke's bound", gaffke), ("Student's t", students_t)):
         yield f"| {name} | {' | '.join(f'n = {n}' for n in LOSS_SIZES)} |"
         yield "|---|" + "---:|" * len(LOSS_SIZES)
@@ -45,7 +45,10 @@ def quality(samples: int) -> Iterator[str]:
 
 
 def choice(samples: int) -> Iterator[str]:
-    """Yield results on recommendations when settings truly lose 6 to 12 points and 10 are allowed."""
+    """Yield a table on recommendations: how often they are confirmed and wrong.
+
+    The settings truly lose 6 to 12 points, and 10 are allowed.
+    """
     yield "| n | settings | chosen | confirmed | of these lose more | quality looks better by | speed by |"
     yield "|---:|---:|---:|---:|---:|---:|---:|"
     for n, settings in CASES:

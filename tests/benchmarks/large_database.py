@@ -3,11 +3,14 @@
     python tests/benchmarks/large_database.py FOLDER [--layer-rows 100000000] [--threads 2] [--lake] [--readers]
 
 The data are as in tests/results/make_spool.py, only larger: four models of 24 blocks on three tasks, seven methods and
-three replays each. A database already in FOLDER is reused. Prints the ingest rate, bytes per row, and seconds of every
-view, saved query and report query, the slowest first: the better of two wall times, and CPU seconds over the number of
-cores, a lower bound of the wall time on an idle machine. With --lake it exports the database to FOLDER/lake instead,
-and compares CPU seconds of saved queries there and in the database: of all, and of the ten that guides and reports
-lead to. With --readers it ingests only probes into another database, which this process opens repeatedly meanwhile, as
+three replays each. A database already in FOLDER is reused.
+
+Prints the ingest rate, bytes per row, and the time of every view, saved query and report query, the slowest first. Each
+query runs twice, and the smaller times count: wall time, and CPU seconds divided by the number of cores. The latter is
+a lower bound of the wall time on an idle machine.
+
+With --lake, it exports the database to FOLDER/lake instead, and compares the CPU seconds of each saved query in both.
+With --readers, it ingests only probes into another database. This process opens that database repeatedly meanwhile, as
 every reader does, and prints the waiting times.
 """
 
@@ -64,7 +67,7 @@ SUMMARIES = {
 
 
 def make(spool: Path, layer_rows: int, *, probes: bool) -> None:
-    """Write the attempts of the probes, or all other attempts."""
+    """Write synthetic attempts to a spool: those of the probes, or all others."""
     n = layer_rows // (MODELS * len(make_spool.TASKS) * BLOCKS * TOKENS)
     models = tuple(make_spool.Model(f"made-up-{i}", "seq2seq", BLOCKS, BLOCKS) for i in range(MODELS))
     kinds = tuple(make_spool.KINDS[i % len(make_spool.KINDS)] for i in range(TOKENS))
@@ -75,7 +78,7 @@ def make(spool: Path, layer_rows: int, *, probes: bool) -> None:
 
 
 def build(spool: Path, path: Path, layer_rows: int) -> None:
-    """Generate and ingest attempts, probes first, and print the ingest rates."""
+    """Generate and ingest synthetic attempts, probes first, and print the ingest rates."""
     for probes, table, rows in ((True, "probe_token", "sum(len(p1))"), (False, "token_exit", "count(*)")):
         generated_s = seconds(lambda probes=probes: make(spool, layer_rows, probes=probes))
         ingested_s, cpu_s = seconds_and_cpu(lambda: ingest(spool, path))
@@ -90,7 +93,7 @@ def build(spool: Path, path: Path, layer_rows: int) -> None:
 
 
 def sizes(database: Database) -> Iterator[str]:
-    """Yield bytes per row of the large tables."""
+    """Yield a line per large table: its rows and bytes per row."""
     for table in ("probe_token", "token_exit", "sample"):
         (row,) = database.query(
             f"SELECT (SELECT count(DISTINCT block_id) FROM pragma_storage_info('{table}')) * 262144 AS bytes,"
@@ -118,7 +121,7 @@ def cpu_s() -> float:
 
 
 def least(action: Callable[[], object]) -> tuple[float, float]:
-    """Return the smaller of two wall times, and of two CPU times."""
+    """Run an action twice; return the smaller wall time and the smaller CPU time."""
     (first_s, first_cpu_s), (second_s, second_cpu_s) = seconds_and_cpu(action), seconds_and_cpu(action)
     return min(first_s, second_s), min(first_cpu_s, second_cpu_s)
 
@@ -147,7 +150,7 @@ def time_readers(folder: Path, layer_rows: int) -> None:
 
 
 def queries(database: Database) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Yield name, text and parameters of every bundled query."""
+    """Yield name, SQL and parameters of one query per view, figure, table of the report, and saved query."""
     views = database.query("SELECT view_name AS v FROM duckdb_views() WHERE NOT internal ORDER BY 1")["v"].to_pylist()
     yield from ((f"view {view}", SUMMARIES.get(view, f"FROM {view}"), {}) for view in views)
     for source in (*discover(figures), *discover(tables)):
@@ -157,7 +160,7 @@ def queries(database: Database) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
 
 
 def compare_with_lake(path: Path, folder: Path, only: str) -> None:
-    """Export missing attempts, then print CPU seconds of each saved query in the database and in the lake."""
+    """Export missing attempts to a lake, then print CPU seconds of each saved query in the database and in the lake."""
     with open_database(path) as database:
         started = time.process_time()
         export = export_lake(database.duck, str(folder))

@@ -48,7 +48,7 @@ class Shape:
 
     @property
     def n_blocks(self) -> int:
-        """Decoder blocks, L."""
+        """Number of decoder blocks, L."""
         return self.config.get("num_decoder_layers") or self.config["num_hidden_layers"]
 
 
@@ -106,7 +106,7 @@ class Pair:
 
     @property
     def n_blocks(self) -> int:
-        """Decoder blocks, L."""
+        """Number of decoder blocks, L."""
         return self.shape.n_blocks
 
     @property
@@ -165,13 +165,16 @@ class Pair:
         return {"input_ids": ids, "attention_mask": mask}
 
     def transformers(self, inputs: Mapping[str, torch.Tensor], new_tokens: int) -> list[list[int]]:
-        """Return each row's new tokens by transformers' greedy `generate`, including prefill."""
+        """Return each row's new tokens from transformers' greedy `generate`, which includes the prefill."""
         output = self.reference.generate(**inputs, **self._cache(), max_new_tokens=new_tokens, do_sample=False)
         answers: list[list[int]] = output[:, -new_tokens:].tolist()
         return answers
 
     def _cache(self) -> dict[str, Any]:
-        """Return a cache for transformers, whose own has the encoder's depth and fails if the decoder's differs."""
+        """Return an empty cache as an option of `generate`, if encoder and decoder differ in depth.
+
+        transformers would size its own cache by the encoder's depth, and fail.
+        """
         if self.shape.config.get("num_layers") == self.shape.config.get("num_decoder_layers"):
             return {}
         cache = transformers.EncoderDecoderCache(transformers.DynamicCache(), transformers.DynamicCache())
@@ -184,7 +187,10 @@ class Pair:
         new_tokens: int | None = None,
         checkpoint: Checkpoint | None = None,
     ) -> Timed:
-        """Return the engine's decoding to time, after prefill, as timing cells decode; each row has its own seed."""
+        """Return the engine's decoding as an action to time: after prefill and without a trace, as in timing cells.
+
+        Each row has its own seed.
+        """
         requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts)]
         used = checkpoint or self.checkpoint
         length = new_tokens or self.shape.new_tokens

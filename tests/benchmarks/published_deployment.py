@@ -60,7 +60,7 @@ PROMPT_TOKENS, NEW_TOKENS, PINNED = 24, 17, "4.28.1"
 
 
 class Answer:
-    """Timed request, notified of each token by the decoder; no token ends it."""
+    """Stopping criterion that never stops; it notes the time of each token of a request."""
 
     def __init__(self) -> None:
         self.at_ms = [self._now()]
@@ -118,7 +118,7 @@ class Local:
 
 
 class Published:
-    """The repository's T5 with predetermined exits."""
+    """T5 of FREE's repository, with predetermined exits."""
 
     def __init__(self, code: Any, shape: dict[str, int], weights: dict[str, Any], device: str) -> None:
         util, made = sys.modules["util"], sys.modules["transformers"].T5Config(**shape, **ENDLESS)
@@ -144,7 +144,7 @@ class Published:
         vars(self.model.decoder).update(of_stack)
 
     def levels(self, kind: str, exits: Sequence[int]) -> list[float]:
-        """Return the threshold for each confidence that an answer computes, in order."""
+        """Return the thresholds that force the exits, one for each confidence that the model computes, in order."""
         if kind == "free":
             return [NEVER if layer == self.n_blocks else ALWAYS for layer in exits]
         first = exits[0] if kind == "calm-min" else 1
@@ -173,7 +173,7 @@ class Published:
 
 
 def import_published(folder: Path, old: Path) -> Any:
-    """Return the repository's module `models.deploying_t5`, on the transformers release that it pins."""
+    """Return the published module `models.deploying_t5`, imported on the transformers release that it pins."""
     for name in list(sys.modules):
         if name.partition(".")[0] in ("transformers", "huggingface_hub"):
             del sys.modules[name]

@@ -1,6 +1,6 @@
-"""Ratios of two things timed in turn, in one process, which is robust on a shared machine.
+"""Time ratios of two actions that alternate in one process, so that other load on a shared machine affects both.
 
-If other users load its processors, `--benchmark-timer=time.thread_time` counts one thread's CPU time.
+With `--benchmark-timer=time.thread_time`, only one thread's CPU time counts, whatever else the processors run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LEAST_ROUNDS, MOST_ROUNDS = 3, 20
 
 
 def nothing() -> None:
-    """Prepare nothing."""
+    """Do nothing: the default preparation of an action."""
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class Timed:
     traced: Callable[[Any], Any] | None = None
 
     def once(self) -> Any:
-        """Return the result of one run."""
+        """Prepare and run the action once; return its result."""
         return self.run(self.prepare())
 
     def told(self) -> Any:
-        """Return the result of one run with its trace."""
+        """Prepare and run the action once with a trace; return its result."""
         return (self.traced or self.run)(self.prepare())
 
     def seconds(self, clock: Callable[[], float] = time.perf_counter) -> float:
@@ -96,7 +96,7 @@ def rounds_within(budget_s: float, base: Timed, measured: Timed) -> int:
 
 
 def compare(benchmark: Any, base: Timed, measured: Timed, budget_s: float = BUDGET_S) -> Comparison:
-    """Time two actions in turn, from ``base`` to ``base``; the benchmark's own times are those of ``measured``.
+    """Time two actions in turn, beginning and ending with ``base``; pytest-benchmark stores the times of ``measured``.
 
     The benchmark must disable garbage collection (`pytest.mark.benchmark(disable_gc=True)`).
     """

@@ -27,7 +27,10 @@ from exitbench.harness.service.folders import Runs
 
 
 def main() -> int:
-    """Return 0, 1 (something failed or is slower), 2 (bad input), 5 (no benchmark ran), or 130 (interrupted)."""
+    """Run the benchmarks and return the exit status.
+
+    It is 0, 1 (something failed or is slower), 2 (bad input), 5 (no benchmark ran), or 130 (interrupted).
+    """
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -53,7 +56,9 @@ def main() -> int:
 
 
 def measure(chosen: Sequence[str], runs: Runs, copy: Path | None) -> int:
-    """Run benchmarks, store their times in the database, even of interrupted runs, and return pytest's exit status.
+    """Run benchmarks, store their times in the database, and return pytest's exit status.
+
+    Times of an interrupted run are stored too.
 
     Raises:
         UserError: The times cannot be stored.
@@ -71,10 +76,10 @@ def measure(chosen: Sequence[str], runs: Runs, copy: Path | None) -> int:
 
 
 def keep(times: Path, runs: Runs) -> None:
-    """Store the content of pytest-benchmark's file in the database.
+    """Store the times in pytest-benchmark's file in the database.
 
     Raises:
-        UserError: The database cannot be written; the message says how to do it later.
+        UserError: The database cannot be written; the message says how to store the times later.
     """
     from exitbench.results.ingest.importing import merge  # not imported while measuring
 
@@ -90,7 +95,7 @@ def keep(times: Path, runs: Runs) -> None:
 
 
 def end() -> None:
-    """Exit without interpreter shutdown, as the command line does and for the same reason."""
+    """Exit without interpreter shutdown, which would print pages about leaks of torch and DuckDB."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

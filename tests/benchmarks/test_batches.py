@@ -1,4 +1,4 @@
-"""Batches: against transformers' batched `generate`, without exits, and with rows exiting at different depths.
+"""Batched decoding: against transformers' `generate`, without exits, and with rows that exit at different depths.
 
 A block over the remaining rows is also timed against one over all rows, to see whether splitting a batch pays.
 
@@ -39,7 +39,7 @@ batches = pytest.mark.parametrize("rows", ROWS)
 @batches
 @pairs
 def test_batch_at_full_depth(pair: Pair, rows: int, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Time prefill and decoding of a whole batch with padding; the greedy tokens are equal."""
+    """Time a padded batch, prefill included, against transformers' `generate`; the greedy tokens are equal."""
     prompts, new_tokens = pair.prompts(rows, SOURCE_TOKENS), NEW_TOKENS[pair.label]
     inputs, decoding = pair.inputs(prompts), pair.decoding(pair.full(), prompts, new_tokens)
     answers = [answer.token_ids for answer in decoding.once()]
@@ -63,7 +63,7 @@ def test_batch_at_full_depth(pair: Pair, rows: int, benchmark: Any, capsys: pyte
 def test_batch_in_which_nothing_exits(
     pair: Pair, rows: int, benchmark: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Time decoding with a free gate at every block that never opens, over decoding at full depth."""
+    """Time decoding with a gate at every block that costs nothing and never opens, against full depth."""
     prompts, new_tokens = pair.prompts(rows, SOURCE_TOKENS), NEW_TOKENS[pair.label]
     blocks = blocks_from(1, pair.n_blocks)
     never = Parts(Always(), Constant(2.0), LMHead(), KV_POLICIES["state-copy"], blocks)
@@ -83,7 +83,7 @@ def test_batch_in_which_nothing_exits(
 @batches
 @pairs
 def test_batch_whose_rows_leave(pair: Pair, rows: int, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Time decoding with random exits per row, after half of the blocks on average, over decoding at full depth.
+    """Time decoding with random exits, after half of the blocks on average, against full depth.
 
     The ideal by FLOPs assumes that cost follows the sum of depths; the ideal by bytes reads the weights of a block if
     any row runs it.
@@ -121,9 +121,9 @@ def test_batch_whose_rows_leave(pair: Pair, rows: int, benchmark: Any, capsys: p
 def test_blocks_of_the_rows_that_go_on(
     pair: Pair, rows: int, staying: float, benchmark: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Time every block with a share of the rows, filling the exited ones' caches, over every block with all rows.
+    """Time all blocks over a share of the rows, filling the other rows' caches, against all blocks over all rows.
 
-    Below 1, it would be faster to keep exited rows in the batch.
+    A ratio below 1 means that keeping exited rows in the batch would be faster.
     """
     model, length = pair.checkpoint.model, NEW_TOKENS[pair.label]
     cache, _ = model.start(pair.prompts(rows, SOURCE_TOKENS), length)

@@ -1,6 +1,6 @@
-"""Certified gates: speed relative to full depth, and savings of bounds from an int8 LM head over the exact head.
+"""Certified gates: their speed relative to full depth, and relative to the same gates with the exact LM head.
 
-Weights are random. Thresholds are outside the range of scores, so that bounds always decide;
+Weights are random. Thresholds are outside the range of scores, so that bounds always suffice to decide;
 `tests/parity/certified.py` counts how often they do not on trained models.
 """
 
@@ -26,7 +26,7 @@ NEVER, ALWAYS = 2.0, -1.0  # outside the range of scores
 
 
 def leaving_after(pair: Pair, block: int, method: str = "calm-softmax") -> Parts:
-    """Return a method with a gate at every block whose tokens all exit after `block`; for the last, none exit early."""
+    """Return a method with a gate at every block, which opens only after `block`; at the last block, it never opens."""
     levels = tuple(ALWAYS if at == block else NEVER for at in range(1, pair.n_blocks))
     return dataclasses.replace(pair.parts(method), threshold=PerBlock(levels))
 
@@ -36,7 +36,7 @@ def leaving_after(pair: Pair, block: int, method: str = "calm-softmax") -> Parts
 def test_certified_gate_that_never_opens(
     pair: Pair, method: str, benchmark: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Measure tokens/s over full depth's, which reads the exact head."""
+    """Measure tokens/s with a certified gate over those of full depth, which reads the exact head."""
     prompts, parts = pair.prompts(), leaving_after(pair, pair.n_blocks, method).certified()
     full, gated = pair.decoding(pair.full(), prompts), pair.decoding(parts, prompts)
     answers = gated.told()
@@ -63,7 +63,7 @@ def test_certified_gate_that_never_opens(
 def test_certified_head_against_the_exact_one(
     pair: Pair, share: str, benchmark: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Measure the speed-up over the exact head of CALM with a gate at every block; tokens and exits are equal."""
+    """Measure the speed-up of a certified gate at every block over the exact one; tokens and exits are equal."""
     block = pair.n_blocks if share == "never" else pair.n_blocks // 3
     prompts, parts = pair.prompts(), leaving_after(pair, block)
     exact, certified = pair.decoding(parts, prompts), pair.decoding(parts.certified(), prompts)

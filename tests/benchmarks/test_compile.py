@@ -21,7 +21,7 @@ pytestmark = pytest.mark.benchmark(disable_gc=True)
 @pytest.mark.parametrize("piece", ["normalise", "feed_forward"], ids=["norm", "feed-forward"])
 @pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)
 def test_compiled_piece(pair: Pair, piece: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Time decoding with one part compiled over decoding without, and the compile time before the first tokens."""
+    """Time decoding with one part compiled against decoding without, and the compilation before the first tokens."""
     prompts, other = pair.prompts(), pair.loaded(torch.float32)
     plain, compiled = (pair.decoding(pair.full(), prompts, checkpoint=used) for used in (pair.checkpoint, other))
     with patch.object(other.model, piece, torch.compile(getattr(other.model, piece), dynamic=True)):

@@ -1,4 +1,4 @@
-"""Measured choice of matmul forms against the defaults, int8 weights against fp32, and the time of choosing."""
+"""Matrix products in their fastest forms against the defaults, int8 against fp32, and the time of choosing forms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.benchmark(disable_gc=True)
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)
 def test_chosen(pair: Pair, name: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Compare tokens/s at full depth with the default forms."""
+    """Compare tokens/s at full depth with the fastest forms and with the default forms."""
     usual, chosen = (pair.loaded(FORMATS[name], measured=measured) for measured in (False, True))
     default, measured = (pair.decoding(pair.full(), pair.prompts(), checkpoint=used) for used in (usual, chosen))
     comparison = compare(benchmark, default, measured)
@@ -31,7 +31,7 @@ def test_chosen(pair: Pair, name: str, benchmark: Any, capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)
 def test_int8(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Compare tokens/s of decoding with fp32, both in the chosen forms."""
+    """Compare tokens/s of decoding with int8 and with fp32 weights, both in their fastest forms."""
     prompts = pair.prompts()
     fp32, int8 = (
         pair.decoding(pair.full(), prompts, checkpoint=pair.loaded(FORMATS[name])) for name in ("fp32", "int8")
@@ -45,7 +45,7 @@ def test_int8(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)
 def test_choosing(pair: Pair, name: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Time the choice of forms for a model without cached choices; none are stored."""
+    """Time the choice of the fastest forms for a model, without reading or storing cached choices."""
     model = pair.loaded(FORMATS[name], measured=False).model
     took = Timed(lambda _: choosing.measured(model))
     benchmark.pedantic(took.run, setup=lambda: ((None,), {}), rounds=3)

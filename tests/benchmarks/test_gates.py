@@ -1,4 +1,4 @@
-"""Cost of gates: evaluated at every block and never opening, against full depth.
+"""Cost of gates that are evaluated but never open, against full depth.
 
 A block's time is assumed to be its share of the bytes that full depth reads. Adaptive pruned heads keep the maximum
 number of ids, since the confidence of random weights is close to 0.
@@ -46,7 +46,7 @@ def parameters(gate: str, n_blocks: int) -> dict[str, Any]:
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("pair", [BASE_NAME, LARGE_NAME], indirect=True)
 def test_gate_that_never_opens(pair: Pair, gate: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Measure tokens/s over full depth's, and the time per gate evaluation in blocks."""
+    """Measure tokens/s over full depth's, and the time of one gate evaluation in units of a block's time."""
     prompts = pair.prompts()
     parts = pair.parts(GATES[gate][0], **parameters(gate, pair.n_blocks))
     full, gated = pair.decoding(pair.full(), prompts), pair.decoding(parts, prompts)

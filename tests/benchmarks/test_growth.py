@@ -1,7 +1,7 @@
 """Growth of decoding time with depth, vocabulary, source length and batch size, one at a time.
 
 Starts from T5-base's decoder (12 blocks, vocabulary 32,128), 32 source tokens and batch 1; the encoder has one block.
-Times of one session on one machine are compared with each other.
+Only times of one run on one machine are comparable.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def test_batch(pair: Pair, rows: int, benchmark: Any, capsys: pytest.CaptureFixt
 
 
 def measure(pair: Pair, rows: int, source_tokens: int, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Measure the milliseconds per step, one token per row, without prefill."""
+    """Measure milliseconds per decode step (one token per row), without prefill."""
     decoding = pair.decoding(pair.full(), pair.prompts(rows, source_tokens))
     benchmark.pedantic(decoding.run, setup=lambda: ((decoding.prepare(),), {}), rounds=ROUNDS, warmup_rounds=1)
     steps_ms = [took_s * 1e3 / pair.shape.new_tokens for took_s in benchmark.stats.stats.data]

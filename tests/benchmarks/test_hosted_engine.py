@@ -1,4 +1,4 @@
-"""The hosted engine: full depth against `generate`, exits against its full depth, and the lean engine against it."""
+"""Speed of the hosted engine: full depth against `generate`, exits against full depth, and lean against hosted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AS_FAST, REALISED = 0.95, 0.85
 
 @pytest.mark.parametrize("pair", SHAPES, indirect=True)
 def test_hosted_full_depth(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Time prefill and decoding of one answer, by transformers alone and through its wrapped blocks."""
+    """Time one request on the hosted engine against transformers' `generate`."""
     prompts, new_tokens = pair.prompts(), NEW_TOKENS[pair.label]
     inputs, decoding = pair.inputs(prompts), pair.decoding(pair.full(), prompts, new_tokens, pair.hosted)
     (generation,) = decoding.once()
@@ -41,7 +41,7 @@ def test_hosted_full_depth(pair: Pair, benchmark: Any, capsys: pytest.CaptureFix
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("pair", SHAPES, indirect=True)
 def test_hosted_realised_fraction(pair: Pair, share: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Measure the speed-up of decoding over hosted full depth, relative to the ideal by bytes read."""
+    """Measure the speed-up of an exit over full depth on the hosted engine, relative to the ideal by bytes read."""
     exit_layer = round(pair.n_blocks * SHARES[share])
     prompts, early = pair.prompts(), pair.parts("static", exit_layer=exit_layer)
     full, method = (pair.decoding(parts, prompts, checkpoint=pair.hosted) for parts in (pair.full(), early))
@@ -67,7 +67,7 @@ def test_hosted_realised_fraction(pair: Pair, share: str, benchmark: Any, capsys
 @pytest.mark.parametrize("exit_layer", ["half", "full"])
 @pytest.mark.parametrize("pair", SHAPES, indirect=True)
 def test_lean_over_hosted(pair: Pair, exit_layer: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Time decoding on the lean engine over the same on the hosted one."""
+    """Time decoding on the lean engine against the same decoding on the hosted engine."""
     parts = pair.full() if exit_layer == "full" else pair.parts("static", exit_layer=pair.n_blocks // 2)
     lean, hosted = (
         pair.decoding(parts, pair.prompts(), checkpoint=engine) for engine in (pair.checkpoint, pair.hosted)

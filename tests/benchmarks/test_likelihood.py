@@ -45,7 +45,7 @@ def lm_eval(pair: Pair) -> HFLM:
 @pytest.mark.parametrize("rows", [1, 4])
 @pytest.mark.parametrize("pair", CONTEXTS, indirect=True)
 def test_choices_at_full_depth(pair: Pair, rows: int, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Time HellaSwag-shaped requests; ``rows`` is the engine's batch size, lm-eval's is 1."""
+    """Time the scoring of HellaSwag-shaped requests; ``rows`` is the engine's batch size, lm-eval's is 1."""
     contexts, backend, full = hellaswag(pair, CONTEXTS[pair.label]), lm_eval(pair), pair.full()
     requests = [(None, list(each.context_ids), list(ids)) for each in contexts for ids in each.continuations]
     reference = Timed(lambda _: backend._loglikelihood_tokens(requests, disable_tqdm=True))
@@ -72,7 +72,10 @@ def test_choices_at_full_depth(pair: Pair, rows: int, benchmark: Any, capsys: py
 def test_forced_decode_of_one_token(
     pair: Pair, tokens: int, benchmark: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Time single-letter choices by the decode loop over one forward pass; few-shot contexts are long."""
+    """Time the scoring of single-letter choices in the decode loop, against one forward pass.
+
+    The longer context is as long as a few-shot prompt.
+    """
     (prompt,), full = pair.prompts(1, tokens), pair.full()
     contexts = [Context(prompt, [[5], [6], [7], [8]])]
 

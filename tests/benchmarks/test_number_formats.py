@@ -1,4 +1,4 @@
-"""Speed-ups of early exit over full depth in the same number format: does it still pay if weights are small already?
+"""Speed-ups of early exit over full depth in the same number format: does it still pay with small weights?
 
 Effects of a number format on answers, scores and exits are measured on trained models, by pairs of runs:
 
@@ -31,7 +31,7 @@ FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 def test_exit_after_a_third(
     pair: Pair, name: str, gate: str, benchmark: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Measure exits of all tokens after a third of the blocks: static, or by a gate that reads the LM head at each."""
+    """Measure the speed-up if all tokens exit after a third of the blocks: static, or by a gate at every block."""
     exit_layer, checkpoint, prompts = round(pair.n_blocks / 3), pair.loaded(FORMATS[name]), pair.prompts()
     full, early = (
         pair.decoding(parts, prompts, checkpoint=checkpoint) for parts in (pair.full(), leaving(pair, gate, exit_layer))

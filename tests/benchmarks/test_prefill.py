@@ -1,4 +1,4 @@
-"""Prefill against transformers: encoder and cross-attention keys and values, or a decoder-only prompt.
+"""Prefill against the same work in transformers, for encoder-decoder and decoder-only models.
 
 The shortest row of a batch is half as long as the longest; both sides pad.
 """
@@ -25,7 +25,7 @@ SIZES = [(1, 32), (1, 128), (1, 512), (8, 128)]
 @pytest.mark.parametrize(("rows", "tokens"), SIZES)
 @pytest.mark.parametrize("pair", [SMALL_NAME, CAUSAL_NAME, BASE_NAME], indirect=True)
 def test_prefill(pair: Pair, rows: int, tokens: int, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Time the work before the first decode step, over the same work in transformers' layers."""
+    """Time the engine's prefill against the same work in transformers' layers."""
     prompts = pair.prompts(rows, tokens)
     inputs, requests = pair.inputs(prompts), [Request(prompt) for prompt in prompts]
     engine = Timed(lambda _: prefill(pair.checkpoint.model, requests, pair.shape.new_tokens))
@@ -45,7 +45,7 @@ def test_prefill(pair: Pair, rows: int, tokens: int, benchmark: Any, capsys: pyt
 
 
 def prefilled(pair: Pair, inputs: dict[str, Tensor]) -> object:
-    """Do the same work in transformers.
+    """Do the work of a prefill in transformers.
 
     For an encoder-decoder model: the encoder, and keys and values of every cross-attention, which `generate` computes
     when it decodes the first token. For others: all blocks, with a cache, without the LM head.

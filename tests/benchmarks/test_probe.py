@@ -1,4 +1,4 @@
-"""Probing (recording every block's read-out of every token), against step-by-step code with transformers."""
+"""Speed of probing (recording every block's read-out of every token) over step-by-step code with transformers."""
 
 from __future__ import annotations
 
@@ -27,11 +27,10 @@ STEPPED = {SMALL_NAME: BATCH_ROWS, BASE_NAME: 3}
 
 @pytest.mark.parametrize("pair", NEW_TOKENS, indirect=True)
 def test_probe(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Compare tokens/s of a probe cell with `step_by_step`, one document after another.
+    """Measure the speed-up of a probe cell over `step_by_step`, which takes one document after another.
 
-    A cell decodes its documents as a batch and probes the answers. The second figure is for probing given answers
-    alone, which `step_by_step` cannot do. The third bounds both: the time of the LM-head products alone, one per token
-    and block.
+    A cell decodes its documents as a batch and probes the answers. Two more ratios to `step_by_step` are noted: of
+    probing given answers alone, and of the LM-head products alone (one per token and block), which bounds both.
     """
     prompts, new_tokens = pair.prompts(BATCH_ROWS), NEW_TOKENS[pair.label]
     stepped = evenly(prompts, STEPPED[pair.label])
@@ -113,6 +112,6 @@ def read_out(model: Any, state: Tensor, *, is_last: bool) -> tuple[float, float,
 
 
 def assert_same(expected: dict[str, np.ndarray], actual: dict[str, Any], tokens: int) -> None:
-    """Assert that the first document's signals are equal."""
+    """Assert that a probe's signals of the first document equal the expected ones."""
     for name, values in expected.items():
         np.testing.assert_allclose(actual[name][:tokens], values, rtol=2e-3, atol=1e-5, err_msg=name)

@@ -1,4 +1,4 @@
-"""Lower bound of a step at batch 1: the products with all weights, without anything between them."""
+"""Lower bound of a decode step's time at batch 1: the matrix products with all weights, and nothing else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.benchmark(disable_gc=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME, LARGE_NAME], indirect=True)
 def test_products_alone(pair: Pair, dtype: torch.dtype, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Measure the products' share of decoding time, and the bytes of weights that they read per second."""
+    """Measure the matrix products' share of decoding time, and the bytes of weights that they read per second."""
     checkpoint = pair.checkpoint if dtype == torch.float32 else pair.loaded(dtype)
     new_tokens, weights = pair.shape.new_tokens, read_each_token(checkpoint.model)
     inputs = {projection.weight.shape[1] for projection in weights}
@@ -38,7 +38,7 @@ def test_products_alone(pair: Pair, dtype: torch.dtype, benchmark: Any, capsys: 
 
 
 def read_each_token(model: Transformer) -> list[Any]:
-    """Return every projection applied to a token, in order."""
+    """Return the projections that each token passes, in order: those of every block, then the LM head."""
     names = ("qkv", "attention_out", "cross_q", "cross_out", "up", "down")
     of_blocks = [getattr(block, name) for block in model.weights.blocks for name in names]
     return [projection for projection in (*of_blocks, model.weights.lm_head) if projection is not None]

@@ -1,4 +1,4 @@
-"""Realised fraction of the ideal speed-up, at five depths and by gate: the engine's own score."""
+"""Realised fraction of the ideal speed-up, at five depths and by gate; it rates the engine, not the method."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHARES = {"sixth": 1 / 6, "third": 1 / 3, "half": 1 / 2, "two-thirds": 2 / 3, "f
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME, LARGE_NAME], indirect=True)
 def test_realised_fraction(pair: Pair, share: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Measure the speed-up of decoding, without prefill, relative to the ideal by bytes read."""
+    """Measure the speed-up of decoding with a static exit, without prefill, relative to the ideal by bytes read."""
     exit_layer = round(pair.n_blocks * SHARES[share])
     measure(pair, pair.parts("static", exit_layer=exit_layer), GOAL, benchmark, capsys)
 
@@ -44,9 +44,9 @@ def test_realised_fraction(pair: Pair, share: str, benchmark: Any, capsys: pytes
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("pair", GATE_GOALS, indirect=True)
 def test_realised_fraction_of_a_gate(pair: Pair, gate: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Measure the realised fraction with exits per token: three of four exit after a third of the blocks.
+    """Measure each gate's realised fraction if three of four tokens exit after a third of the blocks.
 
-    The gate is computed, but a schedule decides, since scores of random weights carry no information. Drafts of
+    The gate computes its scores, but a schedule decides, since scores of random weights carry no information. Drafts of
     self-speculation are mostly rejected, and the ideal counts the discarded work.
     """
     name, params = GATES[gate]

@@ -60,7 +60,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def swept(source: str, gate: str, decayed: bool = False, documents: bool = False) -> float:
-    """Return the seconds of a sweep over all thresholds of a gate."""
+    """Return the seconds of replaying one gate at all thresholds."""
     levels = np.linspace(0, 1, THRESHOLDS).tolist()
     started = time.perf_counter()
     with duckdb.connect(config={"threads": THREADS}) as connection:
@@ -75,7 +75,7 @@ def swept(source: str, gate: str, decayed: bool = False, documents: bool = False
 
 
 def test_all_gates(source: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Time every gate with constant thresholds, and the margin with one per position; the goal is for the sum."""
+    """Time sweeps of every gate with constant thresholds, and of the margin with decaying ones; the sum has a goal."""
     took_s: dict[str, list[float]] = defaultdict(list)
 
     def all_gates() -> None:
@@ -90,6 +90,6 @@ def test_all_gates(source: str, benchmark: Any, capsys: pytest.CaptureFixture[st
 
 
 def test_documents_apart(source: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Time sweeps with sums per document, for intervals; no goal."""
+    """Time sweeps that also return sums per document, which intervals need; no goal."""
     benchmark.pedantic(swept, (source, "margin"), {"documents": True}, rounds=3)
     record(benchmark, capsys, benchmark.stats.stats.median, "s", note=SIZE)

@@ -1,6 +1,7 @@
 """Queries of a report on a database of two million per-layer rows, run by `nox -s perf`.
 
-The goals are for 100 million rows, which `nox -s scale` builds and times: a query that misses one here misses it there.
+The goals are for 100 million rows, which `nox -s scale` builds and times. A query that misses its goal here misses it
+there too.
 """
 
 from __future__ import annotations

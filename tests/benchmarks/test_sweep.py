@@ -1,6 +1,6 @@
-"""Sweeps against single cells: sixteen thresholds in one pass over the prompts, and the built-in suite's untimed cells.
+"""Shared passes against single cells: sixteen thresholds of a sweep, and the built-in suite's untimed cells.
 
-Both include prefill and traces, as quality cells do; answers are equal. The shapes have random weights.
+Both include prefill and traces, as quality cells do. The sweep's models have random weights.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DOCUMENTS = 50
 
 
 def sweep(pair: Pair, requests: list[Request], new_tokens: int) -> list[Parts]:
-    """Return thresholds between the first block's margins, so that a prompt's rows diverge."""
+    """Return settings whose thresholds are quantiles of the first block's scores, so that a prompt's rows diverge."""
     checkpoint, first = pair.checkpoint, pair.parts("calm-softmax", threshold=0.0)
     answers = decode(checkpoint, prefill(checkpoint.model, requests, new_tokens), first)
     margins = torch.tensor([score for answer in answers for score in answer.scores if score is not None])
@@ -46,7 +46,7 @@ def sweep(pair: Pair, requests: list[Request], new_tokens: int) -> list[Parts]:
 
 @pytest.mark.parametrize("pair", NEW_TOKENS, indirect=True)
 def test_sweep_of_sixteen_thresholds(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Measure the time of sixteen thresholds in one pass, over the mean time of one threshold, one row at a time."""
+    """Measure the time of sixteen thresholds in one pass, relative to one threshold decoded alone, row by row."""
     checkpoint, new_tokens = pair.checkpoint, NEW_TOKENS[pair.label]
     requests = [Request(prompt, seed) for seed, prompt in enumerate(pair.prompts(PROMPTS, SOURCE_TOKENS))]
     settings = sweep(pair, requests, new_tokens)
@@ -88,7 +88,7 @@ def test_sweep_of_sixteen_thresholds(pair: Pair, benchmark: Any, capsys: pytest.
 def test_untimed_cells_of_the_built_in_suite(
     benchmark: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """Compare a few translations by the weighted model, run as in the suite, with one row and one cell at a time."""
+    """Time some quality cells batched and sharing passes, as in the suite, against one row and one cell at a time."""
     text = (SHIPPED / "builtin.toml").read_text()
     specs = {}
     for rows in (50, 1):

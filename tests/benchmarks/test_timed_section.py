@@ -1,4 +1,4 @@
-"""Savings of untraced timing: a traced decode over an untraced one, by gate.
+"""Time saved by decoding without a trace, as timing cells do: traced over untraced decoding, by gate.
 
 Uses a small model, where overhead beyond the products is largest, and CPU time, which other processes disturb less.
 """

@@ -1,6 +1,6 @@
-"""Overhead of a trace, run by `nox -s perf`: seconds of writing over seconds of decoding.
+"""Overhead of traces, run by `nox -s perf`: seconds of writing them over seconds of decoding.
 
-Uses a real quality pass of a bundled model, whose tokens are the cheapest, so that the share is an upper bound.
+Uses a real quality pass of a small bundled model. Its tokens are cheap to decode, so the share is an upper bound.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ONLY = "vanilla/squad/calm-softmax*"
 
 @dataclass
 class Stopwatch:
-    """Total seconds spent in some functions."""
+    """Stopwatch of the total seconds spent in chosen functions."""
 
     seconds: float = 0.0
 

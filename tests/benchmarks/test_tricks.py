@@ -1,4 +1,4 @@
-"""Ablations of the engine's optimisations: decoding with all of them over decoding with one disabled."""
+"""Speed-up by each of the engine's optimisations: decoding with all of them against decoding with one disabled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Undone = Callable[[], AbstractContextManager[object]]
 
 
 def torch_norm(model: Transformer, x: Tensor) -> Tensor:
-    """Apply torch's own norm."""
+    """Apply torch's own norm in place of the engine's."""
     return F.rms_norm(x, (x.shape[-1],), None, model.arch.norm_eps)
 
 
@@ -43,7 +43,7 @@ def product_then_sum(projection: Linear, stream_ND: Tensor, x: Tensor) -> Tensor
 
 
 def three_products(projection: Linear, x: Tensor) -> Tensor:
-    """Compute queries, keys and values one after another, if a projection has their total number of outputs."""
+    """Compute queries, keys and values in three products, if the projection computes all of them in one."""
     if x.dim() != 2 or len(projection.weight) != 3 * x.shape[-1]:
         return call(projection, x)
     return torch.cat([F.linear(x, part) for part in projection.weight.chunk(3)], dim=-1)
@@ -78,7 +78,7 @@ IN_A_BATCH: dict[str, Undone] = {
 @pytest.mark.parametrize("trick", [*AT_BATCH_1, *EARLY])
 @pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)
 def test_trick(pair: Pair, trick: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Measure at batch 1: at full depth, or with exits after half of the blocks."""
+    """Measure an optimisation at batch 1, at full depth or with exits after half of the blocks."""
     undone = {**AT_BATCH_1, **EARLY}[trick]
     parts = pair.parts("static", exit_layer=pair.n_blocks // 2) if trick in EARLY else pair.full()
     with undone():
@@ -90,7 +90,7 @@ def test_trick(pair: Pair, trick: str, benchmark: Any, capsys: pytest.CaptureFix
 @pytest.mark.parametrize("trick", IN_A_BATCH)
 @pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)
 def test_trick_of_a_batch(pair: Pair, trick: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Measure 16 rows that exit after half of the blocks on average."""
+    """Measure an optimisation on 16 rows that exit after half of the blocks on average."""
     parts = pair.parts("random", mean_exit=pair.n_blocks / 2)
     decoding = pair.decoding(parts, pair.prompts(16), 4)
     measure(decoding, decoding, IN_A_BATCH[trick], benchmark, capsys)
@@ -98,7 +98,7 @@ def test_trick_of_a_batch(pair: Pair, trick: str, benchmark: Any, capsys: pytest
 
 @pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)
 def test_trick_of_the_probe(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Measure probe signals in chunks of a few tokens, so that logits stay in the CPU cache."""
+    """Measure computing a probe's signals in chunks of a few tokens, so that logits stay in the CPU cache."""
     answers = [answer.token_ids for answer in pair.decoding(pair.full(), pair.prompts(8)).once()]
     probing = Timed(lambda _: probe(pair.checkpoint, pair.prompts(8), answers))
     measure(probing, probing, lambda: patch.object(signals, "PIECE_NUMEL", 2**40), benchmark, capsys)

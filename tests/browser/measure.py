@@ -1,9 +1,8 @@
-"""Measure the weight of a report's page and the time until it can be used: python tests/browser/measure.py
-REPORT/index.html ...
+"""Measure the size of a report's pages and their loading time: `python tests/browser/measure.py REPORT/index.html ...`
 
-One line per page: bytes of the page and of what it loads, DOM nodes, layout shift while loading and scrolling, seconds
-to first paint and until nothing blocks the page any more (median of five loads), and pages of its PDF on A4. The
-machine's load is printed first, because other processes slow a page down.
+Prints per page: bytes of the page and of what it loads, DOM nodes, and layout shift while loading and scrolling. Then
+come the seconds to first paint and until nothing blocks the page any more (medians of five loads), and the number of
+pages of its PDF on A4. The machine's load is printed first, because other processes slow a page down.
 """
 
 import os
@@ -41,7 +40,7 @@ def scroll_through(page: Any) -> None:
 
 
 def measured(browser: Any, path: Path) -> dict[str, float]:
-    """Open a page `LOADS` times, the last time to its end."""
+    """Load a page `LOADS` times and return its measurements; the last load is also scrolled to the end."""
     times = []
     for _ in range(LOADS):
         context = browser.new_context(viewport={"width": 1440, "height": 900})

@@ -19,7 +19,7 @@ CALM = '{"decay":"none","min_exit":1,"threshold":0.6}'
 
 @pytest.fixture(scope="session")
 def rows(database: Path) -> dict[str, list[dict[str, Any]]]:
-    """Tokens of one run, tokens of full depth and the probe, of one document that the run leaves full depth in."""
+    """Return rows about one document whose answer in a run differs from full depth's: both answers and the probe."""
     sql = "SELECT * FROM token_trace WHERE model = 'deep' AND execution = 'real' ORDER BY doc_key, position"
     with open_database(database) as opened:
         tokens = opened.query(sql).to_pylist()
@@ -45,7 +45,7 @@ def _parts_at(own: list[dict[str, Any]], key: str) -> int | None:
 
 @pytest.fixture(scope="session")
 def link(rows: dict[str, list[dict[str, Any]]]) -> str:
-    """Return a link to that document with the run next to full depth."""
+    """Return the link to the document of `rows`, with the run next to full depth."""
     own, full = rows["own"][0], rows["full"][0]
     return f"#doc={own['doc_key']}&a={own['cell_id'][:12]}&b={full['cell_id'][:12]}"
 

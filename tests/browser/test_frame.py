@@ -20,7 +20,10 @@ A4_WIDTH = 703
 
 
 def wait_until(page: Any, condition: str, argument: Any = None) -> None:
-    """Poll the page from outside, because its content security policy forbids Playwright's evaluation of strings."""
+    """Wait until a JavaScript condition holds.
+
+    Polls from outside, because the page's content security policy forbids Playwright's own waiting for conditions.
+    """
     for _ in range(200):
         if page.evaluate(condition, argument):
             return

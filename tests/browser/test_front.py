@@ -23,7 +23,7 @@ Open = Callable[..., Any]
 
 @pytest.fixture(scope="session")
 def front_database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two tasks of enough documents that a loss is shown to be small."""
+    """Return a database of two tasks with enough documents to show that a loss is small."""
     folder = tmp_path_factory.mktemp("front")
     example.FRONT.write(folder / "spool")
     ingest(folder / "spool", folder / "exitbench.duckdb")
@@ -32,7 +32,7 @@ def front_database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory
 
 @pytest.fixture(scope="session")
 def front_page(front_database: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the URL of the database's report, without drawn figures."""
+    """Return the URL of the report of `front_database`, without figures."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(material, "discover", lambda package: () if package is figures else discover(package))
         return write_report(front_database, tmp_path_factory.mktemp("front-page"), draft=True).index_html.as_uri()
@@ -40,7 +40,7 @@ def front_page(front_database: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 @pytest.fixture(scope="session")
 def made(front_database: Path) -> tuple[Card, ...]:
-    """The cards as Python has them."""
+    """Return the recommendation cards as computed in Python."""
     (source,) = (source for source in discover(tables) if source.name == "summary")
     with open_database(front_database) as database:
         return cards(Frame.query(database, source.sql).rows)

@@ -20,7 +20,7 @@ Open = Callable[..., Any]
 
 @pytest.fixture(scope="session")
 def summary(example_database: Path) -> Frame:
-    """The rows of the results table."""
+    """Return the rows of the results table."""
     (source,) = (source for source in discover(tables) if source.name == "summary")
     with open_database(example_database) as database:
         return Frame.query(database, source.sql)

@@ -1,4 +1,4 @@
-"""The site of the documentation, opened as files: search answers, commands are copied as such, nothing is fetched."""
+"""The documentation's site, opened as files: search works, commands are copied without output, nothing is fetched."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Run commands of `exitbench`, and Python, as forks of a process that has already imported their modules.
+"""Server that runs `exitbench` commands, and Python, in forks of itself, which need no imports of their own.
 
-A line of standard input contains words, a folder, and files for standard input and output. The reply is the exit code;
-for `python`, which reads its input to the end, it comes at once. Workers and contract tests of a command are forks too,
-since imports would take longer than their work. On one core there is one worker.
+Each line of standard input is a request in JSON: the command's words, its folder, and the files for its standard input
+and output. The reply is the exit code; for `python`, which reads its input to the end, it comes at once. Processes that
+a command starts (workers, contract tests) are forks too, since imports would take longer than their work. The server
+has one core, so a command has one worker.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ for line in sys.stdin:
 
 
 class Forked(subprocess.Popen[Any]):
-    """A process of `python -m exitbench...` that is a fork of this process; other commands are started as usual."""
+    """`Popen` that runs `python -m exitbench...` in a fork of this process, and starts other commands as usual."""
 
     def __init__(self, command: Sequence[Any], **options: Any) -> None:
         words = [str(word) for word in command] if not isinstance(command, str | bytes) else []
@@ -58,7 +59,7 @@ class Forked(subprocess.Popen[Any]):
 
 
 def end_with(do: Callable[[], object]) -> None:
-    """Run a function with redirected standard streams, and end the process as Python would."""
+    """Run a function with reopened standard streams, and end the process with the exit code that Python would give."""
     sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", closefd=False) for descriptor in (1, 2))
     code: object = 0
@@ -77,7 +78,7 @@ def end_with(do: Callable[[], object]) -> None:
 
 
 def serve() -> None:
-    """Serve commands until standard input ends."""
+    """Import the modules, then serve commands until standard input ends."""
     for name in IMPORTED:
         importlib.import_module(name)
     from transformers import PreTrainedTokenizerFast, T5ForConditionalGeneration  # noqa: F401 - imported by being asked for

@@ -62,7 +62,7 @@ _ENVIRONMENT = {
 
 
 class Wrong(AssertionError):
-    """A page shows something that is not so; the message begins with the place on the page."""
+    """Something shown on a page is not what happens; the message begins with the place on the page."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    """The fenced blocks of a page, in order."""
+    """Return the fenced code blocks of a page, in order."""
     blocks_read: list[Block] = []
     remarks: list[str] = []
     lines = enumerate(page.read_text(encoding="utf-8").splitlines(), 1)
@@ -113,21 +113,21 @@ def blocks(page: Path) -> list[Block]:
 
 
 def begins_with(page: Path) -> list[str]:
-    """Return the initial contents of the page's folder, from `<!-- begins with: A, B -->`."""
+    """Return what the page's folder contains at first, as listed in the comment `<!-- begins with: A, B -->`."""
     comment = re.search(r"^<!-- begins with: (.*?) -->$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return comment[1].split(", ") if comment else []
 
 
 @dataclass
 class Page:
-    """A page with a folder. `run` runs all blocks, or raises `Wrong` at the first difference."""
+    """Page of a guide, and the folder in which its blocks are run."""
 
     path: Path
     folder: Path
     not_run: list[str] = field(default_factory=list)
 
     def run(self) -> None:
-        """Run every block in order."""
+        """Run every block in order; raise `Wrong` at the first difference."""
         python = None
         printed: str | None = None  # by the block before
         try:
@@ -181,7 +181,7 @@ class Page:
 
 
 def output_of(folder: Path, words: list[str], place: str, code: int = 0) -> str:
-    """Return the output of a command in a folder, stderr included; raise `Wrong` if it does not end with `code`."""
+    """Return the output of a command in a folder, stderr included; raise `Wrong` if its exit code is not `code`."""
     if shell := _SHELL.intersection(words):
         raise Wrong(f"{place}: {' '.join(sorted(shell))} needs a shell; commands run without one")
     if words[0] == "exitbench":
@@ -213,7 +213,7 @@ def _exitbench(words: list[str], folder: Path) -> tuple[int, str]:
 
 
 def _run_command(words: list[str], folder: Path, input_text: str, output: str) -> int:
-    """Run a command in a folder by the server process, with input and output files; return its exit code."""
+    """Let the server process run a command in a folder, with files for input and output; return the exit code."""
     server = _server()
     assert server.stdin is not None and server.stdout is not None
     print(json.dumps([words, str(folder), input_text, output]), file=server.stdin, flush=True)
@@ -222,7 +222,10 @@ def _run_command(words: list[str], folder: Path, input_text: str, output: str) -
 
 @cache
 def _server() -> subprocess.Popen[str]:
-    """Return the server of this process. It ends when its standard input closes, at the end of the tests."""
+    """Return the process (server.py) that runs commands for this test process, started on first use.
+
+    It ends when its standard input closes, at the end of the tests.
+    """
     number = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
     command, pipe = [sys.executable, str(Path(__file__).with_name("server.py")), number], subprocess.PIPE
     return subprocess.Popen(command, env=os.environ | _ENVIRONMENT, stdin=pipe, stdout=pipe, text=True)
@@ -249,7 +252,7 @@ class Python:
         return str(printed)
 
     def end(self) -> None:
-        """End it, and wait for that."""
+        """Close the interpreter's input and wait until it has ended."""
         self._requests.close()
         self._replies.read()
         self._replies.close()

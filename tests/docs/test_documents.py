@@ -1,4 +1,4 @@
-"""Instructions of the documents work."""
+"""Instructions in the documentation work as written."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ DISTRIBUTION = ("sharp_exits/sharp_max_prob.py", "pyproject.toml")
 
 
 def guide_file(title: str) -> str:
-    """Return a file of the guide on methods: the block with this path as its title."""
+    """Return a file from the guide on adding methods: the code block whose title is this path."""
     fence = rf'```\w+ title="{re.escape(title)}"\n(.*?)```'
     (block,) = re.findall(fence, ADD_A_METHOD.read_text("utf-8"), flags=re.DOTALL)
     return str(block)
@@ -40,7 +40,7 @@ def guide_file(title: str) -> str:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with the distribution of the guide on methods, built from its two files and installed by pip."""
+    """Return the folder into which pip installs the guide's example distribution, built from its two files."""
     source, site = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
     (source / "sharp_exits").mkdir()
     (source / "sharp_exits" / "__init__.py").touch()

@@ -24,7 +24,7 @@ quiet machine.
 
 @pytest.fixture(scope="session")
 def built_in_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder `runs` made by `RUN`, once for all test processes; read only."""
+    """Return the runs folder that the command `RUN` makes, once for all test processes; read only."""
     shared = tmp_path_factory.getbasetemp()
     shared = shared.parent if shared.name.startswith("popen-") else shared
     folder = shared / "runs-of-builtin"
@@ -59,7 +59,7 @@ def test_a_guide_does_what_it_shows(page: Path, tmp_path: Path, request: pytest.
 
 
 def tracked_pages() -> list[str]:
-    """Return every Markdown page in the repository, without generated ones."""
+    """Return every Markdown page tracked by git, except generated ones."""
     listed = subprocess.run(["git", "ls-files", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True)
     return sorted(set(listed.stdout.split()) - GENERATED)
 

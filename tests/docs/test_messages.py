@@ -15,7 +15,7 @@ ANYTHING = "\0"
 
 
 def texts(code: str) -> Iterator[str]:
-    """Yield every string of a source, with `ANYTHING` for the values in f-strings."""
+    """Yield every string in Python source, with `ANYTHING` in place of the values in f-strings."""
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.JoinedStr):
             parts = (part.value if isinstance(part, ast.Constant) else ANYTHING for part in node.values)
@@ -25,7 +25,7 @@ def texts(code: str) -> Iterator[str]:
 
 
 def is_of(message: str, text: str) -> bool:
-    """Return whether a quoted message, with … for varying parts, is a text or a part of it."""
+    """Return whether a quoted message, in which … stands for varying parts, equals a text or a part of it."""
     parts = [part.strip() for part in message.strip("… .").split("…") if part.strip()]
     return re.search(f" ?{ANYTHING}.*? ?".join(map(re.escape, parts)), text, re.DOTALL) is not None
 

@@ -21,7 +21,7 @@ GENERATED = {"gallery.md", "contributing.md", "changelog.md", "schema.md", "sql.
 
 
 def entries(nav: object) -> Iterator[str]:
-    """The pages of mkdocs.yml's `nav`, which nests lists and mappings."""
+    """Yield the pages of mkdocs.yml's `nav`, which nests lists and mappings."""
     if isinstance(nav, str):
         yield nav
     elif isinstance(nav, list | dict):
@@ -35,7 +35,7 @@ def config() -> dict[str, object]:
 
 
 def prose(path: Path) -> str:
-    """Return a document without its code blocks, which contain no links or headings."""
+    """Return a document without its code blocks, and without characters of links and headings in inline code."""
     text = re.sub(r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     return re.sub(r"`[^`\n]*`", lambda code: re.sub(r"[\[\]()#<]", "", code[0]), text)
 

@@ -1,4 +1,4 @@
-"""The runner of the guides: correct blocks pass, and every difference fails with its place."""
+"""Runner of the guides' code blocks: correct blocks pass, and every difference fails with its place."""
 
 from __future__ import annotations
 

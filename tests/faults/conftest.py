@@ -55,15 +55,15 @@ class Bench:
     suite: Path
 
     def command(self, *arguments: str | Path) -> list[str]:
-        """Return the arguments of a command."""
+        """Return the command line of `exitbench` with these arguments."""
         return [sys.executable, "-m", "exitbench.harness.cli.main", *map(str, arguments)]
 
     def run_command(self, runs: Path) -> list[str]:
-        """Return the arguments of `exitbench run`."""
+        """Return the command line of `exitbench run` on the suite."""
         return self.command("run", self.suite, "--data-dir", self.suite.parent, "--runs", runs)
 
     def start(self, command: list[str]) -> subprocess.Popen[str]:
-        """Start a command in a new process group, offline, on one core."""
+        """Start a command in a new process group, offline, with one thread."""
         offline = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "OMP_NUM_THREADS": "1"}
         pipe = subprocess.PIPE
         return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=offline, start_new_session=True)
@@ -109,7 +109,7 @@ class Bench:
 
 @pytest.fixture(scope="session")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
-    """Return a runner of the suite; model and data are next to its file."""
+    """Return a runner of the suite; model and data are in the suite file's folder."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("suite")
     folder.chmod(0o755)

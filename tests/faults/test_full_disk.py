@@ -37,7 +37,7 @@ def whole(bench: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fill(disk: Path, free_bytes: int) -> Path:
-    """Leave only this much room on the disk; return the file that uses the rest."""
+    """Fill the disk up to this many free bytes; return the file that takes the room."""
     ballast = disk / "ballast"
     room = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
     with ballast.open("wb") as file:

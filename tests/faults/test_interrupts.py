@@ -1,8 +1,8 @@
-"""Ctrl-C at random moments of a query's whole life: 130 or 0, and not a word.
+"""Ctrl-C at random moments of a query: the exit code is 130 or 0, and no error is printed.
 
     python -m pytest tests/faults/test_interrupts.py -s     EXITBENCH_INTERRUPTS=200 EXITBENCH_SEED=1
 
-From the moment that the command line is called; Python's own start before that ends with 130 and a traceback.
+Interrupts begin when the command line is called. Before that, Python's own start ends with 130 and a traceback.
 """
 
 import os

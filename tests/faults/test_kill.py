@@ -26,7 +26,7 @@ ORPHAN_S = 20.0
 
 
 def worker_of(parent: int) -> int | None:
-    """The process id of the worker of a run, if it has one now."""
+    """Return the process id of a run's worker, or None if it has none now."""
     children = Path(f"/proc/{parent}/task").glob("*/children")
     try:
         ids = [int(child) for path in children for child in path.read_text().split()]
@@ -55,7 +55,7 @@ def holds_database(runs: Path) -> bool:
 
 
 def kill_at_random(running: "subprocess.Popen[str]", runs: Path, victim: str, rng: random.Random) -> bool:
-    """Kill the victim at a random moment of its life; False if the run ended before."""
+    """Kill the victim at a random moment of its life; return False if the run ended before."""
     if victim == "parent":
         time.sleep(rng.uniform(0, LONGEST_S))
     while running.poll() is None:
@@ -78,7 +78,7 @@ def kill_at_random(running: "subprocess.Popen[str]", runs: Path, victim: str, rn
 
 
 def orphan_s(runs: Path) -> float:
-    """How long the workers of a folder go on without their parent."""
+    """Return for how many seconds the workers of a runs folder outlive their parent."""
     started = time.monotonic()
     while any(
         b"exitbench.harness.running.worker" in (command := command_of(int(process.name)))

@@ -51,7 +51,7 @@ kinds = ["quality"]
 
 @pytest.fixture
 def flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Install a plug-in for new processes that hangs while this file exists, in the way stated in the file."""
+    """Install a plug-in that hangs while the returned file exists; the file's text says where and how."""
     known = tmp_path / "site" / "hangs-1.0.dist-info"
     known.mkdir(parents=True)
     (known / "METADATA").write_text("Metadata-Version: 2.1\nName: hangs\nVersion: 1.0\n")
@@ -63,7 +63,7 @@ def flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def wait_for(condition: Callable[[], object], limit_s: float = LONG_S) -> float:
-    """Wait for a condition; returns how long it took."""
+    """Wait until a condition holds; return how many seconds it took."""
     started = time.monotonic()
     while not condition():
         assert time.monotonic() - started < limit_s
@@ -72,7 +72,7 @@ def wait_for(condition: Callable[[], object], limit_s: float = LONG_S) -> float:
 
 
 def descendants(process: int) -> Iterator[int]:
-    """Ids of the processes that one has started, and of theirs."""
+    """Yield the ids of all processes that a process has started, directly or indirectly."""
     for path in Path(f"/proc/{process}/task").glob("*/children"):
         for child in map(int, path.read_text().split()):
             yield child
@@ -87,7 +87,7 @@ def lives(process: int) -> bool:
 
 
 def kill_and_wait(running: "subprocess.Popen[str]") -> float:
-    """Kill a command alone; returns how long the processes that it started outlive it."""
+    """Kill a command, but no process that it started; return how many seconds these outlive it."""
     started = list(descendants(running.pid))
     assert started
     os.kill(running.pid, signal.SIGKILL)

@@ -1,8 +1,9 @@
-"""Readers come and go while a large spool is ingested: none fails, and the ingest ends; how long they wait is printed.
+"""Readers that open the database while a large spool is ingested: none fails, and the ingest ends.
 
     python -m pytest tests/faults/test_readers.py -s     EXITBENCH_READERS_S=60 EXITBENCH_LAYER_ROWS=20000000
 
-Seven readers open the database as the library does, ask and close, in loops; the eighth is `exitbench sql`.
+Seven readers open the database as the library does, query it and close it, in loops; the eighth is `exitbench sql`.
+Their waiting times are printed.
 """
 
 import importlib.util
@@ -46,7 +47,7 @@ print(time.perf_counter() - started, report.added, len(report.quarantined))
 
 
 def load(path: Path) -> ModuleType:
-    """Import a file outside of packages."""
+    """Import a file that is in no package."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""Import path of the shared modules next to the tests of this folder."""
+"""Put this folder on the import path, for modules that its tests share."""
 
 import sys
 from pathlib import Path

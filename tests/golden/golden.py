@@ -1,4 +1,4 @@
-"""Golden traces: behaviour of engine, methods and metrics when their versions were last raised (see README.md)."""
+"""Golden traces: what engine, methods and metrics did when their versions were last raised (see README.md)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PRECISION = 1e-4
 
 @dataclass(frozen=True)
 class Setting:
-    """A method with parameters on a model; `first_token` as suites have it."""
+    """Method with parameters on a model; `first_token` is the option of that name in suites."""
 
     method: str
     model: str
@@ -88,7 +88,10 @@ def settings_of(cls: type[Method]) -> Iterator[Setting]:
 
 
 def trace(setting: Setting, documents: tuple[int, ...] | None = None) -> Trace:
-    """Trace a setting. Without `documents`, it is traced on those with the same result in single precision."""
+    """Decode with a setting and return its trace.
+
+    Without `documents`, the trace covers those whose results are the same in single precision.
+    """
     of = get_method(setting.method), json.loads(setting.params), setting.first_token
     found = world(setting.model).traces(*of)
     if documents is None:
@@ -98,7 +101,7 @@ def trace(setting: Setting, documents: tuple[int, ...] | None = None) -> Trace:
 
 
 def now(stored: Golden | None, on_progress: Callable[[str], None] = lambda text: None) -> Golden:
-    """Compute all traces. Where models and prompts are unchanged, the documents of the stored traces are used."""
+    """Compute all traces as of now. If models and prompts are unchanged, the stored traces' documents are used."""
     inputs = {name: world(name).inputs for name in WORLDS}
     kept = stored.traces if stored is not None and dict(stored.inputs) == inputs else {}
     found = {}
@@ -112,7 +115,7 @@ def now(stored: Golden | None, on_progress: Callable[[str], None] = lambda text:
 
 
 def faults(stored: Golden, found: Golden) -> Iterator[str]:
-    """Yield a message for each change without a new version, and for each new version without a change."""
+    """Yield a message for each change of traces without a new version, and for each new version without a change."""
     for name, (version, sha256) in found.metrics.items():
         before, sha256_before = stored.metrics.get(name, (None, sha256))
         if sha256 != sha256_before and version == before:
@@ -149,7 +152,7 @@ def is_close(one: tuple[str, Mapping[str, float]], other: tuple[str, Mapping[str
 
 
 def read() -> Golden:
-    """Return the stored traces."""
+    """Return the content of golden.toml."""
     record = tomllib.loads(FILE.read_text(encoding="utf-8"))
     return Golden(
         record["engine_version"],
@@ -165,7 +168,7 @@ def read() -> Golden:
 
 
 def text(golden: Golden) -> str:
-    """Return the content of the file."""
+    """Return golden traces as the text of golden.toml."""
     lines = [
         f"# What engine, methods and metrics do at these versions; made by `{ANEW}`.",
         f"engine_version = {golden.engine_version}",

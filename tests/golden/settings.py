@@ -1,4 +1,4 @@
-"""The settings of a method with stored traces: its defaults, and every other value of every parameter."""
+"""Settings whose golden traces are stored: a method's defaults, and other values of every parameter."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _BASES: Mapping[str, Params] = {
 
 
 def settings(cls: type[Method], n_blocks: int, exit_blocks: tuple[int, ...]) -> list[Params]:
-    """Return the parameters to test on a model of this shape, without the defaults (or their replacements).
+    """Return the parameters to test on a model of this shape, each as its difference from the method's defaults.
 
-    One parameter differs from its default at a time. If a choice makes other parameters effective (a rule its levels, a
-    head its size), these differ too.
+    The defaults themselves (or their replacements) come first; the others change one parameter each. If a choice makes
+    other parameters effective (a rule its levels, a head its size), these are changed too.
     """
     found: list[Params] = []
     for varied in _varied(cls, n_blocks, exit_blocks):
@@ -38,7 +38,7 @@ def settings(cls: type[Method], n_blocks: int, exit_blocks: tuple[int, ...]) -> 
 
 
 def base(cls: type[Method]) -> Params:
-    """Return the replacements of a method's defaults."""
+    """Return the values that replace a method's defaults in these tests; empty for most methods."""
     return dict(_BASES.get(cls.name, {}))
 
 
@@ -56,7 +56,7 @@ def _varied(cls: type[Method], n_blocks: int, exit_blocks: tuple[int, ...]) -> I
 def _others(
     cls: type[Method], field: dataclasses.Field[Any], n_blocks: int, exit_blocks: tuple[int, ...]
 ) -> Iterator[Any]:
-    """Other values of a parameter than its default."""
+    """Yield the values of a parameter to test, other than its default."""
     kind, rule = get_type_hints(cls)[field.name], field.metadata
     if rule["choices"]:
         yield from (choice for choice in rule["choices"] if choice != field.default)

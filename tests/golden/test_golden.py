@@ -52,7 +52,7 @@ def test_every_trace_is_of_several_documents_and_most_of_them_of_all(stored: Gol
 
 
 def test_most_settings_do_something_of_their_own(stored: Golden) -> None:
-    """A parameter that no trace shows is tied to no version."""
+    """A parameter without effect on any trace could change without a new version."""
     for name in method_names():
         found = [value.sha256 for one, value in stored.traces.items() if one.method == name]
         assert len(set(found)) >= 0.3 * len(found), name

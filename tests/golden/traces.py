@@ -37,7 +37,7 @@ _ENTRIES = 16
 
 @dataclass(frozen=True)
 class World:
-    """A model that comes along in one precision, and prompts."""
+    """Bundled model in one precision, and its prompts."""
 
     name: str
     dtype: torch.dtype
@@ -137,7 +137,7 @@ def _trace(made: Generation) -> tuple[Any, ...]:
 
 
 def digest(value: Any) -> str:
-    """The first digits of the SHA-256 of a value's JSON."""
+    """Return the first digits of the SHA-256 of a value's JSON."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:_ENTRIES]
 
 

@@ -1,4 +1,4 @@
-"""Write the golden traces again where versions state a change: `python tests/golden/write.py`."""
+"""Write the golden traces again, if every changed trace has a new version: `python tests/golden/write.py`."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ SPECIAL_TOKENS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>
 
 @pytest.fixture(scope="session", autouse=True)
 def _the_machine_is_described_once() -> Iterator[None]:
-    """Cache the machine's description, which lm-eval gets from torch by eleven commands for every result."""
+    """Cache torch's description of the machine, which runs eleven commands and which lm-eval adds to every result."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(collect_env, "get_pretty_env_info", functools.cache(collect_env.get_pretty_env_info))
         yield
@@ -75,7 +75,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def write_suite(tmp_path: Path, checkpoint: Path) -> Callable[..., Path]:
-    """Return a function that writes a suite of one model and one task, plus given texts (default: a static sweep)."""
+    """Return a function that writes a suite of one model, one task and the given TOML (default: a static sweep)."""
 
     def write(*texts: str) -> Path:
         path = tmp_path / "small.toml"
@@ -101,7 +101,7 @@ WORDED_DEPTH = 4
 
 @pytest.fixture(scope="session")
 def worded_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a random T5 with 4 decoder blocks that disagree and the built-in data's tokenizer."""
+    """Return the folder of a random T5 with the built-in data's tokenizer; its 4 decoder blocks predict differently."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("worded")
     tokenizer = build_tokenizer()
@@ -222,7 +222,7 @@ def toy_texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def classifier_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Return a function that saves a random encoder: 4 blocks, 30 positions, n labels, built-in data's tokenizer."""
+    """Return a function that saves a random encoder with 4 blocks, 30 positions, given labels and a tokenizer."""
     known: dict[tuple[Any, ...], Path] = {}
 
     def save(labels: tuple[str, ...]) -> Path:

@@ -1,8 +1,8 @@
-"""Fixtures of two tiny checkpoints with varying confidences, and a NumPy decoder that shares no code with the engine.
+"""Fixtures: two tiny checkpoints with varying confidences, and a slow NumPy decoder that does not use the engine.
 
-The slow decoder defines the meaning of a cache of skipped blocks without having one: the input of block l at a position
-is the output of some earlier block there, and for every token all positions run through every block again, in float64.
-With copied states it is block min(l - 1, its exit layer); with an exact cache block l - 1, as if nothing were skipped.
+The slow decoder has no cache. For every token, all positions run through every block again, in float64. The input of
+block l at a position depends on the KV policy. If states are copied, it is the output of block min(l - 1, exit layer).
+If the cache is exact, it is the output of block l - 1, as if nothing were skipped.
 """
 
 from __future__ import annotations
@@ -330,22 +330,19 @@ Choose = Callable[[Any], Any]
 
 @pytest.fixture(scope="session")
 def slow_decode(slow_rules: ModuleType) -> Callable[..., list[Any]]:
-    """Return a function that decodes a prompt with an exit rule, greedily by default: one SlowChoice per token."""
+    """Return a function that decodes a prompt, greedily by default, with an exit rule: one SlowChoice per token."""
     begun: dict[tuple[int, tuple[int, ...]], SlowDecoder] = {}
     seen: dict[tuple[Any, ...], tuple[list[Array], tuple[Any, ...]]] = {}
 
     def begin(model: Tiny, prompt: list[int]) -> SlowDecoder:
-        """Return a decoder after the prompt. It is cached, because prefill takes as long as an answer and does not
-        depend on the
-        rule.
-        """
+        """Return a decoder that has read the prompt: a copy of a cached one, since this does not depend on the rule."""
         key = (id(model), tuple(prompt))
         if key not in begun:
             begun[key] = SlowDecoder(model, prompt)
         return begun[key].fork()
 
     def look(decoder: SlowDecoder, fed: int) -> tuple[list[Array], tuple[Any, ...]]:
-        """Return the next token's states and the contents of its SlowView, cached by the answer so far."""
+        """Return the next token's states and the contents of its SlowView. Both are cached for equal answers so far."""
         key = (id(decoder.model), tuple(decoder.prompt), *decoder.committed, decoder.depths, fed)
         if key not in seen:
             each = decoder.states(fed)

@@ -30,7 +30,6 @@ KINDS = {str: "text", float: "number", int: "whole number", bool: "true or false
 
 
 def main() -> None:
-    """Rewrite the tables."""
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for page in FOLDER.glob("*.md"):
         page.write_text(rewritten(page.read_text(encoding="utf-8")), encoding="utf-8")
@@ -56,7 +55,10 @@ def shared_table() -> str:
 
 
 def own_table(method: type[Method]) -> str:
-    """Return the names of a method's shared parameters, and the table of those that differ or are its own."""
+    """Return the documentation of a method's parameters.
+
+    It names those that are as in the shared table, and has a table of all others.
+    """
     shared = shared_rows()
     rows = dict(_rows(method))
     own = {name: row for name, row in rows.items() if shared.get(name) != row}

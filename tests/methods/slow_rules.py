@@ -56,7 +56,7 @@ class SlowView:
 
 @dataclass(frozen=True)
 class SlowChoice:
-    """A token's exit layer, its score there (None after the last block), and its id.
+    """A token's id, its exit layer, and its score there (None after the last block).
 
     ``gap`` is the smallest difference between two numbers that were compared for this choice.
     """
@@ -71,7 +71,10 @@ Rule = Callable[[SlowView, Params, Fitted], SlowChoice]
 
 
 class Walk:
-    """One token on its way down, and how near its closest call was."""
+    """State of an exit rule while it goes through the blocks of one token.
+
+    ``gap`` is the smallest difference between two numbers that the rule has compared.
+    """
 
     def __init__(self, view: SlowView, params: Params, fitted: Fitted) -> None:
         self.view, self.params, self.fitted = view, params, fitted
@@ -84,12 +87,12 @@ class Walk:
         return self.scores[-1] if self.scores else 0.0
 
     def above(self, a: float, b: float) -> bool:
-        """Strictly greater."""
+        """Return whether a > b, and update the gap."""
         self.gap = min(self.gap, abs(a - b))
         return a > b
 
     def argmax(self, values: Iterable[float]) -> int:
-        """The lowest index of the greatest value."""
+        """Return the index of the greatest value (the lowest if tied), and update the gap."""
         vector = np.array(list(values))
         best = int(vector.argmax())
         others = np.delete(vector, best)
@@ -99,7 +102,10 @@ class Walk:
         return best
 
     def floor(self, value: float) -> int:
-        """The whole part of a number that was computed from a score; whole scores (streaks) are exact."""
+        """Return floor(value) of a number computed from the last score.
+
+        Update the gap, unless that score is a whole number, such as a streak, which is exact.
+        """
         if self.last_score != round(self.last_score):
             self.gap = min(self.gap, abs(value - round(value)))
         return math.floor(value)
@@ -109,7 +115,7 @@ class Walk:
 
 
 def base_level(walk: Walk, block: int, of_parameter: Callable[[float], float]) -> float:
-    """The level before decay."""
+    """Return the threshold at a block before it decays with the position."""
     if walk.params["rule"] == "epsilon":
         return float(walk.fitted["epsilon_thresholds"][block - 1])
     if walk.params["rule"] == "per-block":
@@ -119,7 +125,7 @@ def base_level(walk: Walk, block: int, of_parameter: Callable[[float], float]) -
 
 
 def decayed(walk: Walk, level: float) -> float:
-    """The level at this position of the answer."""
+    """Return the threshold ``level``, decayed to the token's position in the answer."""
     decay = walk.params["decay"]
     if walk.params["rule"] == "epsilon" or decay == "none":
         return level
@@ -131,7 +137,7 @@ def decayed(walk: Walk, level: float) -> float:
 
 
 def largest_entropy(nats: float) -> float:
-    """A bound on the entropy as a bound on exp(-entropy)."""
+    """Convert an upper bound on the entropy to a lower bound on exp(-entropy)."""
     return math.exp(-nats)
 
 
@@ -149,7 +155,7 @@ def softmax(z: Array) -> Array:
 
 
 def kept_at_first(walk: Walk, block: int) -> int:
-    """k(i) for the absolute block i, at most V."""
+    """Return k(i), the number of ids that the schedule of a pruned head keeps at block i; at most V."""
     p, n_vocabulary = walk.params, walk.view.logits.shape[1]
     size = p["k_first"]
     if p["k_schedule"] == "inverse":
@@ -159,7 +165,10 @@ def kept_at_first(walk: Walk, block: int) -> int:
 
 
 def kept_ids(walk: Walk, block: int) -> NDArray[np.int64]:
-    """Ids read after ``block``; all of them at the first block read, after the last, and from the full head."""
+    """Return the ids whose logits are read after ``block``.
+
+    All ids are read by the full head, at the first gated block, and after the last block.
+    """
     logits = walk.view.logits
     everything = np.arange(logits.shape[1])
     kind = walk.params.get("head", "full")
@@ -206,7 +215,7 @@ def head_logits(walk: Walk, block: int) -> Array:
 
 
 def top_two(p: Array) -> tuple[float, float]:
-    """The two largest, the second 0 if there is none."""
+    """Return the two largest numbers; the second is 0 if there is only one."""
     ordered = np.sort(p)[::-1]
     return float(ordered[0]), float(ordered[1]) if len(ordered) > 1 else 0.0
 
@@ -246,7 +255,7 @@ def gated(score: Score, level: Level = decayed_level, emission: Emission = head_
 
 
 def margin(walk: Walk, block: int) -> float:
-    """p_(1) - p_(2)."""
+    """Return the difference of the two largest probabilities."""
     first, second = top_two(softmax(head_logits(walk, block)))
     return first - second
 
@@ -256,7 +265,7 @@ def largest_probability(walk: Walk, block: int) -> float:
 
 
 def sureness(walk: Walk, block: int) -> float:
-    """exp(-H), H in nats."""
+    """Return exp(-H), where H is the entropy in nats."""
     p = softmax(head_logits(walk, block))
     p = p[p > 0]
     return math.exp(float((p * np.log(p)).sum()))
@@ -284,8 +293,9 @@ def off_ramp(walk: Walk, block: int) -> Array:
 
 
 def off_ramp_sureness(walk: Walk, block: int) -> float:
-    """Return exp(-H) with the entropy H in nats; not a number, as published, if a probability is 0 in single
-    precision.
+    """Return exp(-H), where H is the entropy in nats.
+
+    As in the published code, it may be NaN if a probability is 0 in single precision (``underflow``).
     """
     p = softmax(off_ramp(walk, block))
     if walk.params["underflow"] == "nan" and (p.astype(np.float32) == 0).any():
@@ -299,7 +309,7 @@ def entropy_level(walk: Walk, block: int) -> float:
 
 
 def certainty(walk: Walk, block: int) -> float:
-    """1 - H / log C."""
+    """Return 1 - H / log C, where H is the entropy and C the number of classes."""
     p = softmax(off_ramp(walk, block))
     entropy = -sum(share * math.log(share) for share in p if share > 0)
     return 1 - entropy / math.log(len(p))
@@ -310,7 +320,7 @@ def speed_level(walk: Walk, block: int) -> float:
 
 
 def learned_correctness(walk: Walk, block: int) -> float:
-    """sigmoid(w x + b)."""
+    """Return sigmoid(w x + b) of the normed state x with fitted w and b."""
     return float(sigmoid(walk.fitted["weight"] @ walk.view.normed[block] + walk.fitted["bias"]))
 
 
@@ -319,7 +329,10 @@ def plain_level(walk: Walk, block: int) -> float:
 
 
 def confirmed(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
-    """Exit when enough consecutive gated blocks predict the token of the block before; the score counts predictions."""
+    """Exit when enough consecutive gated blocks predict the same token as the gated block before.
+
+    The score is the number of consecutive equal predictions.
+    """
     walk, confirmations, previous = Walk(view, params, fitted), 0, None
     for block in walk.asked:
         said = walk.argmax(off_ramp(walk, block))
@@ -332,7 +345,7 @@ def confirmed(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
 
 
 def _rises(walk: Walk, signal: Array, block: int) -> bool:
-    """m_{l-2} < m_{l-1} < m_l, with three blocks behind the token."""
+    """Return whether the signal rose over the last three blocks; False before block 3."""
     if block < 3:
         return False
     first, second = walk.above(signal[1], signal[0]), walk.above(signal[2], signal[1])
@@ -340,7 +353,10 @@ def _rises(walk: Walk, signal: Array, block: int) -> bool:
 
 
 def top3(walk: Walk, block: int) -> float:
-    """The largest probability (or logit) if it rose twice in a row; in the code form 1 if it also passes the level."""
+    """Return the largest probability (or logit) if it rose twice in a row, else 0.
+
+    The variant of the published code returns 1 if it also exceeds the threshold, else 0.
+    """
     last_three = [walk.view.logits[at] for at in range(max(block - 2, 0), block + 1)]
     probable = walk.params["signal"] == "probabilities"
     signal = np.array([(softmax(z) if probable else z).max() for z in last_three])
@@ -377,7 +393,7 @@ def classifier(walk: Walk, block: int) -> float:
 
 
 def logit_features(walk: Walk, block: int) -> float:
-    """Two largest probabilities and the block, of six."""
+    """Return a classifier's probability of exiting, from the largest probability, its margin and the relative depth."""
     second, first = np.sort(softmax(walk.view.logits[block]))[-2:]
     x = np.array([first, first - second, block / (len(walk.view.states) - 1)])
     return float(softmax(walk.fitted["weight"] @ x + walk.fitted["bias"])[1])
@@ -395,7 +411,7 @@ def sigmoid(x: Array) -> Array:
 
 
 def lstm_layer(fitted: Fitted, layer: int, inputs: list[Array]) -> list[Array]:
-    """Hidden states of one layer, one a step; gates in the order input, forget, cell, output."""
+    """Return the hidden states of one LSTM layer, one per step; gates are in the order input, forget, cell, output."""
     w_in, w_hidden = fitted[f"lstm.weight_ih_l{layer}"], fitted[f"lstm.weight_hh_l{layer}"]
     bias = fitted[f"lstm.bias_ih_l{layer}"] + fitted[f"lstm.bias_hh_l{layer}"]
     hidden = cell = np.zeros(w_hidden.shape[1])
@@ -409,8 +425,9 @@ def lstm_layer(fitted: Fitted, layer: int, inputs: list[Array]) -> list[Array]:
 
 
 def recurrent(walk: Walk, block: int) -> float:
-    """Return the LSTM's score. It runs one step per block from block 1, gated or not; as published, block L-1 is read
-    alone.
+    """Return the score of an LSTM that runs one step per block from block 1, gated or not.
+
+    As in the published code, the variant `code` reads block L-1 without the blocks before it.
     """
     alone = walk.params["variant"] == "code" and block == walk.view.n_blocks - 1
     steps = [walk.view.normed[at] for at in range(block if alone else 1, block + 1)]
@@ -436,7 +453,7 @@ def _divergence(p: Array, q: Array) -> float:
 
 
 def _plausible(walk: Walk, p: Array, block: int) -> NDArray[np.bool_]:
-    """V_head, [V]."""
+    """Return the mask [V] of plausible tokens (V_head): probability at least alpha times the largest one."""
     alpha = walk.params["alpha"]
     if walk.params["alpha_schedule"] == "hyperbolic":
         alpha = alpha / (1 + walk.params["alpha_decay"] * block) * (1 - walk.last_score)
@@ -448,7 +465,7 @@ def _plausible(walk: Walk, p: Array, block: int) -> NDArray[np.bool_]:
 
 
 def _amateur(walk: Walk, block: int, ids: NDArray[np.int64], p: Array, inside: NDArray[np.bool_]) -> int | None:
-    """The earlier block to subtract."""
+    """Return the amateur, the earlier block to compare with, or None if there is none."""
     kind, n_blocks = walk.params["amateur"], walk.view.n_blocks
     if kind == "half":
         return block // 2 or None
@@ -470,7 +487,13 @@ def _amateur(walk: Walk, block: int, ids: NDArray[np.int64], p: Array, inside: N
 
 @dataclass(frozen=True)
 class Contrast:
-    """One block against its amateur: p^l, V_head, and the softmax inside V_head (None without an amateur)."""
+    """Comparison of a block with its amateur.
+
+    Attributes:
+        p: The block's own distribution.
+        inside: Mask of the plausible tokens (V_head).
+        shares: Softmax of the log-probability differences over plausible tokens; None without an amateur.
+    """
 
     p: Array
     inside: NDArray[np.bool_]
@@ -491,7 +514,7 @@ def contrast(walk: Walk, block: int) -> Contrast:
 
 
 def contrastive_vector(walk: Walk, found: Contrast, kind: str) -> Array:
-    """The score vector s [V]."""
+    """Return the score of each token, [V], by the chosen formula."""
     if kind == "plain" or found.shares is None:
         return found.p
     mass = float(found.p[found.inside].sum()) if walk.params["mass"] == "head" else 1.0
@@ -537,7 +560,7 @@ def full(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
 
 
 def confidence(kind: str, z: Array) -> float:
-    """Of one head's logits (HEADS)."""
+    """Return the confidence of one exit head's logits, by the name of its formula (HEADS)."""
     if kind == "max-logit":
         return float(z.max())
     if kind == "entropy":
@@ -561,7 +584,7 @@ def trained_heads(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
 
 
 def two_exits(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
-    """Leave after S blocks or after all (FREE)."""
+    """Exit after the shallow block S or after all blocks, as in FREE."""
     walk, shallow = Walk(view, params, fitted), params["exit_layer"]
     if shallow < view.n_blocks:
         first, second = top_two(softmax(view.logits[shallow]))
@@ -572,7 +595,7 @@ def two_exits(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
 
 
 def oracle(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
-    """The first block that agrees with the last one, or from which on all agree."""
+    """Exit at the first block whose token is the last block's, or at the first from which all blocks agree on it."""
     walk = Walk(view, {}, fitted)
     choices = np.array([walk.argmax(z) for z in view.logits[1:]])
     agrees = choices == choices[-1]

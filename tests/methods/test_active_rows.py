@@ -1,4 +1,4 @@
-"""Rows that are still active at a block: selected by index, and joined again after exits at different blocks."""
+"""Rows that are still active at a block: they are selected by index, and groups that exited separately are joined."""
 
 from __future__ import annotations
 

@@ -28,9 +28,10 @@ def choose(scores: list[float], agrees: list[bool], form: Form) -> float:
 
 
 def worked_out(scores: list[float], agrees: list[bool], form: Form) -> float:
-    """The published arithmetic in NumPy: responsibilities, one step of weighted moments, and the grid.
+    """Return the threshold by the published arithmetic: responsibilities, one step of weighted moments, and a grid.
 
-    Its likelihood term, weight 0.8, is overwritten by the label's, weight 0.2, before the floor; ``correct`` adds them.
+    The published code overwrites the likelihood term (weight 0.8) by the label term (weight 0.2). The form ``correct``
+    adds them.
     """
     x, y = np.clip(np.asarray(scores, dtype=np.float64), 1e-4, 1 - 1e-4), np.asarray(agrees, dtype=np.int64)
     likelihood = np.stack([0.5 * density(x, 1.0, 2.0), 0.5 * density(x, 2.0, 1.0)])
@@ -51,7 +52,7 @@ def worked_out(scores: list[float], agrees: list[bool], form: Form) -> float:
 
 
 def density(x: NDArray[np.float64], alpha: float, beta: float) -> NDArray[np.float64]:
-    """Return the density of a Beta distribution; not a number if the distribution is a point."""
+    """Return the density of a Beta distribution; NaN if a parameter is infinite or NaN."""
     if not (math.isfinite(alpha) and math.isfinite(beta)):
         return np.full_like(x, np.nan)
     log_norm = math.lgamma(alpha) + math.lgamma(beta) - math.lgamma(alpha + beta)
@@ -59,7 +60,10 @@ def density(x: NDArray[np.float64], alpha: float, beta: float) -> NDArray[np.flo
 
 
 def history(seed: int) -> tuple[list[float], list[bool]]:
-    """Return random confidences and agreements of parallel passes: few or many tokens, related to each other or not."""
+    """Return random confidences, and whether full depth agreed, for a random number of tokens.
+
+    Agreement may depend on the confidence strongly, weakly or not at all.
+    """
     draw = np.random.default_rng(seed)
     n = int(draw.choice([2, 3, 5, 10, 30, 100, 400]))
     scores = draw.beta(*draw.choice([0.4, 1.0, 1.5, 4.0, 12.0], size=2), size=n)
@@ -69,7 +73,7 @@ def history(seed: int) -> tuple[list[float], list[bool]]:
 
 
 def calibrated(seed: int, n: int = 500) -> tuple[list[float], list[bool]]:
-    """The probability of agreement is the confidence itself."""
+    """Return random confidences and agreements; a token agrees with a probability equal to its confidence."""
     draw = random.Random(seed)
     scores = [min(max(draw.betavariate(4, 1.5), 0.001), 0.999) for _ in range(n)]
     return scores, [draw.random() < score for score in scores]
@@ -105,7 +109,7 @@ def test_calibrated_confidences_give_a_threshold_about_0_633() -> None:
 
 @pytest.mark.parametrize("label", [True, False])
 def test_one_label_alone_teaches_nothing(label: bool) -> None:
-    """With one label only, the published code chooses the lowest threshold, even if the early choice is never right."""
+    """If all tokens agree, or none, the published code takes the lowest threshold; the correct form the default."""
     scores, _ = calibrated(1)
     assert choose(scores, [label] * len(scores), "code") == pytest.approx(0.3)
     assert choose(scores, [label] * len(scores), "correct") == DEFAULT
@@ -144,7 +148,7 @@ def test_the_order_of_tokens_does_not_matter() -> None:
 
 
 def test_parallel_passes_hold_what_waits_and_the_deep_token_that_runs_it() -> None:
-    """Two documents: a deep token alone, three deferred tokens with their deep token, and a shallow token never run."""
+    """A deep token is kept if shallow tokens wait for it, a shallow one if a deep token of its document follows."""
     shallow = [False, True, True, True, False, False, True, *[False, True, False]]
     used = in_parallel_passes(torch.tensor(shallow), torch.tensor([0] * 7 + [1] * 3))
     assert used.tolist() == [False, True, True, True, True, False, False, *[False, True, True]]

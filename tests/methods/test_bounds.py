@@ -43,7 +43,7 @@ def scores(gate: Gate, logits_AV: Tensor) -> Tensor:
 
 
 def within(lower_V: Tensor, upper_V: Tensor) -> Tensor:
-    """Return logits within intervals: both ends, the middle, each id alone at the other end, and many random ones."""
+    """Return logits within the intervals: all at one end, single ids at the other end, and random ones."""
     n = len(lower_V)
     alone_VV = torch.eye(n, dtype=torch.bool)
     generator = torch.Generator().manual_seed(0)

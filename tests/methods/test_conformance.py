@@ -125,13 +125,12 @@ def case(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def tiny(case: Any, request: pytest.FixtureRequest) -> Any:
-    """The model of the case."""
+    """Return the checkpoint of the case's kind of model."""
     return request.getfixturevalue(case[0])
 
 
 @pytest.fixture
 def method(case: Any) -> Method:
-    """The method of the case."""
     _, name, params = case
     result = get_method(name).from_params(params)
     result.check(L)
@@ -177,8 +176,9 @@ def answers(tiny: Any, method: Method, parts: Parts, prompts: list[list[int]]) -
 
 
 def decoded_layers(tiny: Any, generations: list[Generation]) -> list[int]:
-    """Return the exit layers of all tokens except those read from the prompt (decoder-only models) or set by
-    verification.
+    """Return the exit layers that the gate decided.
+
+    Tokens read from a prompt's own pass (decoder-only models) and tokens that replace rejected drafts are left out.
     """
     skip = 0 if tiny.checkpoint.kind == "seq2seq" else 1
     tokens = [pair for g in generations for pair in list(zip(g.exit_layers, g.rejected, strict=True))[skip:]]
@@ -218,7 +218,7 @@ def test_every_token_has_one_exit_layer_among_the_allowed_blocks(
 
 
 def full_depth_states(tiny: Any, prompts: list[list[int]], n_new: int = 4) -> Tensor:
-    """A probe: states of six rows' tokens after the embedding and every block at full depth, [L+1, N, D]."""
+    """Return the states of random tokens of six rows at full depth, after embedding and every block, [L+1, N, D]."""
     model = tiny.checkpoint.model
     cache, _ = model.start(prompts[:6], room=n_new)
     tokens = torch.randint(2, model.vocab_size, (6, n_new), generator=torch.Generator().manual_seed(8))
@@ -231,7 +231,7 @@ def full_depth_states(tiny: Any, prompts: list[list[int]], n_new: int = 4) -> Te
 
 
 def fit_data(tiny: Any, prompts: list[list[int]]) -> FitData:
-    """Return the data on which methods are fitted in these tests: 120 tokens of six documents."""
+    """Return data to fit methods on: the states of 120 random tokens in six documents."""
     states = full_depth_states(tiny, prompts, n_new=20)
     final = argmax_token(tiny.checkpoint.model.logits(states[-1]))
     return FitData(tiny.checkpoint.model, states, final, final.roll(1), torch.arange(6).repeat_interleave(20))

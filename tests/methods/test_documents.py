@@ -1,4 +1,4 @@
-"""Documents on methods, references and words agree with the code, and their links exist."""
+"""Documents on methods, references and terms agree with the code, and the targets of their links exist."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def sections(text: str) -> dict[str, str]:
 
 
 def anchors(text: str) -> set[str]:
-    """The anchors that GitHub gives to headings."""
+    """Return the anchors that GitHub generates for the headings."""
     seen: dict[str, int] = {}
     result = set()
     for heading in re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE), re.M):
@@ -64,7 +64,7 @@ def anchors(text: str) -> set[str]:
 
 
 def rows(text: str) -> list[str]:
-    """The names in the first column of the tables."""
+    """Return the names in the first column of the tables."""
     return re.findall(r"^\| `([^`]+)` \|", text, flags=re.MULTILINE)
 
 

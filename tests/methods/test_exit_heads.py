@@ -1,4 +1,4 @@
-"""Method heads: the heads that it evaluates, models that it refuses, and its cost with every kind of head."""
+"""The method `heads`: exit heads that it evaluates, models that it refuses, and its cost with each kind of head."""
 
 from __future__ import annotations
 
@@ -61,8 +61,9 @@ def test_thresholds_of_logits_may_be_anywhere() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_fitted_thresholds_hold_the_agreement_of_most_probable_tokens(tiny: Any, temperature: float) -> None:
-    """Each block's threshold follows HEADS' rule. If no threshold reaches the agreement, no token exits at the
-    block.
+    """Tokens above a block's fitted threshold agree with full depth as often as required (``epsilon``).
+
+    A block without a head, or where no threshold is enough, gets an infinite one: no token exits there.
     """
     model, n_tokens = tiny.checkpoint.model, 400
     states = torch.randn(L + 1, n_tokens, model.d_model, generator=torch.Generator().manual_seed(5))

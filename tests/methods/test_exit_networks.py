@@ -1,6 +1,6 @@
-"""Trained gates: losses and gradients against loops, labels block by block, training, and features at the right blocks.
+"""Trained gates: losses and gradients compared with loops, labels of each block, training, and features of each block.
 
-The model here reads a state out as itself, so that the choice of a block is the largest number of its state.
+The model of these tests uses a state as its logits, so that a block predicts the index of the largest number.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SMALL: dict[str, dict[str, Any]] = {"calm-classifier": {}, "mee-mlp3": {}, "mee-
 
 
 class Identity:
-    """Logits are the final-normed state, and the norm doubles."""
+    """Fake model: logits are the state itself, and the final norm doubles a state."""
 
     n_blocks = L
     d_model = vocab_size = D
@@ -57,7 +57,7 @@ def log_softmax(pair: Array) -> Array:
 
 
 def calm_loss(logits: Array, right: Labels) -> float:
-    """Mean over blocks of the balanced cross-entropy."""
+    """Return the mean over blocks of the cross-entropy with balanced labels."""
     blocks = []
     for block in range(len(right)):
         positive = sum(right[block]) / len(right[block])
@@ -72,7 +72,7 @@ def calm_loss(logits: Array, right: Labels) -> float:
 
 
 def adjusted_loss(logits: Array, right: Labels) -> float:
-    """One pool of all blocks and tokens."""
+    """Return the cross-entropy of logits adjusted by the labels' frequencies over all blocks and tokens."""
     positive = right.sum() / right.size
     log_prior = np.log([max(1 - positive, LEAST_PRIOR), max(positive, LEAST_PRIOR)])
     total = 0.0
@@ -83,7 +83,7 @@ def adjusted_loss(logits: Array, right: Labels) -> float:
 
 
 def geometric_loss(logits: Array, right: Labels) -> float:
-    """-log of the probability to stop at the first right block, or never."""
+    """Return the mean over tokens of -log P(exit at the first right block), or of -log P(no exit) if none is right."""
     total = 0.0
     for token in range(right.shape[1]):
         for block in range(len(right)):
@@ -104,7 +104,7 @@ SLOW: dict[LossName, Callable[[Array, Labels], float]] = {
 
 
 def ours(name: LossName, logits: Array, right: Labels) -> tuple[float, Array]:
-    """Loss and gradient."""
+    """Return the project's loss and its gradient."""
     with torch.enable_grad():
         logits_MNC = torch.tensor(logits, requires_grad=True)
         loss = exit_loss(name, logits_MNC, Examples(torch.empty(0), torch.tensor(right)))
@@ -147,7 +147,7 @@ def test_a_block_of_one_class_counts_nothing_and_leaves_the_others_alone() -> No
 
 
 def test_losses_by_hand() -> None:
-    """P(exit) 1/2 at block 1 and 3/4 at block 2, for two tokens; the first is right from block 1, the second at 2."""
+    """P(exit) is 1/2 at block 1 and 3/4 at block 2. The first token is right from block 1 on, the second at block 2."""
     logits = np.array([[[0.0, 0.0]] * 2, [[0.0, math.log(3)]] * 2])
     right = np.array([[1, 0], [1, 1]])
     assert ours("geometric", logits, right)[0] == pytest.approx(-(math.log(1 / 2) + math.log(1 / 2 * 3 / 4)) / 2)
@@ -163,7 +163,7 @@ def test_losses_by_hand() -> None:
 
 
 def fit_data(n_tokens: int = 40, seed: int = 0) -> FitData:
-    """Blocks that often agree with a neighbour: states are sums of steps."""
+    """Return fit data in which neighboring blocks often agree, because states are cumulative sums."""
     generator = torch.Generator().manual_seed(seed)
     states = torch.randn(L + 1, n_tokens, D, generator=generator).cumsum(0)
     final = states[-1].argmax(-1)
@@ -175,7 +175,7 @@ FIRST = {"calm-classifier": 1, "mee-mlp3": 2, "mee-lstm": 1}
 
 
 def labels(method: TrainedGate, data: FitData) -> dict[int, list[int]]:
-    """By block."""
+    """Return for each block the label of each token: 1 if the block's prediction is right."""
     right_MN = method._examples(data).right_MN
     first = FIRST[method.name]
     assert len(right_MN) == L - first, "up to block L - 1"
@@ -196,7 +196,10 @@ def test_a_block_is_right_if_it_chooses_the_target(name: str, target: str) -> No
 
 @pytest.mark.parametrize("name", NAMES)
 def test_labels_of_the_published_code_are_one_block_off(name: str) -> None:
-    """The published list of logits has index i - 1 for i = 0..L-1, and its last entry is used as the full model's."""
+    """The published code's list of logits is shifted by one: entry i has layer i - 1, and entry 0 the last layer.
+
+    It compares them with its last entry, which is the penultimate layer, not full depth.
+    """
     data = fit_data()
     of_layer = [state.argmax(-1).tolist() for state in data.states_LND[1:]]  # 0-based
     entries = [of_layer[i - 1] for i in range(L)]
@@ -346,7 +349,7 @@ def test_epsilon_thresholds_of_a_trained_gate_are_set_on_documents_it_did_not_se
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_fit_does_not_depend_on_how_its_score_is_used(name: str) -> None:
-    """Otherwise a sweep over thresholds would train the same network repeatedly."""
+    """A sweep over thresholds must not train the same network repeatedly."""
     asked = made(name).fit_params()
     assert asked["loss"] == "calm"
     for change in ({"threshold": 0.1}, {"kv_policy": "exact"}, {"min_exit": 2}, {"every": 2}, {"decay": "none"}):

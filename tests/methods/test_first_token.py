@@ -36,7 +36,7 @@ def answer(tiny: Any, parts: Parts, prompts: list[list[int]], first_seed: int = 
 
 
 def with_single_tokens(prompts: list[list[int]]) -> list[list[int]]:
-    """Prompts of mixed length, some of them of one token, of which nothing is prefilled."""
+    """Return prompts of mixed length. Two of them are a single token, so that nothing of them is prefilled."""
     return [[17], *prompts[:5], [30]]
 
 

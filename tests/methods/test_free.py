@@ -19,7 +19,7 @@ L = 6
 
 
 def data(tiny: Any, n_documents: int = 40, order: torch.Tensor | None = None) -> FitData:
-    """States of random tokens of eight a document."""
+    """Return fit data: states of random tokens, eight per document."""
     model = tiny.checkpoint.model
     tokens = torch.randint(2, model.vocab_size, (n_documents, 8), generator=torch.Generator().manual_seed(8))
     tokens = tokens if order is None else tokens[order]

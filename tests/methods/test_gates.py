@@ -50,7 +50,7 @@ class Identity:
 
 
 def view(logits_AV: Tensor, **about: Any) -> BlockView:
-    """Return a view of rows at a block of a six-block decoder, block 1 by default."""
+    """Return a gate's view of rows at a block (by default block 1) of a six-block decoder."""
     model: Any = Identity(6, logits_AV.shape[1])
     default: dict[str, Any] = {"block": 1, "max_new_tokens": 10, "memory": {}, "head": LMHead()}
     active = ActiveRows((1,) * len(logits_AV), tuple(range(len(logits_AV))))
@@ -58,7 +58,10 @@ def view(logits_AV: Tensor, **about: Any) -> BlockView:
 
 
 def ask(name: str, states: Any, /, **params: Any) -> tuple[list[float], list[int]]:
-    """Scores and emitted tokens of one token after each block, from its states [L+1, V] (first: the embedding)."""
+    """Return the score and the emitted token of a method after each block, given one token's states [L+1, V].
+
+    The first state is the embedding.
+    """
     states_L1V = torch.as_tensor(states, dtype=torch.float32)[:, None]
     model: Any = Identity(len(states_L1V) - 1, states_L1V.shape[-1])
     scores, tokens = score_states(get_method(name)(**params).parts(model.n_blocks), model, states_L1V)
@@ -160,7 +163,7 @@ def test_the_streak_compares_tokens_not_columns_of_a_pruned_head() -> None:
 
 
 def test_any_adaptive_pruned_head_goes_with_patience() -> None:
-    """Adaptive pruning takes the gate's score as a probability, but a streak is a count and can exceed 1."""
+    """Adaptive pruning uses the score as a probability. The score of patience is a count, which may exceed 1."""
     states = [[0.0] * 8] + [[0, 0, 9, 8, 7, 6, 0, 0]] * 5
     for head in ("pruned-adaptive", "pruned-adaptive-code"):
         scores, tokens = ask("patience", states, head=head, k_schedule="constant", k_first=4, k_min=2)
@@ -265,7 +268,7 @@ def test_contrastive_scores_by_hand(alpha: float, gate_score: str, mass: str, ve
 
 
 def score_vector(gate: Contrast, states: Array, block: int) -> Array:
-    """s [V] of one token at a block."""
+    """Return the contrastive score of each token of the vocabulary, [V], at a block."""
     rows = torch.tensor(states, dtype=torch.float32)[:, None]
     model: Any = Identity(len(states) - 1, states.shape[1])
     at = view(rows[block], block=block, earlier=rows[:block].unbind(), model=model)
@@ -338,7 +341,10 @@ def test_emission_and_gate_are_switched_independently() -> None:
 
 
 def test_the_hyperbolic_bound_falls_with_depth_and_with_the_confidence_before() -> None:
-    """Numbers are chosen so that each factor of alpha / (1 + decay l) (1 - c) decides about the second token."""
+    """A token is plausible above the bound alpha / (1 + decay l) (1 - c), with the confidence c of the block before.
+
+    Numbers are chosen so that each factor decides whether the second token is plausible.
+    """
     before = [0.4, 0.35, 0.25]  # margin 0.05 at block 1
     states = logs(before, [0.7, 0.15, 0.15], before, [1, 1, 1])
     bound = 0.9 / (1 + 1.0 * 2) * (1 - 0.05)
@@ -367,7 +373,7 @@ def top_margin(s: Array) -> float:
 
 
 def divergence(p: Array, q: Array) -> float:
-    """Return half of KL(p||m) + KL(q||m), for vectors with any sum."""
+    """Return (KL(p||m) + KL(q||m)) / 2, where m is the mean of p and q, for vectors with any sum."""
     total = 0.0
     for a, b in zip(p, q, strict=True):
         m = (a + b) / 2
@@ -432,7 +438,7 @@ def expected_margin(states: Array, block: int, choose: Choice, alpha: float) -> 
 def test_the_amateur_is_chosen_as_defined_and_not_in_a_similar_way(
     amateur: str, choose: Choice, others: list[Choice]
 ) -> None:
-    """With random tokens of 10 blocks, each other definition of the amateur differs on some of them."""
+    """Random tokens tell the definitions of the amateur apart: each other definition differs on at least two."""
     draw, block, alpha = np.random.default_rng(5), 7, 0.25
     tokens = draw.normal(size=(60, 11, 6)).cumsum(axis=1)
     differs = [0] * len(others)

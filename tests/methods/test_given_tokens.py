@@ -1,4 +1,4 @@
-"""Log-probabilities of given tokens, compared with the slow decoder (`conftest.py`), which reads each context again."""
+"""Log-probabilities of given tokens equal those of the slow decoder (`conftest.py`), which runs choices separately."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def name_of(case: Any) -> str:
 
 
 def contexts(prompts: list[list[int]]) -> list[Context]:
-    """Choices of mixed length, some of one token, some that differ in their last token alone; a short context."""
+    """Return contexts with choices of mixed length, some of which differ in their last token only."""
     rows = [[17], *prompts[:4]]
     choices = [[5, 9, 12, 7], [5, 9, 12, 30], [8], [22], [31, 6, 6], [8, 3]]
     return [Context(row, choices[: 2 + place], seed=place) for place, row in enumerate(rows)]
@@ -63,7 +63,7 @@ def log_softmax(z: Any) -> Any:
 
 
 def emitted(rules: Any, name: str, params: dict[str, Any], view: Any, layer: int, policy: str) -> Any:
-    """Natural logarithms of the distribution that a token which left after ``layer`` blocks is emitted from, [V]."""
+    """Return the log-probabilities [V] from which a token that exits after ``layer`` blocks is chosen."""
     temperature = params.get("temperature", 0.0) if name in ("full", "heads") else 0.0
     if layer == L or policy == "noisy":
         return log_softmax(view.logits[L] / (temperature or 1.0))

@@ -1,6 +1,6 @@
-"""Heads: the ids read at each block, computed by hand, and the cost of reading them.
+"""Heads: the ids that they read at each block, computed by hand, and what reading them costs.
 
-The model's read-out is the identity and stores ids in place of weights, so that V can be large.
+The model of these tests uses states as logits. It has ids in place of weights, so that V can be large.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KEEPINGS: tuple[Keeping, ...] = ("fixed", "decaying", "decaying-idsorted", "adap
 
 
 class Identity:
-    """Logits are the state; a weight is the id of its row."""
+    """Fake model: logits are the state itself, and the weight of each row of the head is its id."""
 
     def __init__(self, n_blocks: int, width: int) -> None:
         self.n_blocks = n_blocks
@@ -222,7 +222,7 @@ def test_adaptive_code_counts_the_whole_vocabulary_and_takes_ids_in_order() -> N
 
 
 def test_with_the_published_sizes_no_confidence_up_to_0_9_shortens_an_adaptive_code_list() -> None:
-    """int(V (1 - 0.9 c)) >= int(0.19 V) = 6104 > 5153 = k(1) >= k(j)."""
+    """Up to confidence 0.9, at least 6104 ids are allowed, more than the schedule keeps at any block."""
     head = PrunedHead("adaptive-code", **PUBLISHED)  # type: ignore[arg-type]
     assert int(V_T5 * (1 - 0.9 * 0.9)) == 6104
     assert all(head.size(first, L_T5, V_T5) < 6104 for first in range(1, L_T5))
@@ -254,7 +254,7 @@ def test_above_the_published_threshold_adaptive_code_is_no_longer_fixed() -> Non
 
 @pytest.mark.parametrize("keeping", KEEPINGS)
 def test_a_vocabulary_of_one_id_is_certain(keeping: Keeping) -> None:
-    """Margin, largest probability and exp(-H) are 1, and the id is the first block's best."""
+    """If one id is kept, every confidence is 1, and the token is the best one of the first block."""
     states = random_states(6, 3, 12)
     scores = {2: [0.5, 0.1, 0.9]}
     for name in ("calm-softmax", "max-prob", "entropy", "contrastive", "contrastive-reweighted"):

@@ -17,7 +17,7 @@ L, D, KV = 5, 8, 3
 
 
 class Shape:
-    """All that the costs ask of a model."""
+    """Fake model with the sizes from which costs are computed."""
 
     n_blocks, d_model, kv_width = L, D, KV
 
@@ -74,10 +74,9 @@ answers = st.lists(st.tuples(st.integers(1, L), st.integers(1, 100)), max_size=9
 
 
 def account(name: str, exit_layers: list[int], work: list[float]) -> tuple[float, float]:
-    """Return FLOPs and elements read in addition to the tokens' own blocks. Reads of a block cost ten times its FLOPs
-    here.
+    """Return FLOPs and elements read for skipped blocks, in addition to the blocks up to the exit layers.
 
-    The ledger states which blocks each token has run, and when the other blocks are run.
+    It follows which blocks each token has run, and when the others are run. Here, a block reads ten times its FLOPs.
     """
     flops, reads = 0.0, 0.0
     has: list[int] = []  # blocks whose keys and values each token has
@@ -146,7 +145,7 @@ def test_what_nobody_runs_later_is_never_paid_by_a_policy_that_waits() -> None:
 
 
 class Reader(Shape):
-    """One that also reads out, 7 words of 8 numbers."""
+    """Fake model that also has an LM head."""
 
     vocab_size = 7
 
@@ -156,9 +155,9 @@ HEAD = 7 * D
 
 
 def test_a_rolled_back_draft_costs_what_it_ran_and_the_weights_of_its_draft() -> None:
-    """Drafts exit after 2 of 5 blocks. The answer has six tokens: a deep token, an accepted draft, four drafts of which
-    the
-    fourth's deep pass rejects the last three, so that one full token replaces them, and a draft that ends the answer.
+    """The answer has five tokens; drafts exit after 2 of 5 blocks. Before the fourth token, three drafts are rejected.
+
+    The other two drafts before it are accepted by the same pass. The last token is a draft that ends the answer.
     """
     policy, layers = Speculation(), [5, 2, 2, 5, 2]
     work = [Cost(matmul_flops=float(10**n), read_numel=10.0 * 10**n) for n in range(5)]
@@ -172,21 +171,21 @@ def test_a_rolled_back_draft_costs_what_it_ran_and_the_weights_of_its_draft() ->
 
 
 def test_a_rejected_end_has_run_one_position_fewer_in_vain() -> None:
-    """Two drafts, the second of which ends the answer; both are rejected at the first's place."""
+    """Two drafts are rejected at the first. The second would have ended the answer, so that it was never fed."""
     drafting = Drafting(rejected_layers=[(2, 2)], wasted=[1])
     lost = Rollback(0.5).verification_cost(READER, [5], [Cost(1.0, 0.0, 10.0)], drafting)
     assert lost == Cost(matmul_flops=5.0, elementwise_flops=2 * 5 * 7, read_numel=1 * 2 * 10.0 - 1 * HEAD)
 
 
 def test_drafts_of_different_depths_cost_the_weights_of_each() -> None:
-    """Drafts after 1 and 3 of 5 blocks are rejected by the pass beside them."""
+    """Two drafts, after 1 and 3 of 5 blocks, are rejected by the deep pass of the next token."""
     drafting = Drafting(rejected_layers=[(1, 3)], wasted=[2])
     lost = Speculation().verification_cost(READER, [5], [Cost(1.0, 0.0, 10.0)], drafting)
     assert lost == Cost(matmul_flops=2 * 5.0, read_numel=(1 + 3) * 10.0 - 2 * HEAD)
 
 
 def test_drafts_that_nobody_verifies_cost_what_they_ran() -> None:
-    """The same answer, but its last draft is kept without verification: no further blocks and no read-out."""
+    """This policy keeps a last draft without verification, so that it costs no further blocks and no read-out."""
     policy, layers = RollbackCode(0.5), [5, 2, 2, 5, 2]
     work = [Cost(matmul_flops=float(10**n), read_numel=10.0 * 10**n) for n in range(5)]
     assert policy.cost(READER, layers, work) == Cost(matmul_flops=2 * 3 * 1e3)

@@ -77,7 +77,7 @@ def test_no_tokens_give_no_scores() -> None:
 
 
 def tail_threshold(scores: list[float], agrees: list[bool], epsilon: float) -> float:
-    """Return the smallest score such that a share epsilon of the tokens with at least this score agrees."""
+    """Return the smallest score at or above which a share of at least epsilon of the tokens agrees; else infinity."""
     for candidate in sorted(scores):
         tail = [right for score, right in zip(scores, agrees, strict=True) if score >= candidate]
         if sum(tail) / len(tail) >= epsilon:
@@ -86,7 +86,7 @@ def tail_threshold(scores: list[float], agrees: list[bool], epsilon: float) -> f
 
 
 def fitted(scores: list[float], agrees: list[bool], epsilon: float) -> float:
-    """The value for block 1 of 2."""
+    """Return the fitted threshold of the first of two blocks."""
     two_blocks = torch.tensor([scores, [0.0] * len(scores)]), torch.tensor([agrees, [True] * len(scores)])
     (value,) = epsilon_thresholds(*two_blocks, epsilon)
     return value
@@ -147,7 +147,7 @@ def test_a_block_that_is_not_asked_never_lets_a_token_go() -> None:
 
 
 def test_thresholds_are_what_the_rule_compares_with() -> None:
-    """Single precision all the way: stored, loaded and compared."""
+    """Fitted thresholds are stored and compared in single precision, so that rounding lets no other tokens exit."""
     model: Any = Identity(4, 6)
     states = random_states(4, 40, 6).cumsum(0)  # so that blocks agree now and then
     final = states[-1].argmax(-1)

@@ -10,7 +10,7 @@ TEXTS = st.lists(st.integers(0, 2), max_size=14)
 
 @given(text=TEXTS, longest=st.integers(1, 4))
 def test_the_longest_ngram_that_occurred_before_is_continued(text: list[int], longest: int) -> None:
-    """Few different tokens repeat often, so n-grams that only begin alike come before those that are equal."""
+    """Texts have few different tokens, so that n-grams often repeat, in whole or in part."""
     expected = None
     for n in range(1, longest + 1):
         after = [text[at] for at in range(n, len(text)) if text[at - n : at] == text[-n:]]

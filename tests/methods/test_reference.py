@@ -44,8 +44,9 @@ PRUNED = [
 
 
 def softmax_cases(name: str, threshold: float, low: float) -> list[tuple[str, dict[str, Any]]]:
-    """Return test cases of a method that reads the distribution over the vocabulary: thresholds, heads and gate
-    blocks.
+    """Return test cases of a method whose score comes from the vocabulary's distribution.
+
+    They vary threshold rules, heads and gated blocks.
     """
     return [
         (name, {"threshold": threshold, **NONE}),
@@ -190,9 +191,9 @@ ON_BOTH = {"full", "heads"}
 
 
 def tried() -> list[tuple[str, str, dict[str, Any]]]:
-    """Return the cases with the kind of model: a method's first case on both kinds, the others alternating in pairs.
+    """Return the cases with a kind of model: both kinds for a method's first case and for methods in ON_BOTH, else one.
 
-    A method reads only states and logits. The cases alternate in pairs because policies alternate too.
+    Kinds alternate every two cases, because the cases themselves alternate between KV policies.
     """
     result, seen = [], set[str]()
     for number, (name, params) in enumerate(CASES):
@@ -248,7 +249,7 @@ def random_weights(name: str, params: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def compare(ours: Generation, theirs: list[Any]) -> int:
-    """Check one answer up to its first close call; the number of tokens checked."""
+    """Compare an answer with the slow one until rounding may decide a token; return the number of tokens compared."""
     n = next((at for at, choice in enumerate(theirs) if choice.gap < TOO_CLOSE), len(theirs))
     if n == len(theirs):
         assert len(ours.token_ids) == n
@@ -314,7 +315,7 @@ def test_the_cases_cover_every_method_and_enough_tokens() -> None:
 
 @pytest.mark.parametrize("threshold", [0.3, 0.5])
 def test_the_checkpoints_spread_the_exits_of_the_softmax_gate(tiny: Any, prompts: Any, threshold: float) -> None:
-    """Else the comparisons above would say little."""
+    """Exits at few blocks would make the comparisons in this file weak."""
     parts = get_method("calm-softmax")(threshold=threshold).parts(L)
     batch = prefill(tiny.checkpoint.model, [Request(prompt) for prompt in prompts], MAX_NEW_TOKENS)
     exits = [layer for g in decode(tiny.checkpoint, batch, parts) for layer in g.exit_layers]

@@ -52,7 +52,7 @@ class Twice(Method):
 
 
 def write_distribution(folder: Path, source: str) -> None:
-    """What installing a wheel leaves behind."""
+    """Write the files that installing a wheel with a method would leave."""
     (folder / "exit_twice.py").write_text(source)
     info = folder / "exit_twice-1.0.dist-info"
     info.mkdir()
@@ -61,7 +61,7 @@ def write_distribution(folder: Path, source: str) -> None:
 
 
 def load(folder: Path, source: str) -> type[Method]:
-    """The class of a module written to ``folder``."""
+    """Write a module to ``folder`` and return its method class."""
     folder.mkdir()
     path = folder / "exit_twice.py"
     path.write_text(source)
@@ -75,7 +75,7 @@ def load(folder: Path, source: str) -> type[Method]:
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], type[Method]]]:
-    """Put a distribution on the path, as a fresh process would find it; returns its method."""
+    """Yield a function that installs a distribution with a method, and returns the method as a new process finds it."""
     monkeypatch.setattr(registry, "_methods", dict(registry._methods))
 
     def put(source: str) -> type[Method]:
@@ -90,7 +90,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 
 def conformance() -> tuple[dict[str, Callable[..., None]], Callable[..., Any]]:
-    """The tests of the conformance suite by name, and what binds a method to a model for them."""
+    """Return the conformance tests by name, and `binder`, which prepares methods for a model."""
     spec = importlib.util.spec_from_file_location("conformance", Path(__file__).with_name("test_conformance.py"))
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -241,6 +241,6 @@ def test_a_kept_verdict_of_another_distributions_method_follows_every_file_of_th
 
 
 def change(monkeypatch: pytest.MonkeyPatch, name: str, addition: bytes) -> None:
-    """Have a file of the methods' folder read as if something had been added."""
+    """Make a file of the methods' folder appear changed: reading it returns additional bytes."""
     read, changed = Path.read_bytes, METHODS / name
     monkeypatch.setattr(Path, "read_bytes", lambda path: read(path) + (addition if path == changed else b""))

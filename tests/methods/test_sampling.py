@@ -1,4 +1,4 @@
-"""Drawing tokens: the distribution, and that a draw depends on nothing but logits, document and position."""
+"""Drawing tokens at random: their distribution, and that a draw depends only on logits, document and position."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAX_NEW_TOKENS = 8
 def answers(
     tiny: Any, method: Method, prompts: list[list[int]], first_seed: int = 0, never: bool = False
 ) -> list[Generation]:
-    """Answers to prompts, whose seeds count from ``first_seed``."""
+    """Return answers to prompts with seeds from ``first_seed`` on; with ``never``, no token exits early."""
     model = tiny.checkpoint.model
     parts = method.bound_to(model.exit_blocks).parts(L)
     if never:
@@ -68,7 +68,7 @@ def test_a_token_without_probability_is_never_drawn() -> None:
 
 
 def test_a_rare_token_of_a_large_vocabulary_can_be_drawn() -> None:
-    """Its share is far below what a sum in single precision resolves near 1."""
+    """The token's probability is too small to change a single-precision sum near 1."""
     logits_V = torch.zeros(50_001)
     logits_V[0] = 25.0
     share = float(torch.softmax(logits_V.double(), -1)[1])

@@ -1,4 +1,4 @@
-"""What a score is compared with, at every block and position."""
+"""Thresholds at every block and position, by rule and decay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters that a method says are without effect: what it compares scores with does not depend on them."""
+"""Parameters that a method declares unused change neither its threshold nor its fit."""
 
 from dataclasses import replace
 from typing import Any
@@ -31,7 +31,7 @@ def settings() -> list[Method]:
 
 
 def compared_with(method: Method) -> Any:
-    """What scores are compared with, and what that is fitted by."""
+    """Return a method's threshold, and the parameters with which it is fitted."""
     return method.parts(BLOCKS).threshold, method.fit_params()
 
 

@@ -1,4 +1,4 @@
-"""Checks of a model on the hosted engine. Each raises AssertionError with its finding.
+"""Checks of a model on the hosted engine. Each raises an AssertionError if it fails.
 
 Shape suffixes: L blocks.
 """
@@ -72,7 +72,7 @@ def prompts(twin: Twin, count: int = N_PROMPTS) -> list[list[int]]:
 
 
 def scheduled(policy: str, n_rows: int, n_blocks: int) -> Parts:
-    """Exit layers by row and position, all over the depth."""
+    """Return parts that exit at random layers, fixed for each row and position."""
     draw = random.Random(1)
     layers = {row: [draw.randint(1, n_blocks) for _ in range(N_NEW)] for row in range(n_rows)}
     return Parts(Scheduled(layers), Constant(0.5), LMHead(), KV_POLICIES[policy], blocks_from(1, n_blocks))
@@ -91,7 +91,7 @@ def tokens(made: list[Generation]) -> list[list[int]]:
 
 
 def generated(reference: Any, rows: list[list[int]]) -> list[list[int]]:
-    """Greedy answers of transformers, each row alone: some families' own batches count positions with the padding."""
+    """Return transformers' greedy answers, one row at a time, because some families count padding as positions."""
     return [
         reference.generate(torch.tensor([row]), max_new_tokens=N_NEW, do_sample=False)[0, -N_NEW:].tolist()
         for row in rows
@@ -148,7 +148,7 @@ def mixed_exits_are_rows_alone(twin: Twin) -> None:
 
 
 def state_copy_is_running_the_block(twin: Twin) -> None:
-    """Check that filled keys and values equal those of the block run on the exit state."""
+    """Check that the keys and values filled for a skipped block equal those of running the block on the exit state."""
     rows, model = prompts(twin, 6), twin.model
     cache, _ = model.start(rows, N_NEW)
     other, _ = model.start(rows, N_NEW)
@@ -180,7 +180,7 @@ def static_exit_is_a_model_cut_there(twin: Twin) -> None:
 
 
 def deferred_policies_are_exact(twin: Twin) -> None:
-    """Check that deferred tokens are completed as in a full run, and that lazily copied states are copied."""
+    """Check that policies that defer blocks give the answers of those that fill or run them at once."""
     rows, n_blocks = prompts(twin, FEW), twin.model.n_blocks
     made = {
         name: tokens(answers(twin, rows, scheduled(name, len(rows), n_blocks)))
@@ -210,7 +210,7 @@ def speculation_is_full_depth(twin: Twin) -> None:
 
 
 def probe_reads_the_answers(twin: Twin) -> None:
-    """Check that one pass over prompts and answers gives the predictions of decoding."""
+    """Check that a probe, one pass over prompts and answers, predicts the tokens of the answers."""
     rows = prompts(twin, 6)
     made = tokens(answers(twin, rows, baseline_method()().parts(twin.model.n_blocks)))
     with torch.inference_mode():

@@ -40,7 +40,6 @@ loaded by the hosted engine, and checked on 20 prompts of different length or fe
 
 
 def page(records: Sequence[dict[str, Any]]) -> str:
-    """Return the page."""
     by = {verdict: [r for r in records if r["verdict"] == verdict] for verdict in ("supported", "failed", "refused")}
     counts = {"supported": len(by["supported"]), "all": len(records), "lean": ", ".join(sorted(FAMILIES))}
     text = HEAD.format(transformers=transformers.__version__, torch=torch.__version__.split("+")[0], **counts)

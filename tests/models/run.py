@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def apart(family: Family) -> dict[str, Any]:
-    """Test a family in a separate process, which may crash."""
+    """Test a family in a separate process, so that a crash or hang fails this family only."""
     ours, theirs = FORKED.Pipe(duplex=False)
     process = FORKED.Process(target=_send, args=(family, theirs), daemon=True)
     process.start()
@@ -109,7 +109,7 @@ def tried(family: Family) -> dict[str, Any]:
 
 
 def telling_model(family: Family) -> Any:
-    """The first tiny model of a few seeds that answers prompts differently, else the one that does most."""
+    """Return a tiny model whose answers differ between prompts: the first seed's with enough distinct answers."""
     draw = random.Random(0)
     rows = [[draw.randrange(3, VOCABULARY) for _ in range(7)] for _ in range(12)]
     most, telling = 0, None

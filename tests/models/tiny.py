@@ -1,7 +1,7 @@
-"""Tiny random checkpoints of every generating transformers class, made from its configuration class alone.
+"""Tiny random checkpoints of every class in transformers that generates text, built from its configuration class alone.
 
-The list of families is transformers' own mapping. A configuration is made small by the names of its values, which
-families share. `SPECIAL` contains the exceptions.
+The list of families is transformers' own mapping. Configurations are made small by setting values by name, because
+families use the same names. `SPECIAL` contains the exceptions.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def families() -> list[Family]:
 
 
 def tiny_model(family: Family, seed: int = 1) -> Any:
-    """A small model of the family with random weights, every one of which matters to the logits."""
+    """Return a small model of the family with random weights, all of which affect the logits."""
     cls = getattr(transformers, family.cls)
     config = tiny_config(cls.config_class, SPECIAL.get(family.name, {}), is_decoder=family.kind == "causal")
     attention = "sdpa" if getattr(cls, "_supports_sdpa", False) else "eager"
@@ -119,7 +119,6 @@ def tiny_model(family: Family, seed: int = 1) -> Any:
 
 
 def tiny_config(config_class: Any, special: Mapping[str, Any], *, is_decoder: bool) -> Any:
-    """The family's configuration, made small."""
     usual = config_class()
     known = {**usual.to_dict(), **{name: getattr(usual, name, None) for name in usual.attribute_map}}
     known |= {name: getattr(usual, name) for name in ("is_decoder",) if hasattr(usual, name)}
@@ -145,9 +144,9 @@ def tiny_config(config_class: Any, special: Mapping[str, Any], *, is_decoder: bo
 
 
 def randomise(model: Any, seed: int) -> None:
-    """Give every parameter a value that affects the logits; from seed 6 on, smaller values.
+    """Give every parameter a random value that affects the logits.
 
-    Large values in a block that ends in a norm would make all prompts alike.
+    From seed 6 on, values are smaller: large values before a block's last norm would make all prompts alike.
     """
     draw = torch.Generator().manual_seed(seed)
     gain, crossing_gain, bias = (2.0, 4.0, 0.3) if seed <= 5 else (1.0, 1.0, 0.02)
@@ -169,5 +168,4 @@ def randomise(model: Any, seed: int) -> None:
 
 
 def save(model: Any, folder: Path) -> None:
-    """Write the checkpoint."""
     model.save_pretrained(folder)

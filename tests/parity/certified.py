@@ -2,8 +2,10 @@
 
     python tests/parity/certified.py [--tokens 100000] [--dtype float32] [--rows 1 4]
 
-Every bounded method decodes documents of the generated tasks, with thresholds from never to always and every KV policy
-that it supports, once with the exact head and once from bounds. The exit status is 1 if anything differs.
+Every method with a certified gate decodes documents of the generated tasks twice: with the exact head and from bounds.
+Thresholds range from never to always exiting, with every KV policy that the method supports.
+
+The exit status is 1 if anything differs.
 """
 
 from __future__ import annotations
@@ -37,7 +39,15 @@ SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 1.0)
 
 @dataclass
 class Counted:
-    """Numbers of tokens compared and differing; of read-outs from bounds, and of fallbacks to the exact head."""
+    """Counts of tokens, of differences from the exact LM head, and of read-outs.
+
+    Attributes:
+        tokens: Number of tokens compared.
+        other_tokens: Number of differing tokens.
+        other_exits: Number of differing exit layers.
+        bounded: Number of read-outs from bounds.
+        fallbacks: Number of fallbacks to the exact head.
+    """
 
     tokens: int = 0
     other_tokens: int = 0
@@ -59,7 +69,7 @@ def _differing(first: list[int], second: list[int]) -> int:
 
 
 def settings(n_blocks: int) -> Iterator[Parts]:
-    """Yield every bounded method with every threshold and KV policy."""
+    """Yield every method that has a certified gate, with every threshold and KV policy."""
     for name in certifiable():
         method = get_method(name)
         policies = next(item.metadata["choices"] for item in fields(method) if item.name == "kv_policy")

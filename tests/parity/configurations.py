@@ -66,7 +66,7 @@ class Configuration:
 
 
 def configurations() -> list[Configuration]:
-    """Return all configurations, in the order of the table."""
+    """Return all configurations, in the order of the table in docs/parity.md."""
     return [*_full(), *_calm(), *_free(), *_mee(), *_at_full_depth(), *_pruned()]
 
 
@@ -76,7 +76,7 @@ def _full() -> Iterator[Configuration]:
 
 
 def _gated(name: str, code: str, model: str, method: str, measure: str, threshold: float, **rest: Any) -> Configuration:
-    """Return a gate evaluated at every block from ``first`` on, with or without decay."""
+    """Return a configuration whose gate is evaluated at every block from ``first`` on, with or without decay."""
     first, decays = rest.pop("first", 1), rest.pop("decays", False)
     params = {"threshold": threshold, "min_exit": first, "decay": "code" if decays else "none"} | rest.pop("params", {})
     settings = {"use_early_exit": True, "exit_conf_type": measure, "exit_conf_threshold": threshold}
@@ -157,7 +157,7 @@ def _shallow(
 
 
 def _mee() -> Iterator[Configuration]:
-    """Yield MEE's measures in its single-request runtime, which does not pass them the history by itself."""
+    """Yield MEE's measures in its single-request runtime, with a patch that passes them the earlier blocks."""
     common: dict[str, Any] = {"patches": ("remember blocks",), "settings": {"exit_min_layer": None}}
 
     def gated(name: str, model: str, method: str, measure: str, threshold: float, **rest: Any) -> Configuration:
@@ -188,7 +188,7 @@ def _mee() -> Iterator[Configuration]:
 
 
 def _at_full_depth() -> Iterator[Configuration]:
-    """Yield every score at every block in MEE's other runtime, without exits."""
+    """Yield every measure in MEE's other runtime: at full depth, with the score recorded at every block."""
     for name, method, measure, params, network in (
         ("softmax", "calm-softmax", "softmax", {}, ""),
         ("saturation", "calm-saturation", "hidden_state_saturation", {}, ""),

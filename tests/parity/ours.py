@@ -1,4 +1,4 @@
-"""Decode the same documents with this project, recording the same quantities."""
+"""Decode documents with this project, and record the same quantities as published.py does for the published code."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def at_full_depth(configuration: dict[str, Any]) -> dict[str, Any]:
 
 
 def thresholds(configuration: dict[str, Any]) -> dict[str, Any]:
-    """Return FREE's threshold for given histories, each fitted by a new mixture."""
+    """Return the threshold that FREE's code chooses for each given history, with a new mixture model each time."""
     import numpy as np
     from util.bmm import BetaMixture1D
 
@@ -162,7 +162,9 @@ RUNTIMES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 
 def modules() -> tuple[Any, Any]:
-    """Return the decoder's module and the measures' module, freshly imported, without earlier patches."""
+    """Return the published modules of the decoder and of the measures. They are imported again, without earlier
+    patches.
+    """
     for name in [name for name in sys.modules if name.partition(".")[0] in ("models", "util")]:
         del sys.modules[name]
     import util.skip_conf as util
@@ -172,7 +174,7 @@ def modules() -> tuple[Any, Any]:
 
 
 def load(cls: Any, configuration: dict[str, Any]) -> Any:
-    """Return the published class with the checkpoint's weights, bf16 converted to fp32, and the gate's network."""
+    """Return the published model with the checkpoint's weights, bf16 converted to fp32, and the gate's network."""
     from util import AdditionalArguments, update_autoconfig
 
     arguments = AdditionalArguments(use_synchronize=False, **configuration["settings"])
@@ -192,7 +194,9 @@ def load(cls: Any, configuration: dict[str, Any]) -> Any:
 
 
 def missing_network(d_model: int, measure: str) -> Any:
-    """Return MEE's network for its single-request runtime, which itself builds only that of the measure `meta`."""
+    """Return the gate's network for MEE's single-request runtime, which itself builds only the network of the measure
+    `meta`.
+    """
     from models.modeling_t5 import LSTMClassifier
     from torch import nn
 
@@ -213,9 +217,9 @@ def generate(model: Any, document: Document, prompts: Sequence[list[int]]) -> li
 
 
 def remember_blocks(model: Any, deploying: Any, util: Any, configuration: dict[str, Any]) -> None:
-    """Pass earlier blocks to MEE's measures, which need them but do not get them in its single-request runtime.
+    """Pass the states and logits of earlier blocks to MEE's measures, which its single-request runtime does not do.
 
-    Its other runtime cannot decode with exits (its cache ends at the first exit, and a batch of one fails).
+    MEE's other runtime cannot decode with exits (its cache ends at the first exit, and a batch of one fails).
     """
     decoder, decide = model.decoder, deploying.get_skip_mask
     hidden: list[torch.Tensor] = []

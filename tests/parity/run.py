@@ -47,7 +47,7 @@ THRESHOLDS = "thresholds of 300 made-up histories"
 
 @dataclass(frozen=True)
 class Row:
-    """Setting with its comparison."""
+    """Compared setting and the comparison's result."""
 
     asked: Configuration
     found: Comparison
@@ -150,7 +150,9 @@ def _checkout(option: str, place: Path | None) -> Path:
 def _compare(
     options: argparse.Namespace, chosen: Sequence[Configuration], sources: Mapping[str, Path]
 ) -> Iterator[tuple[Row | None, str]]:
-    """Yield each compared setting, and a text on its thresholds."""
+    """Yield a row and a note on thresholds for each compared setting; the row is None for FREE's thresholds on made-up
+    data.
+    """
     with TemporaryDirectory(prefix="parity-") as temporary, ExitStack() as running:
         place, queue = Path(temporary), SimpleQueue[tuple[Row | None, str] | BaseException | None]()
         pool = ProcessPoolExecutor(len(sources), get_context("spawn"))
@@ -186,7 +188,10 @@ def _follow(
     results: Iterator[dict[str, Any]],
     queue: SimpleQueue[Any],
 ) -> None:
-    """Compare a published program's answers with local ones, in a process of the pool; send None after the last."""
+    """Compare each of a published program's answers with this project's, and put the outcome into `queue`.
+
+    The comparisons, `tasks`, run in a process of `pool`. None follows the last outcome; an error ends the sequence.
+    """
     try:
         for (function, about), result in zip(tasks, results, strict=True):
             queue.put(pool.submit(function, *about, result).result())
@@ -210,7 +215,8 @@ def _job(configuration: Configuration, docs: Sequence[Document], paths: Mapping[
 
 @contextmanager
 def _published(python: Path, job: Path) -> Iterator[Iterator[dict[str, Any]]]:
-    """Yield the published code's answers, one configuration at a time, while it runs the next.
+    """Start the published code and yield its answers, one configuration at a time. It continues while they are
+    compared.
 
     Raises:
         UserError: The program cannot be started, or ended before all answers were written.
@@ -274,7 +280,7 @@ def _row(
 
 
 def _tails(configuration: Configuration, published: Sequence[Answer], n_blocks: int) -> str:
-    """Return a sentence on unverified published tokens: early exits after the last full-depth token."""
+    """Return a sentence on published tokens that were never verified: those after an answer's last full-depth token."""
     if configuration.differs:
         return ""
     tails = [len(list(takewhile(lambda layer: layer < n_blocks, reversed(answer.exits)))) for answer in published]
@@ -285,7 +291,7 @@ def _tails(configuration: Configuration, published: Sequence[Answer], n_blocks: 
 
 
 def _threshold(history: Sequence[Sequence[float]]) -> float:
-    """Return the threshold of rule adaptive-code for confidences and agreement of tokens."""
+    """Return the threshold that the rule ``adaptive-code`` chooses for a history of confidences and agreements."""
     scores, agrees = history
     return adaptive_threshold(
         torch.tensor(scores, dtype=torch.float64), torch.tensor(agrees, dtype=torch.bool), default=0.0, form="code"

@@ -1,4 +1,4 @@
-"""Rules for print that a figure breaks: one of two widths, no taller than a page, legible texts."""
+"""Checks whether a figure can be printed: it has one of two widths, is no taller than a page, and has legible texts."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ _SLACK_PIXELS = 1.5  # boxes of texts are a little larger than their ink
 
 
 def print_faults(figure: Figure) -> list[str]:
-    """Return the faults of a laid-out figure, one sentence each; an empty list if it can be printed.
+    """Return the faults of a figure after layout, one phrase each; an empty list if it can be printed.
 
     Texts next to points within one panel may touch each other; other texts may not.
     """

@@ -28,7 +28,7 @@ def ask(database: Path, report: ReportSummary, tmp_path: Path, monkeypatch: pyte
     written: list[Path] = []
 
     def write(path: Path, folder: Path, **_: object) -> ReportSummary:
-        """In the place of `write_report`, which writes these very bytes (test_render)."""
+        """Replace `write_report`: copy the finished report, which equals a newly written one (test_render)."""
         written.append(path)
         shutil.copytree(report.index_html.parent, folder, dirs_exist_ok=True)
         files = tuple(folder / file.relative_to(report.index_html.parent) for file in report.files)

@@ -1,4 +1,4 @@
-"""Figures are drawn by worker processes and by the reading process, each figure once."""
+"""Figures are drawn by worker processes and by the process that reads the database, each figure once."""
 
 import gc
 import os
@@ -21,7 +21,7 @@ FRAME = Frame(("a",), ({"a": 1},))
 
 
 class BusyPool:
-    """A pool whose process draws the first figure and no other figure."""
+    """Process pool that draws the first figure and never begins another."""
 
     def __init__(self, processes: int, *_: Any) -> None:
         self.processes, self.begun = processes, 0
@@ -40,7 +40,7 @@ class BusyPool:
 
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of figures, as each is drawn."""
+    """Return a list to which the name of each figure is added when this process draws it."""
     names: list[str] = []
 
     def draw(name: str, *_: Any) -> Drawing:

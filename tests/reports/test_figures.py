@@ -85,12 +85,12 @@ def points(axes: Axes) -> list[Line2D]:
 
 
 def scattered(axes: Axes) -> list[Line2D]:
-    """Lines of our points alone: no rings, no published values."""
+    """Return the lines with this project's points, without rings and published values."""
     return [line for line in points(axes) if line.get_markersize() != 11 and line.get_marker() != "x"]
 
 
 def written(figure: Figure) -> str:
-    """All texts of the figure, one a line."""
+    """Return all texts of the figure, one per line."""
     return "\n".join(text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text")))
 
 
@@ -263,7 +263,9 @@ def test_the_histogram_shows_the_share_of_each_exit_layer(small_database: Path, 
 def test_a_setting_run_again_or_in_other_batches_has_one_line_in_the_histogram(
     example: ModuleType, world: Any, make_database: Callable[[Any], Path], rows_of: Rows
 ) -> None:
-    """Newer source exits at the first block; batches of four, newer still, were tried with one setting alone."""
+    """With newer source code, one setting exits at block 1. In a still newer run in batches of four, it exits at block
+    2.
+    """
     calm = world.swept[0]
     first = np.ones(world.documents * world.tokens, int)
 

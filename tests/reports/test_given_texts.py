@@ -35,7 +35,7 @@ def sources() -> Iterator[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def databases(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, Database]]:
-    """Yield the example database with its tokens, with all tokens from given texts, and without tokens."""
+    """Yield three forms of the example database: unchanged, with all tokens from given texts, and without tokens."""
     folder = tmp_path_factory.mktemp("given")
     changes = {
         "answers": "SELECT 1",

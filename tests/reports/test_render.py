@@ -35,7 +35,7 @@ VOID = {"meta", "link", "img", "input", "source", "br"}
 
 
 class Page(HTMLParser):
-    """Tags, their attributes and the texts of a page; fails on tags that do not close in order."""
+    """Parser that collects a page's tags, attributes and texts; it fails on tags that do not close in order."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -81,20 +81,20 @@ SmallRows = Callable[[ModuleType, str], Frame]
 
 @pytest.fixture
 def report_copy(report: ReportSummary, tmp_path: Path) -> Path:
-    """A folder with the report, to write into."""
+    """Return a copy of the report's folder that a test may write to."""
     return Path(shutil.copytree(report.index_html.parent, tmp_path / "report"))
 
 
 @pytest.fixture(scope="module")
 def single_file(report: ReportSummary, small_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the same report as one file."""
+    """Return the same report written as one file."""
     folder = Path(shutil.copytree(report.index_html.parent, tmp_path_factory.mktemp("single") / "report"))
     return write_report(small_database, folder, single_file=True).index_html
 
 
 @pytest.fixture(scope="module")
 def small_rows(small_database: Path, rows_of: Rows) -> SmallRows:
-    """Return a function that returns the rows of a figure or table of the small database, queried once."""
+    """Return a function that returns a figure's or table's rows on the small database; each query runs once."""
     return functools.cache(functools.partial(rows_of, small_database))
 
 
@@ -202,7 +202,7 @@ def test_each_picture_is_light_or_dark_as_its_reader_prefers(report: ReportSumma
 
 
 def test_text_in_pictures_is_in_ink_or_in_what_its_cell_needs(report: ReportSummary) -> None:
-    """Inks of a theme have the contrast that text needs, see `test_style`; colours of series and lines have not."""
+    """A theme's inks have the contrast that text needs (see `test_style`); colors of series and lines do not."""
     fills = set()
     for picture in pictures_of(report):
         rules = dict(re.findall(r"\.(s\d+){([^}]*)}", picture))
@@ -255,7 +255,7 @@ sys.exit("torch" in sys.modules)
 def test_one_database_gives_the_same_bytes_in_any_process_and_needs_no_torch(
     report: ReportSummary, report_copy: Path, small_database: Path, tmp_path: Path
 ) -> None:
-    """Files are equal in the whole report and in a paper's."""
+    """The files of one paper's report equal those in the complete report."""
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
     subprocess.run([sys.executable, "-c", WRITE, str(small_database), str(tmp_path / "b")], check=True, env=environment)
     here = write_report(small_database, report_copy, paper="mee")  # of the pictures that this process drew
@@ -317,7 +317,7 @@ def test_a_missing_database_is_the_users_error(tmp_path: Path) -> None:
 
 @dataclass
 class Read:
-    """Input of a report, which a test may change."""
+    """Input of a report: what was read from the database. A test may change it."""
 
     material: Material
     figures: list[tuple[ReportSource, Frame]]
@@ -325,7 +325,7 @@ class Read:
 
 @pytest.fixture(scope="module")
 def read_once(small_database: Path) -> Read:
-    """Return the input of the report of `small_database`, read again."""
+    """Return the report's input, read from `small_database`."""
     figures_read: list[tuple[ReportSource, Frame]] = []
     return Read(
         read_material(small_database, None, True, lambda *figure_rows: figures_read.append(figure_rows)), figures_read
@@ -334,7 +334,7 @@ def read_once(small_database: Path) -> Read:
 
 @pytest.fixture
 def rendered_input(read_once: Read) -> Read:
-    """Return a copy that a test may change."""
+    """Return a copy of `read_once` that a test may change."""
     return replace(read_once, figures=list(read_once.figures))
 
 
@@ -342,8 +342,9 @@ def rendered_input(read_once: Read) -> Read:
 def render_again(
     small_database: Path, rendered_input: Read, report_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], tuple[set[str], ReportSummary]]:
-    """Return a function that writes the report again into a copy of its folder and returns drawn figures and
-    summary.
+    """Return a function that writes the report again into a copy of its folder.
+
+    It returns the names of the figures drawn, and the summary.
     """
     draw, names = drawing.draw, set()
 
@@ -389,7 +390,7 @@ def test_a_picture_that_was_changed_or_lost_is_drawn_anew(render_again: RenderAg
 
 
 def change_a_number(rendered_input: Read, name: str) -> Frame:
-    """Halve a number of a figure's last row; returns its rows then."""
+    """Halve a number in the last row of a figure, and return the figure's changed rows."""
     place = next(n for n, (source, _) in enumerate(rendered_input.figures) if source.name == name)
     source, frame = rendered_input.figures[place]
     last = frame.rows[-1]

@@ -1,4 +1,4 @@
-"""Words and numbers that captions begin with."""
+"""Wording of shares, ratios, ranges and names in the sentences that captions begin with."""
 
 import pytest
 

@@ -60,7 +60,7 @@ def _write_timing(example: Any, root: Path, cell: dict[str, Any]) -> None:
 
 
 def _places() -> list[tuple[int, int, int]]:
-    """Document, choice and position of every token: choice c has c tokens."""
+    """Return (document, choice, position) of every token; choice c has c tokens."""
     choices = range(1, CHOICES + 1)
     return [(doc, choice, at) for doc in range(DOCUMENTS) for choice in choices for at in range(1, choice + 1)]
 

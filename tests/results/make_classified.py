@@ -45,17 +45,18 @@ def classified_database(
 
 
 def key(n: int) -> str:
-    """Key of document n."""
     return f"{n:016x}"
 
 
 def gold(n: int, texts: Sequence[str], labels: Sequence[str] | None) -> int:
-    """Place of the right label of document n, or its right number: full depth is wrong of the last."""
+    """Return document n's true label as an index, or its true number; full depth's prediction is wrong for the last
+    document.
+    """
     return (n + (n == len(texts) - 1)) % (len(labels) if labels else 5)
 
 
 def reported_value(n: int, block: int, labels: Sequence[str] | None) -> float:
-    """Return the output of a block for document n."""
+    """Return a block's prediction for document n: a label's index, or a number in a regression."""
     settled = block >= 1 + n % BLOCKS
     return (n if settled else n + 2) % len(labels) if labels else n % 5 + (BLOCKS - block) / 10
 

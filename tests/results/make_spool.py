@@ -214,7 +214,7 @@ def cell_json(
 
 
 def exits_of(method: Method, beliefs: Beliefs) -> np.ndarray:
-    """Exit layer of every token."""
+    """Return the exit layer of every token."""
     n, blocks = beliefs.margin.shape
     if method.name == "static":
         return np.full(n, method.params["exit_layer"])
@@ -236,19 +236,20 @@ class World:
         models: Models, each run on each task.
         tasks: Tasks. The first model on the first task also has a failed cell, and a cell that fails when repeated.
         methods: Full depth, then the methods that are decoded and timed.
-        swept: Methods that are also replayed; the first is calibrated, and its scores are written.
+        swept: Methods that are also replayed. The first one also has a scores cell and a calibration.
         documents: Number of documents per task.
         tokens: Number of tokens per answer.
         vocabulary: Number of token ids.
-        kinds: Kinds of the tokens of an answer.
+        kinds: Kinds of word of the tokens of an answer.
         n_boot: Number of bootstrap draws.
         random_weights: Whether the models were never trained.
-        omitted_kinds: Kinds of cells that are not written, and "failures".
+        omitted_kinds: Kinds of cells that are not written. "failures" stands for the failed attempts.
         fixed_clock: Whether attempts have the same ids every time; not possible for two worlds in one spool.
         exit_rule: Function that returns a method's exit layer of every token.
-        head_rows: LM-head rows that a method with a parameter `head` multiplies for every token, computed from its part
-            of cell.json and its exit layers; None for all rows.
-        final_ranks: Ranks of the final token at every block [N, blocks]; None for 1 or 7.
+        head_rows: Function for methods with a parameter `head`: the LM-head rows multiplied for every token, from the
+            method's part of cell.json and the exit layers. None stands for all rows.
+        final_ranks: Function that returns the ranks of the final token at every block [N, blocks]. If None, the rank is
+            1 at blocks that predict this token, and 7 at the others.
         costs: Further metrics of every decoded cell.
         also: Function that writes more cells for each model and task with the same clock.
     """
@@ -292,7 +293,7 @@ class World:
         depends_on: tuple[str, ...] = (),
         **more: Any,
     ) -> dict[str, Any]:
-        """cell.json of a cell of this world."""
+        """Return the content of cell.json for a cell of this world."""
         size = {"documents": self.documents, "random_weights": self.random_weights}
         return cell_json(model, task, method, kind, full_id, depends_on, **size, **more)
 
@@ -475,7 +476,7 @@ class World:
             writer.finish("ok")
 
     def _write_scores(self, root: Path, cell: dict[str, Any], beliefs: Beliefs) -> None:
-        """The gate is evaluated at every block except the first and the last."""
+        """Write a scores cell whose gate is evaluated at every block except the first and the last."""
         evaluated = np.zeros(beliefs.margin.shape, dtype=bool)
         evaluated[:, 1:-1] = True
         columns = self._token_columns()
@@ -490,7 +491,7 @@ class World:
             writer.finish("ok")
 
     def _write_calibration(self, root: Path, cell: dict[str, Any], beliefs: Beliefs) -> None:
-        """Loss of a document: the share of its tokens that are not full depth's."""
+        """Write a calibration. A document's loss is the share of its tokens that differ from full depth's."""
 
         def losses_at(level: float) -> np.ndarray:
             exits = self.exit_rule(Method("calm-softmax", {"threshold": level}), beliefs)
@@ -525,9 +526,10 @@ class World:
     def write_timing(
         self, root: Path, cell: dict[str, Any], beliefs: Beliefs, exits: np.ndarray, tokens: int | None = None
     ) -> None:
-        """Decoding costs NS_PER_BLOCK a block and a fixed overhead a token; the A/A twins differ by jitter alone.
+        """Write a timing cell. Decoding a token takes NS_PER_BLOCK per block, and once more as overhead.
 
-        The method's answers have `tokens` tokens, else as many as full depth's.
+        The twins time full depth against itself, so that they differ only by noise of 1 %. The method's answers have
+        `tokens` tokens, by default as many as full depth's.
         """
         tokens = self.tokens if tokens is None else tokens
         rng = np.random.default_rng(1)
@@ -597,7 +599,7 @@ WORLD = World()
 
 
 def _write_failures(root: Path, failing: dict[str, Any], repeated: dict[str, Any]) -> None:
-    """A cell that ran out of memory, and a later failure of a cell that had succeeded before."""
+    """Write one attempt that ran out of memory, and a failed attempt at a cell that succeeded earlier."""
     with AttemptWriter(root, failing, ENV) as writer:
         writer.log_path.write_text("loading\nallocating\n")
         writer.finish("oom", "OutOfMemoryError: <3 GiB> asked", exit_code=1)
@@ -610,7 +612,7 @@ def _emitted(beliefs: Beliefs, exits: np.ndarray) -> np.ndarray:
 
 
 def lists(values: np.ndarray) -> pa.Array:
-    """Rows of an array [N, L] as lists."""
+    """Return the rows of an array [N, L] as an Arrow array of lists."""
     offsets = np.arange(len(values) + 1, dtype=np.int32) * values.shape[1]
     return pa.ListArray.from_arrays(offsets, pa.array(np.ascontiguousarray(values).ravel()))
 
@@ -654,7 +656,7 @@ def _write_fit(root: Path, cell: dict[str, Any]) -> None:
 
 
 def plain(value: float, n: int = DOCUMENTS) -> Interval:
-    """A value without an interval."""
+    """Return a value without an interval."""
     return Interval(value, None, None, None, n)
 
 

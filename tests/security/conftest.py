@@ -26,7 +26,7 @@ def contents(folder: Path) -> Contents:
 
 @pytest.fixture
 def unchanged() -> Callable[[Path], Contents]:
-    """Return a function whose results before and after are compared."""
+    """Return the function `contents`: equal results before and after a command show that it changed nothing."""
     return contents
 
 

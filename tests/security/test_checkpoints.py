@@ -1,4 +1,4 @@
-"""Hostile checkpoints: each is refused at once on one screen; nothing is run or written."""
+"""Hostile checkpoints: each is refused at once with a message that fits on a screen; nothing is run or written."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def no_attack_takes_for_ever() -> Iterator[None]:
 
 @pytest.fixture
 def plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Plan:
-    """`exitbench plan` of a suite with one model: exit code, stdout, stderr."""
+    """Return a function that runs `exitbench plan` for one model; it returns exit code, stdout and stderr."""
 
     def run(folder: Path, budget: int = 4) -> tuple[int, str, str]:
         suite = tmp_path / "small.toml"
@@ -96,7 +96,7 @@ def config(**values: Any) -> Attack:
 
 
 def edited(name: str, **values: Any) -> Attack:
-    """Change keys of a JSON file."""
+    """Return an attack that changes keys of a JSON file."""
 
     def edit(folder: Path) -> None:
         path = folder / name
@@ -110,7 +110,7 @@ def written(name: str, content: bytes | str) -> Attack:
 
 
 def tensors(edit: Callable[[dict[str, Tensor]], object]) -> Attack:
-    """Change the weights."""
+    """Return an attack that changes the weights."""
 
     def change(folder: Path) -> None:
         weights = load_file(folder / WEIGHTS)
@@ -129,7 +129,7 @@ def with_tensor(name: str, *shape: int) -> Attack:
 
 
 def in_parts(places: Callable[[dict[str, str]], object], parts: int = 2) -> Attack:
-    """Split the weights into several files with an index, and change the index."""
+    """Return an attack that splits the weights into several files with an index, and changes the index."""
 
     def change(folder: Path) -> None:
         weights, index = load_file(folder / WEIGHTS), {}
@@ -146,7 +146,7 @@ def in_parts(places: Callable[[dict[str, str]], object], parts: int = 2) -> Atta
 
 
 def instead(name: str, make: Callable[[Path], object]) -> Attack:
-    """Return an attack that puts something else in the place of a file."""
+    """Return an attack that replaces a file by what `make` creates."""
 
     def change(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)

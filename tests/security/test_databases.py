@@ -123,7 +123,7 @@ REFUSED = {
 
 @pytest.fixture(scope="module")
 def newest(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The example, stored as only the newest DuckDB reads it, which has most."""
+    """Return the example database in DuckDB's newest storage format, which has the most features."""
     path = tmp_path_factory.mktemp("newest") / "theirs.duckdb"
     with duckdb.connect() as connection:
         connection.execute(f"ATTACH '{few_database}' AS ours (READ_ONLY)")
@@ -134,7 +134,7 @@ def newest(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def attacked(newest: Path, path: Path, sql: str) -> Path:
-    """A copy of the example in which somebody ran SQL."""
+    """Return a copy of the example database in which an attacker has run SQL."""
     (path.parent / "loot").mkdir()
     shutil.copyfile(newest, path)
     with duckdb.connect() as connection:
@@ -150,7 +150,7 @@ def loot(path: Path) -> list[Path]:
 
 @pytest.fixture(scope="module")
 def answer(few_database: Path) -> str:
-    """Return the answer of the example."""
+    """Return the answer to `QUESTION` from the undamaged example database."""
     with open_database(few_database) as database:
         return str(database.query(QUESTION).to_pylist())
 

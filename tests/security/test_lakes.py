@@ -1,4 +1,4 @@
-"""Third-party lakes: logs and Parquet files are data, checked before a row is read; nothing outside is reached."""
+"""Third-party lakes: logs and Parquet files are only data, checked before a row is read; no file outside is reached."""
 
 import json
 import os
@@ -25,7 +25,7 @@ PART = "part-00000-00000000-0000-0000-0000-000000000000-c000.zstd.parquet"
 
 @pytest.fixture(scope="module")
 def lake_copy(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A lake of the example."""
+    """Return a lake with the example's rows."""
     from exitbench.results.lake.export import export_lake
 
     lake = tmp_path_factory.mktemp("whole") / "lake"
@@ -42,17 +42,17 @@ def lake(lake_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 
 
 def table_of(lake: Path, table: str = "token_exit") -> Path:
-    """A table's folder."""
+    """Return the folder of a table."""
     return lake / f"schema={SCHEMA_VERSION}" / table
 
 
 def files_of(lake: Path, table: str = "token_exit") -> list[Path]:
-    """A table's Parquet files."""
+    """Return the Parquet files of a table."""
     return sorted(table_of(lake, table).rglob("*.parquet"))
 
 
 def change_log(lake: Path, action: str, change: Change, table: str = "token_exit") -> None:
-    """Change the first action of a kind in a table's log."""
+    """Change the first action of the given kind in a table's log."""
     for path in sorted(table_of(lake, table).glob("_delta_log/*.json")):
         actions = [json.loads(line) for line in path.read_text().splitlines()]
         for action_record in actions:

@@ -51,7 +51,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def third_party_task(place: Path, config: dict[str, Any] | str | bytes, name: str = "theirs.yaml") -> LmEvalTask:
-    """The task of a file of theirs."""
+    """Write a third-party YAML file, and return its task."""
     content = yaml.safe_dump(config) if isinstance(config, dict) else config
     (place / "yaml" / name).write_bytes(content.encode() if isinstance(content, str) else content)
     task = get_task("lm-eval:theirs", LmEvalSettings(include=str(place / "yaml"), fewshot_seed=hash(str(place))))
@@ -60,7 +60,7 @@ def third_party_task(place: Path, config: dict[str, Any] | str | bytes, name: st
 
 
 def refused(place: Path, config: dict[str, Any] | str | bytes, says: str, source: Source | None = None) -> None:
-    """A task of theirs is refused in one message, and nothing ran."""
+    """Check that a third-party task is refused with one short message, and that no code in it ran."""
     with pytest.raises(UserError, match=says) as error:
         task = third_party_task(place, config)
         documents = task.load(source or Source("local", place / "data"), "test", None)

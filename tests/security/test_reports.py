@@ -60,7 +60,7 @@ def _policy(page: Page) -> dict[str, list[str]]:
 
 @pytest.fixture(scope="module")
 def database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results of a hostile model on a task with a hostile label."""
+    """Return a database with results of a hostile model on a task with a hostile label."""
     folder = tmp_path_factory.mktemp("hostile")
     models, tasks = (replace(example.MODELS[1], name=MODEL),), (replace(example.TASKS[0], label=LABEL),)
     replace(example.WORLD, models=models, tasks=tasks).write(folder / "spool")
@@ -102,7 +102,7 @@ def test_tables_as_text_hold_no_markup_of_the_data(form: str, database: Path) ->
 
 @EVERY
 def test_csv_is_read_as_it_was_written(text: str) -> None:
-    """Formulas stay data, and data cannot change the number of rows and columns."""
+    """Formulas remain text, and no text can change the number of rows and columns."""
     frame = Frame((text, "n"), ({text: text, "n": 1}, {text: f"{text}2", "n": 2}))
     rows = list(csv.reader(io.StringIO(frame.csv(), newline="")))
     assert rows == [[text, "n"], [text, "1"], [f"{text}2", "2"]]
@@ -125,7 +125,7 @@ def test_a_cell_of_latex_runs_no_command(text: str) -> None:
 
 @EVERY
 def test_a_picture_holds_names_as_text(text: str, tmp_path: Path) -> None:
-    """Pictures are SVG in the page and files, whose paths do not depend on the data."""
+    """Names become text in the SVG, never elements or attributes that could run, and are not part of a file's path."""
     rows = tuple({"loss": text, "training": text, "step": n, "value": 1.0 / n} for n in (1, 2, 3))
     drawing = draw("training_loss", Frame(tuple(rows[0]), rows), tmp_path)
     assert not drawing.error, drawing.error

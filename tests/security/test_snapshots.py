@@ -28,7 +28,7 @@ NAME = f"attempt BY NAME SELECT * FROM attempt WHERE false; {COPY}; --"
 
 @pytest.fixture(scope="module")
 def complete_snapshot(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A snapshot of the example."""
+    """Return a snapshot of the example database."""
     folder = tmp_path_factory.mktemp("whole") / "taken"
     with open_database(few_database) as database:
         write_snapshot(database.engine, folder)

@@ -1,4 +1,4 @@
-"""Third-party spools: their content is data, no link is followed, and one bad part does not stop the others."""
+"""Third-party spools: their content is only data, no link is followed, and one bad part does not stop the others."""
 
 import contextlib
 import hashlib
@@ -41,7 +41,7 @@ LOG = "step,block,metric,value\n10,,loss_nats,2.5\n"
 
 @pytest.fixture(scope="session")
 def small(example_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A spool of a few good attempts of every kind."""
+    """Return a spool with at most two successful attempts per kind of cell."""
     root, of_kind = tmp_path_factory.mktemp("small") / "spool", defaultdict(list)
     for attempt in scan_spool(example_spool):
         if attempt.finished and read_status(attempt).status == "ok":
@@ -59,7 +59,7 @@ def third_party(small: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def secrets(tmp_path: Path) -> Path:
-    """A folder of the reader's that a link could lead to."""
+    """Return a folder of the user's private files, to which a link could point."""
     folder = tmp_path / "home"
     folder.mkdir()
     for name in ("id_rsa", "card.json", "training_log.csv", "token_text.parquet"):
@@ -77,7 +77,7 @@ def database(spool: Path) -> Path:
 
 
 def first(spool: Path) -> Path:
-    """The folder of an attempt that ended well and has tokens."""
+    """Return the folder of the first successful attempt that has tokens."""
     paths = (entry.path for entry in scan_spool(spool) if (entry.path / "tokens.parquet").exists())
     return next(path for path in paths if json.loads((path / "status.json").read_text())["status"] == "ok")
 
@@ -379,7 +379,7 @@ def rescores_of_dots(third_party: Path, _secrets: Path) -> str:
 
 
 def tags_under_another_digest(third_party: Path, _secrets: Path) -> str:
-    """Would be added again by every ingest."""
+    """Add tags under a wrong digest, which every ingest would add again."""
     rows = pa.Table.from_pylist([{"doc_key": "a", "position": 1, "upos": "NOUN"}], schema=TAGS)
     record_tags(third_party, first(third_party).name, "tagger", rows)
     (folder,) = (third_party / "tags").glob("*/*")
@@ -548,7 +548,7 @@ def test_a_good_spool_with_records_of_every_kind_is_taken_whole(third_party: Pat
 def test_a_link_swapped_in_after_the_spool_was_listed_is_not_followed(
     third_party: Path, local: Path, secrets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder of the attempt becomes a link when its files are about to be copied."""
+    """The attempt's folder is replaced by a link at the moment when its files are copied."""
     path = first(third_party)
     shutil.copytree(path, secrets / "attempt")
     (secrets / "attempt" / "log.txt").write_bytes(SECRET)
@@ -613,7 +613,7 @@ FREED = ('["tokens"]', '{"../../victim": 1}', '{"tokens": -1}', '{"tokens": "man
 
 @pytest.fixture(scope="session")
 def filled(small: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A runs folder with the good attempts and their database."""
+    """Return a runs folder with a copy of the spool `small`, and its database."""
     runs = tmp_path_factory.mktemp("filled") / "runs"
     shutil.copytree(small, runs / "spool")
     ingest(runs / "spool", runs / "exitbench.duckdb")
@@ -685,7 +685,7 @@ def test_a_cell_whose_status_is_no_status_is_run_again(own_spool: Path) -> None:
 
 
 def test_a_table_that_ends_early_is_not_taken_for_a_damaged_database(small: Path, tmp_path: Path) -> None:
-    """DuckDB's error message names the file and contains the word that also indicates a damaged database."""
+    """DuckDB's error message names the file, whose path contains a word by which damaged databases are recognized."""
     spool = Path(shutil.copytree(small, tmp_path / "Corrupt" / "spool"))
     bad = first(spool) / "tokens.parquet"
     pq.write_table(pa.concat_tables([pq.read_table(bad)] * 200), bad, compression="none", use_dictionary=False)
@@ -727,7 +727,7 @@ def test_an_attempt_is_not_begun_behind_a_link(own_spool: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", ["WHY.txt", "FREED.partial"])
 def test_what_is_written_into_an_attempt_goes_through_no_link(own_spool: Path, tmp_path: Path, name: str) -> None:
-    """This covers the note on why an attempt was moved away, and the note on freed files."""
+    """Two notes are written there: why an attempt was quarantined, and which tables were freed."""
     victim = tmp_path / "victim"
     victim.write_bytes(SECRET)
     bad = first(own_spool)

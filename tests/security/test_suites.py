@@ -1,4 +1,4 @@
-"""Suites, recipes and data files of somebody else: each attack is a file made here, and ends as one message."""
+"""Third-party suites, recipes and data files: each attack is a file written by the test, and ends with one message."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ Message = Callable[..., str]
 
 @pytest.fixture
 def message_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Message:
-    """Plan a suite with this text and return what is printed: one screen, exit code 2, and nothing is written."""
+    """Return a function that plans a suite with the given text and returns the error message.
+
+    It checks that the message fits on a screen, that the exit code is 2, and that nothing was written.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
 

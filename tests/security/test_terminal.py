@@ -35,7 +35,7 @@ EVERY = pytest.mark.parametrize("text", ATTACKS.values(), ids=ATTACKS.keys())
 
 
 def harmless(text: str) -> bool:
-    """Return whether every character is visible and in its place."""
+    """Return whether all characters are printable or line breaks."""
     return all(c == "\n" or c.isprintable() for c in text)
 
 

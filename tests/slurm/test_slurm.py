@@ -46,7 +46,7 @@ kinds = ["quality"]
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Random decoders of four blocks that disagree."""
+    """Return a folder of models with four decoder blocks and different random weights."""
     folder = tmp_path_factory.mktemp("models")
     tokenizer = build_tokenizer()
     special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -100,12 +100,12 @@ class Controller:
             )
 
     def end(self, limit_s: float = 300.0) -> int:
-        """Wait for its exit code."""
+        """Wait for the process to end, and return its exit code."""
         return self.process.wait(limit_s)
 
 
 def running(runs: Path) -> list[tuple[str, int]]:
-    """Model and worker's process id of every attempt that runs."""
+    """Return the model and the worker's process id of every running attempt."""
     attempts = [attempt.path for attempt in scan_spool(runs / "spool") if not attempt.finished]
     owners = [(path, owner) for path in attempts if (owner := owner_of(path)) is not None]
     cells = [(path / "cell.json", owner.pid) for path, owner in owners]
@@ -137,7 +137,7 @@ class Row:
 
 
 def rows(runs: Path) -> list[Row]:
-    """Finished attempts by time."""
+    """Return the finished attempts in order of time."""
     done = [read_attempt(attempt.path) for attempt in scan_spool(runs / "spool") if attempt.finished]
     done.sort(key=lambda record: record.attempt.attempt_id)
     return [
@@ -152,7 +152,7 @@ def rows(runs: Path) -> list[Row]:
 
 
 def traces(runs: Path) -> list[tuple[Any, ...]]:
-    """Every cell of the database with the digests of its trace."""
+    """Return cell id, file name and digest of the tokens and samples of every successful attempt."""
     query = """SELECT cell_id, name, sha256 FROM attempt JOIN attempt_file USING (attempt_id)
                WHERE status = 'ok' AND name IN ('tokens.parquet', 'samples.parquet') ORDER BY ALL"""
     with duckdb.connect(str(runs / "exitbench.duckdb"), read_only=True) as connection:

@@ -1,4 +1,4 @@
-"""Documents have stable keys, limits nest, and summed statistics give the metric."""
+"""Tasks: documents have stable keys, a smaller limit gives a subset, and summed statistics give the metric."""
 
 import numpy as np
 import pytest
@@ -119,7 +119,7 @@ def test_a_plain_mean_is_the_mean_over_any_leading_dimensions():
 
 
 class Edits(Summarisation):
-    """Summands: the number of edits needed, at most 2, and a similarity from -1 to 1."""
+    """Task with two metrics: the number of edits needed, at most 2, and a similarity from -1 to 1."""
 
     metrics = ("edits", "likeness")
     lower_is_better = frozenset({"edits"})
@@ -170,7 +170,7 @@ def test_an_unknown_task_is_refused_with_a_suggestion():
 
 @pytest.mark.parametrize("name", [name for name in builtin.TASKS if get_task(name).output_type == "generate_until"])
 def test_a_document_with_another_reference_is_judged_by_that_alone(name):
-    """Textual consistency: full depth's text takes the reference's place, right or wrong."""
+    """For textual consistency, full depth's text replaces the reference, whether it is right or wrong."""
     task = get_task(name)
     assert task.consistency_metric in task.metrics
     for document in task.load(Source("builtin"), "validation", 5):

@@ -45,7 +45,7 @@ def texts(docs: list[Document]) -> set[str]:
 
 
 def tokens_of(task: str, side: str, level: int = 2) -> list[list[str]]:
-    """The tokens of the prompts or the targets of the training documents."""
+    """Return the tokens of the training documents' prompts or targets (`side`)."""
     encodings = build_tokenizer().encode_batch(
         [getattr(get_task(task), side)(doc) for doc in training_documents(task, level)]
     )
@@ -245,7 +245,7 @@ def turns(doc: Document) -> list[tuple[str, str]]:
 
 
 def said_of_oneself(speaker: str, utterance: str) -> list[tuple[str, str]]:
-    """Return a summary of a speaker who brings something or counts what is left, with kinds of word."""
+    """Return the summary's words with their kinds, for a speaker who brings something or counts what is left."""
     for item in re.findall(r"^I bring my (\w+) \.$", utterance):
         her = "her" if speaker in WOMEN else "his"
         return [(speaker, "copy"), ("brings", "frame"), (her, "agreement"), (item, "copy")]
@@ -313,7 +313,7 @@ PRONOUNS = {
 
 
 def clauses(doc: Document) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Each clause in English, and the words of its French with their kinds."""
+    """Return each clause in English with the words of its French translation, which have their kinds."""
     words = list(zip(doc.fields["fr"].split(), doc.token_kinds, strict=True))
     french = [list(group) for mark, group in groupby(words, lambda word: word[0] in (",", ".")) if not mark]
     return list(zip(re.split(r" [,.] ?", doc.fields["en"])[:-1], french, strict=True))

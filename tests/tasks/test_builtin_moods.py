@@ -29,7 +29,7 @@ def moods_of(doc: Document) -> list[int]:
 
 
 def looks(doc: Document) -> tuple[int, int]:
-    """Return the number of words that decide the label, and the mood of the last of them."""
+    """Return how many other words decide the label, one pointing to the next, and the mood of the last of them."""
     number, _, *words, _ = doc.fields["sentence"].split()
     assert len(words) == len(NUMBERS)
     n_looks = 0

@@ -142,7 +142,7 @@ HUB_ROWS = {
 
 
 def hub_of(config, split, row, folder):
-    """The hub's data set as a folder, which `datasets` takes for it."""
+    """Write one row as a data set in the hub's folder layout, which `datasets` reads like the hub."""
     path = folder / "nyu-mll/glue" / config
     path.mkdir(parents=True)
     datasets.Dataset.from_list([row]).to_parquet(path / "rows.parquet")
@@ -169,7 +169,7 @@ def test_the_hubs_test_split_has_no_labels_and_is_refused(tmp_path, monkeypatch)
 
 
 def scored(name, gold, predicted):
-    """The metrics of a task over documents with these labels."""
+    """Return the intervals of a task's metrics over documents with these labels and predictions."""
     task = get_task(name)
     texts = dict.fromkeys(DATA_SETS[name].texts, "a")
     documents = [Document.from_fields({"id": str(i), **texts, "label": label}) for i, label in enumerate(gold)]

@@ -1,4 +1,4 @@
-"""A task's configuration runs in lm-eval's own evaluate(), and lm-eval's results are ours."""
+"""Tasks as lm-eval configurations: they run in lm-eval's own evaluate(), and its results equal this project's."""
 
 import copy
 import json

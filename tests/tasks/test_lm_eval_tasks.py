@@ -89,12 +89,12 @@ GROUP = {
 
 
 def number(text: str) -> float:
-    """A number in 0..1 that a text always has."""
+    """Return a number in 0..1 that depends only on the text."""
     return zlib.crc32(text.encode()) / 2**32
 
 
 class Numbers(TemplateLM):
-    """A model that answers every request with a number made from its words, and stores the requests."""
+    """Model whose answer to a request is computed from the request's text; it stores all requests."""
 
     eot_token_id = 0
     tokenizer_name = "numbers"
@@ -175,7 +175,7 @@ def source(folder: Path) -> Source:
 
 
 def lm_evals(folder: Path, name: str, **options: Any) -> tuple[dict[str, Any], Numbers]:
-    """Return the results of lm-eval's own run, and its requests."""
+    """Return the results of lm-eval's own run, and the model, which has stored the requests."""
     manager, model = TaskManager(include_path=str(folder / "whole"), include_defaults=False), Numbers()
     options = {"fewshot_as_multiturn": False, **options}
     return simple_evaluate(model, tasks=[name], task_manager=manager, bootstrap_iters=0, **options), model

@@ -35,7 +35,7 @@ ALONE = SHOUTED.format(helper="", shout="super().prompt(doc).upper()")
 
 @pytest.fixture
 def forget_tasks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """Let the registry look for tasks as a fresh process would; call it after a change."""
+    """Yield a function that makes the registry look for tasks again, as a new process would."""
     monkeypatch.setattr(registry, "_TASKS", dict(registry._TASKS))
     monkeypatch.setattr(registry, "_unusable", {})
     monkeypatch.delenv(plugins._VARIABLE, raising=False)
@@ -74,7 +74,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forget_tasks: Calla
 
 @pytest.fixture
 def trust(tmp_path: Path, forget_tasks: Callable[[], None]) -> Callable[..., None]:
-    """Write files into a folder and name it with --plugins."""
+    """Return a function that writes Python files into a folder and uses it like `--plugins`."""
 
     def write_files(**files: str) -> None:
         folder = tmp_path / "plugins"

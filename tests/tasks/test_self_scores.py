@@ -18,7 +18,7 @@ SCRIPTS = ("Москва — столица России.", "東京は日本の�
 
 
 def remarks(metric: str, *references: str | list[str], bleu_tokenize: str | None = None) -> tuple[str, ...]:
-    """Return the remarks on a declared task with one metric."""
+    """Return the remarks on a declared task with these references and one metric."""
     names = (("x", "x"), ("y", "y"))
     task = DeclaredTask(Declaration("t", names, "{x}", "y", (metric,), bleu_tokenize=bleu_tokenize))
     documents = [Document.from_fields({"x": str(number), "y": text}) for number, text in enumerate(references)]
@@ -66,7 +66,7 @@ def test_the_first_documents_are_looked_at() -> None:
 
 @pytest.mark.parametrize("name", ["squad", "samsum", "wmt-en-fr", "wmt17-en-zh", "sst2"])
 def test_built_in_references_are_best(name: str) -> None:
-    """Plans do not ask."""
+    """This test replaces the check in plans, which skip built-in data."""
     task = get_task(name)
     source_task = "wmt-en-fr" if name.startswith("wmt") else name
     documents = builtin.documents(source_task, "test", 60)

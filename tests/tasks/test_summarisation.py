@@ -66,7 +66,7 @@ PATENTS = '{"publication_number": "US1", "abstract": "Wheel.", "application_numb
 
 
 def packed(**members: bytes) -> bytes:
-    """A tar archive, compressed."""
+    """Return a compressed tar archive."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
         for name, data in members.items():

@@ -26,7 +26,7 @@ _NARROWEST: Final = 40
 
 
 def listing(arguments: Namespace) -> int:
-    """Print the names in a category such as methods with descriptions, or only those that match a pattern.
+    """Print all names in a category (such as methods) with their descriptions, or only names that match a pattern.
 
     Raises:
         UserError: A pattern is given for a category without patterns, or matches nothing.

@@ -182,7 +182,7 @@ def write_new_files(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def _missing(folder: Path) -> Iterator[Path]:
-    """Yield those of a folder and its parents that do not exist, from the top down."""
+    """Yield the missing folders on the path to `folder`, itself included, from the top down."""
     if not os.path.exists(folder):
         yield from _missing(folder.parent)
         yield folder

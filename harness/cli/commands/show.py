@@ -68,7 +68,7 @@ def show_prompts(arguments: Namespace) -> int:
 
 @dataclass(frozen=True)
 class _Reader:
-    """Model whose prompts are shown: its kind, its tokenizer, and the task's entry with the prompt style for it."""
+    """Model that reads the shown prompts: its kind, its tokenizer, and the task's entry with its prompt style."""
 
     entry: TaskEntry
     kind: "ModelKind"

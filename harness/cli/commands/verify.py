@@ -82,7 +82,8 @@ def _described(name: str, arguments: Namespace) -> EnvironmentDescription:
 def _fastest_products() -> dict[str, dict[str, Any]]:
     """Return the implementations of matrix products that were measured to be fastest on this machine.
 
-    They are keyed by number of threads, number format and file; empty if nothing was measured.
+    The only key is ``products``, with one entry per number of threads, number format and cache file. The result is
+    empty if nothing was measured.
     """
     from exitbench.harness.engine.products.kept import list_choices
     from exitbench.harness.engine.products.kept import this_machine as machine

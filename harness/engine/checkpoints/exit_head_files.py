@@ -147,14 +147,14 @@ def new_exit_heads(
 ) -> dict[str, Tensor]:
     """Return the initial tensors of exit heads to train, by name, in float32.
 
-    Heads that end in the model's own LM head start as its read-out, whatever ``init`` is: a lens as the identity, gains
-    as 1 (so that the final norm is copied), and the last matrix of a residual MLP as 0. With ``init = "copy"``, norm
-    and other matrices of a residual MLP are those of the exit block's own MLP.
+    Heads that end in the model's own LM head first give the logits of the model's own read-out, whatever ``init`` is.
+    For this, the added matrix of a lens and the last matrix of a residual MLP start as 0, and gains as 1. With
+    ``init = "copy"``, norm and other matrices of a residual MLP are those of the exit block's own MLP.
 
-    With ``init = "scratch"``, norms start as the identity and matrices like PyTorch's linear layers. With a layer norm
-    the last layer has a bias, with an RMS norm it has none (as in the two published implementations of HEADS).
-    With ``init = "copy"``, a head starts with the model's norm and LM head, so that a linear head initially gives the
-    model's own read-out.
+    Other heads end in their own last layer. With ``init = "scratch"``, norms start as the identity, and matrices like
+    PyTorch's linear layers. The last layer has a bias with a layer norm, and none with an RMS norm (as in the two
+    published implementations of HEADS). With ``init = "copy"``, a head starts with copies of the model's final norm
+    and LM head. So a linear head first gives the logits of the model's own read-out.
 
     Args:
         kind: Kind of the heads.

@@ -1,7 +1,7 @@
 """Convert a GGUF file to a checkpoint folder, with transformers' reader and the `gguf` package (extra `gguf`).
 
-A GGUF file may come from a third party. It is read as data: no link is followed, no other file of its folder is read,
-and what transformers' reader would leave out or fill with random numbers is refused.
+A GGUF file may come from a third party. It is read as data: no link is followed, and no other file of its folder is
+read. It is refused if transformers' reader would omit a part of it, or fill weights with random numbers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Origin of a checkpoint that was converted from GGUF: `gguf.json` in its folder, and the model's name in results.
 
-The weights of such a checkpoint are what the quantization left of the published ones, so their scores are not the
-published model's. The name says so wherever a result has one: in the database, in every table, figure and export.
+The weights of such a checkpoint were quantized once, so its scores are not those of the published model. Therefore its
+name in results includes the quantization: in the database, and in every table, figure and export.
 """
 
 from __future__ import annotations

@@ -112,7 +112,10 @@ def _places(folder: Path, raw: dict[str, Any], device_map: DeviceMap) -> dict[st
 
 
 def read_hosted_config(path: Path, raw: dict[str, Any]) -> Any:
-    """Return transformers' configuration object for config.json (``raw``), without the keys on how to run the model."""
+    """Return transformers' configuration object for config.json (``raw``), without keys such as ``torch_dtype``.
+
+    All keys that say how to run the model, not what it computes, are left out.
+    """
     _check_numbers(path, "", raw)
     values = _described(raw)
     del values["model_type"]

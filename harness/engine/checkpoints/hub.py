@@ -183,7 +183,10 @@ def _source(name: HubName, commit: str) -> str:
 
 
 def _small_files(names: Collection[str]) -> list[str]:
-    """Return configuration, tokenizer and weight index files, sorted; files in subfolders are excluded."""
+    """Return the configuration, tokenizer and weight index files among a repository's files, sorted.
+
+    Files in subfolders are left out.
+    """
     index = () if SINGLE in names else (INDEX,)
     return sorted(name for name in names if name in (*_SMALL, *index) or _of_tokenizer(name))
 

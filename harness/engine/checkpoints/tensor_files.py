@@ -56,7 +56,7 @@ class Tensors:
         return name in self.files
 
     def __call__(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Read one tensor and check its ``shape`` (if given) and stored format; ``dtype`` overrides the reader's one.
+        """Read one tensor and check its ``shape`` (if given) and stored format; ``dtype`` overrides the reader's dtype.
 
         Raises:
             OtherTensors: The tensor is missing.

@@ -1,4 +1,4 @@
-"""Load a checkpoint's tokenizer with transformers' own classes only; token ids beyond the model's are refused."""
+"""Load a checkpoint's tokenizer with transformers' own classes only; refuse token ids that the model does not have."""
 
 from __future__ import annotations
 

@@ -1,9 +1,11 @@
 """Run transformer blocks with early exit: keys and values of skipped blocks, and deferred tokens.
 
-Keys and values of skipped blocks have three possible sources. They are projected from the exit state (within the
-product of the rows that continue, or at the end of the step). Or the blocks run after all. Or they are deferred
-(`DecoderCache`): a deferred token waits in the cache until a later token of its row runs the missing blocks
-(`KVPolicy.deferred`). The deferred token is then projected to keys and values, or runs the block in the same pass.
+The KV policy decides where the keys and values of a token's skipped blocks come from:
+
+* They are projected from the exit state, when other rows run the block or at the end of the step.
+* The skipped blocks run at once.
+* The skipped blocks are deferred (`KVPolicy.deferred`). The token waits in the cache until a later token of its row
+  runs them. Then its state is projected to keys and values, or it runs the block together with the later token.
 
 Shape suffixes: B rows of the batch, A rows that run or leave a block, T positions of a row, N tokens of several rows, D
 model width.
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class BlockRunner:
-    """Runner of the decoder blocks for a batch, step by step; KV policies call it as a `DecoderCache` to handle exits.
+    """Runner of the decoder blocks for a batch, step by step; also the `DecoderCache` that KV policies call at exits.
 
     Attributes:
         model: The model.
@@ -50,8 +52,8 @@ class BlockRunner:
     def begin(self, token_B: Tensor) -> Tensor:
         """Begin a step with the last token of every row; return the embeddings of these tokens, [B, D].
 
-        Deferred tokens, whose skipped blocks are run later, stop waiting once they have run all. The others restart at
-        block 1 if the KV policy reruns them.
+        Deferred tokens that have run all blocks by now stop waiting. The others restart at block 1 if the KV policy
+        reruns them.
         """
         cache = self.cache
         cache.make_room()
@@ -89,7 +91,7 @@ class BlockRunner:
     def read_drafts_too(self, view: BlockView) -> None:
         """Read out a `BlockView` after the last block and, in the same LM-head product, drafts that ran all blocks.
 
-        Drafts are tokens emitted early that are still to be verified; their logits are kept for that.
+        Drafts are tokens emitted early. Their logits are kept to verify them later.
         """
         n_rows, n_blocks = len(view.hidden_AD), self.model.n_blocks
         drafts = [token for tokens in self.cache.waiting for token in tokens if token.n_blocks_run == n_blocks]

@@ -96,7 +96,7 @@ class Batch:
 def prefill(
     model: Engine, requests: Sequence[Request], max_new_tokens: int, *, gates_first_token: bool = False
 ) -> Batch:
-    """Run the encoder, or a decoder-only model over the prompts at full depth; return the batch to decode.
+    """Run an encoder, or a decoder-only model at full depth, over the prompts; return the batch to decode.
 
     Args:
         model: The model.
@@ -302,7 +302,7 @@ class Decoding:
 
     @property
     def holds_first_token(self) -> bool:
-        """True until the first new token is read from the state that prefill left; before that, no batch can join."""
+        """True while the first new token is still to be read from the prefill's state; no batch can join then."""
         return self._token_B is None
 
     @property
@@ -482,9 +482,10 @@ def _leave(step: Step, runner: BlockRunner, view: BlockView) -> None:
 
 
 def _emit(step: Step, parts: Parts, view: BlockView) -> None:
-    """Choose the tokens of rows that exit, or postpone this until all rows have exited and the LM head is read once.
+    """Choose the tokens of rows that exit, either now or when all rows have exited.
 
-    Tokens that the gate drafts by itself are not read from the LM head.
+    The choice is postponed if it still needs the LM head, so that one product reads all rows. It does not need the
+    head for tokens that the gate drafts by itself.
     """
     if parts.gate.remembers:
         step.left.append(view)

@@ -1,4 +1,4 @@
-"""Methods with exit layers fixed in advance: one for all tokens, or that of the first token for a whole answer."""
+"""Replace a method's exit decision by given exit layers: one for all tokens, or one per row (its first token's)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def why_no_scope(parts: Parts) -> str | None:
 
 
 class _KeptDepth(Gate):
-    """Gate with exit layers fixed in advance: score 1 from a row's exit layer on; tokens are chosen as by another gate.
+    """Gate with given exit layers: score 1 from a row's exit layer on, else 0; tokens are chosen as by another gate.
 
     Args:
         gate: The method's own gate, which chooses the tokens.

@@ -326,7 +326,7 @@ class _Scorer:
     def _decoded(
         self, cache: DecodingCache, branches: Sequence[Branch], firsts: Sequence[_TokenPosition], parts: Parts
     ) -> None:
-        """Score branches (continuations) by forced decode, one token per row and step; rows leave as branches end."""
+        """Score branches (groups of continuations) by forced decode, one token per row and step; ended rows leave."""
         runner = BlockRunner(self.model, cache, parts)
         alive = [(branch, self._places(branch, firsts)) for branch in branches]
         for step in count():
@@ -345,9 +345,10 @@ class _Scorer:
     def _side_by_side(
         self, cache: Cache, rows: Sequence[Sequence[Branch]], firsts: Sequence[_TokenPosition], parts: Parts, depth: int
     ) -> None:
-        """Score branches (continuations) at a fixed depth, several of one context per row (lean engine only).
+        """Score branches (groups of continuations) at a fixed depth, several per row (lean engine only).
 
-        ``rows`` are the branches in each row, and ``firsts`` the first tokens' positions, one per context.
+        ``rows`` are the branches in each row, all of one context. ``firsts`` are the first tokens' positions, one per
+        context.
         """
         model = self.model
         assert isinstance(model, Transformer), "as is its cache"

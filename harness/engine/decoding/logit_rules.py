@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class LogitRules:
-    """Logit rules of a batch, with the token history of each row; rows leave and join as in the batch's cache.
+    """Logit rules of a batch, with each row's token history; `keep` and `join` must be called when the rows change.
 
     A history holds what transformers' ``generate`` without padding passes to its processors: prompt and answer for a
     decoder-only model, start token and answer for an encoder-decoder.
@@ -129,7 +129,7 @@ class _Changed(Head):
 
 
 def _with_logits(view: BlockView, logits_AV: Tensor) -> BlockView:
-    """Return a copy of a `BlockView` with other logits, and only with what is needed to choose tokens from them."""
+    """Return a copy of a `BlockView` with other logits, reduced to the data that choosing a token needs."""
     return BlockView(
         block=view.block,
         active=view.active,

@@ -1,10 +1,10 @@
 """The probe: one full-depth teacher-forced pass that records every block's prediction of every token.
 
 The model reads its own greedy output, so one pass over all positions gives the states that step-by-step decoding at
-full depth would have produced. Columns are the union of what the papers' figures need.
+full depth would have produced. Reports draw the figures of papers from the columns.
 
-Given continuations are probed in the same way, each context prefilled once, for replays of choices. Their rows also
-have the choice's number, and the given token's log-probability at every block.
+Given continuations, such as the choices of a question, are probed in the same way, with one prefill per context. Their
+table rows also have the choice's number, and the given token's log-probability at every block.
 
 Shape suffixes: N tokens (all rows and positions), L blocks, B rows, T positions, D model width, V vocabulary.
 """
@@ -48,7 +48,7 @@ def probe(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Seq
 
     Returns:
         Arrays over the N tokens in the order of the outputs: ``full_token_id``, ``first_match``, ``stable_from`` and
-        the columns of `results.statistics.stability` [N]; and the spool's columns by block [N, L].
+        the columns of `results.statistics.stability` [N]; and table `probe`'s columns with a value per block [N, L].
     """
     return signals_of(checkpoint.model, states_of(checkpoint, prompts, outputs))
 
@@ -81,8 +81,8 @@ def probe_table(
         keys: Keys of the documents.
         prompts: Token ids of each document's prompt.
         outputs: Token ids that the model generated at full depth for each document.
-        gold_ids: Token ids of each document's reference; an output's tokens beyond its end get NULL.
-        kinds: Kind of each reference token (column ``token_kind``); an output's tokens beyond its end get NULL.
+        gold_ids: Token ids of each document's reference; NULL for output tokens after the reference has ended.
+        kinds: Kind of each reference token (column ``token_kind``); NULL as for ``gold_ids``.
     """
     no_entries = [()] * len(keys)
     columns: dict[str, Any] = {
@@ -107,7 +107,7 @@ def _array(values: Any, kind: pa.DataType) -> pa.Array:
 
 
 def _at_positions(outputs: Sequence[Sequence[int]], entries: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return the document's entry at the position of each output token; None beyond the end of its entries."""
+    """Return, for each output token, its document's entry at the same position; None if there are fewer entries."""
     return [
         doc_entries[place] if place < len(doc_entries) else None
         for output, doc_entries in zip(outputs, entries, strict=True)
@@ -127,7 +127,7 @@ class TeacherForcedInput:
 
     Attributes:
         tokens_BT: Token ids to feed, padded.
-        cache: Cache of the batch without filled positions; it holds the encoder's states if there is an encoder.
+        cache: Cache of the batch, in which no decoder position is filled; it holds the encoder's states, if any.
         predicts_BT: True at the N positions that predict an output token.
     """
 

@@ -1,10 +1,9 @@
-"""Analytic cost (FLOPs, numbers read) of scoring the continuations of one context, summed over forward passes.
+"""Analytic cost of scoring the continuations of one context: FLOPs, and numbers read from memory.
 
-The passes are those that `likelihood` runs.
-
-A pass reads weights once for all of its positions; keys and values are assumed to be read once too. So a continuation
-decoded token by token reads the weights once per token, while one with a fixed depth reads them once for all its
-tokens. By numbers read, the former can cost more than full depth although it needs fewer FLOPs.
+The cost is the sum over the forward passes that `likelihood` runs. A pass reads weights once for all of its positions;
+keys and values are assumed to be read once too. So a continuation decoded token by token reads the weights once per
+token, while one with a fixed depth reads them once for all its tokens. So early exits token by
+token can read more numbers than full depth, whose depth is fixed, although they need fewer FLOPs.
 """
 
 from __future__ import annotations

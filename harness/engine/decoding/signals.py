@@ -1,7 +1,7 @@
 """Confidence signals of every token and block (entropy, margin, agreement, ...), from states alone.
 
 They are bound by memory bandwidth: the vocabulary's probabilities are read and written many times. So the LM head is
-multiplied for many tokens at once, and everything after it is computed for few, whose values stay in the CPU's cache.
+multiplied for many tokens at once. Everything after it is computed for few at a time, to stay in the CPU's cache.
 
 Shape suffixes: N tokens, L blocks, D model width, V vocabulary, C stretches of the vocabulary, K tokens searched.
 """
@@ -94,7 +94,8 @@ def _logit_columns(logits_LNV: Tensor) -> dict[str, Tensor]:
 def _three_largest(logits_LNV: Tensor) -> tuple[Tensor, Tensor]:
     """Return the three largest logits, [L, N, 3], and their ids; among equals the lowest id is first, as in decoding.
 
-    They lie in at most three stretches (ranges of ids) of the vocabulary, so only the three best ones are searched.
+    Of the vocabulary's stretches (equal ranges of ids), only the three with the largest maxima are searched, and the
+    ids after the last stretch.
     """
     n_stretches = logits_LNV.shape[-1] // STRETCH
     if n_stretches < 3:

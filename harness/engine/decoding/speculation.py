@@ -31,8 +31,8 @@ def verify_drafts(
 ) -> list[int]:
     """Compare drafts (tokens emitted early) with the full model's choices; cut answers at the first rejected one.
 
-    Verified are rows whose newest draft has run all blocks, and answers that would end, if the KV policy verifies
-    their tail.
+    A row is verified if its newest draft has run all blocks. A row whose answer would end is verified too, if the KV
+    policy verifies the tail of answers.
 
     Args:
         runner: Runner of the step just completed, with a policy that verifies; cache positions after a rejected draft

@@ -1,4 +1,4 @@
-"""Continuous batching for untimed decodes: a prompt is prefilled once for all thresholds, and waiting prompts follow.
+"""Continuous batching for untimed decodes, in which one prefill of a prompt serves all thresholds.
 
 At most a given number of rows decode together. When rows have ended, waiting prompts are prefilled and take their
 places, the longest first, so that one long answer delays no other. If a cache cannot take in rows (the hosted
@@ -45,7 +45,7 @@ class Stream:
         max_new_tokens: Maximum number of tokens of an answer.
         rows: Maximum number of rows decoded together, one per prompt and threshold. Halved when memory runs out.
         is_stopped: Called with a row's new tokens after each token; True ends the row (stop strings).
-        settings: Logit rules, and whether each token or a whole answer has one exit layer; None: no rules, each token.
+        settings: Logit rules, and whether a whole answer keeps one exit layer; None: neither.
         on_done: Called with a prompt's index among the requests once it has all answers.
         answers: Answers by index of prompt and of threshold; None if there is no answer yet.
     """

@@ -31,7 +31,7 @@ class BlockReading:
         value: Prediction of a regression; otherwise the probability of ``label``.
         score: The gate's score; None at the last block, which has no gate.
         exited: Whether the text exited here.
-        is_needed: Whether gate or answer needed this read-out, so that it counts as work; others are for the trace.
+        is_needed: Whether gate or answer needed this read-out, so that it counts as work. Else only the trace did.
     """
 
     block: int
@@ -68,7 +68,7 @@ class Classified:
 
 
 def on_texts(parts: Parts) -> Parts:
-    """Return the method with off-ramps as its head; blocks without one are read out by the model's own classifier."""
+    """Return the method with off-ramps as its head; the model's own classifier reads out blocks without an off-ramp."""
     return replace(parts, head=TrainedHead())
 
 

@@ -217,7 +217,10 @@ def why_not(parts: Parts, *, is_regression: bool, is_fitted: bool = False) -> st
 
 
 def _counted(stack: EncoderStack) -> TextWork:
-    """Return the work of a block by text length, averaged over blocks, from FLOPs that are counted in trial runs."""
+    """Return the work of a block by text length, averaged over blocks, from FLOPs counted at three text lengths.
+
+    A polynomial of degree 2 goes through the three counts.
+    """
     flops = torch.tensor([_flops(stack, length) for length in _COUNTED], dtype=torch.float64) / stack.n_blocks
     powers = torch.tensor([[1.0, length, length**2] for length in _COUNTED], dtype=torch.float64)
     fixed, per_token, per_pair = torch.linalg.solve(powers, flops).tolist()

@@ -1,7 +1,7 @@
 """Key-value cache of the hosted engine: rows of a batch at different depths, in transformers' own cache protocol.
 
-Shape suffixes: B rows of the batch, A rows that run a block, G key/value heads, S allocated positions, T new positions,
-N pairs of row and position, K head size, D encoder width.
+Shape suffixes: B rows of the batch, A rows that run a block, S allocated positions, T new positions, N pairs of
+row and position. Sizes of the model: G key/value heads, K head size, D encoder width.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class WritePositions:
 
 @dataclass
 class Now:
-    """Rows and positions of the block call in progress; one object that all blocks' parts of a cache share.
+    """Rows and positions of the block call in progress; one object, shared by the cache layers of all blocks.
 
     Attributes:
         rows_A: Rows of the batch that run the block; None means all.
@@ -103,9 +103,9 @@ class SelfLayer(CacheLayerMixin):  # type: ignore[misc]
             buffer[rows_A, :, start : self.length] = new
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Return the number of positions that the next ``query_length`` positions attend to, and the first one, 0.
+        """Return how many positions the next ``query_length`` positions can attend to, and the first of them, 0.
 
-        These next positions are counted too.
+        They are the cached positions and the next ones themselves.
         """
         return self.length + query_length, 0
 
@@ -119,7 +119,7 @@ class SelfLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class SourceLayer(CacheLayerMixin):  # type: ignore[misc]
-    """Cross-attention keys and values of one block, computed once per prompt; rows that run the block read theirs."""
+    """Cross-attention keys and values of one block, computed once per prompt and read by rows that run the block."""
 
     is_sliding = False
     is_croppable = True
@@ -133,7 +133,7 @@ class SourceLayer(CacheLayerMixin):  # type: ignore[misc]
         """Do nothing: no buffers are preallocated."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """Store the source's keys and values of all batch rows, and return them unchanged."""
+        """Store the keys and values of the encoder inputs of all batch rows, and return them unchanged."""
         self.kv, self.is_initialized = [key_states, value_states], True
         return key_states, value_states
 
@@ -170,12 +170,13 @@ class HostedCache(DecodingCache):
     """Key-value cache of a batch that the hosted engine decodes.
 
     Attributes:
-        past: transformers' cache object with these layers, which is passed to the model as ``past_key_values``.
+        past: transformers' cache object that holds ``layers`` and any cross-attention layers. It is passed to the model
+            as ``past_key_values``.
         layers: Self-attention keys and values, one entry per block.
         now: Rows and positions of the block call in progress.
         fed_BS: Token ids fed so far, by position in the cache.
         source_BSD: The encoder's states; None in a decoder-only model.
-        source_mask_BS: 1 where a source token is real.
+        source_mask_BS: 1 at the tokens of each encoder input, 0 at padding; None in a decoder-only model.
     """
 
     def __init__(self, n_blocks: int, n_rows: int, room: int, device: torch.device, *, has_source: bool) -> None:

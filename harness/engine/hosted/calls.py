@@ -1,7 +1,7 @@
 """Wrap decoder blocks: record their arguments in transformers' forward pass, and call them later on some rows.
 
 While a step is recorded, block 1 really runs, on all rows (every token runs it). The other blocks only record their
-arguments and return their input, in the form in which block 1 returned its output.
+arguments and return their input, in the form of block 1's output (a tensor or a tuple).
 
 Shape suffixes: B rows of the batch, A rows running at a block, T new positions, D model width.
 """
@@ -118,7 +118,7 @@ class RecordedCalls:
     def handle(self, block: WrappedBlock, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Record a block's arguments; run the block if it is block 1, else return its input state as its output.
 
-        Block 1 must be called first; the output of other blocks has the form of its output.
+        Block 1 must be called first: the other blocks' outputs get the form of its output (a tensor or a tuple).
         """
         state = state_in(args, kwargs)
         self.arguments[block.number] = without_state(args, kwargs)

@@ -246,7 +246,7 @@ def _check_read_outs(model: HostedTransformer, rows: Sequence[Sequence[int]]) ->
 
 
 def _spare(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
-    """Turn off, in skipped blocks, the projections that do not affect a block's keys and values."""
+    """Let blocks 2 to L, when they only store keys and values, leave out the projections that do not affect these."""
     linears = [{name: m for name, m in block.named_modules() if type(m) is nn.Linear} for block in model.stack.blocks]
     used: set[str] = set()
 
@@ -270,7 +270,7 @@ def _spare(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
 
 
 def _filled(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Return keys and values of blocks 2 to L, one tensor each, filled by tokens that exit at block 1."""
+    """Return the key tensor and the value tensor of each block from 2 to L, filled by tokens that exit at block 1."""
     cache = _start(model, rows, PROMPT)
     hidden, step = model.embed(torch.tensor([row[PROMPT : PROMPT + 1] for row in rows], device=model.device), cache)
     model.fill([(1, model.block(1, hidden[:, 0], step), None)], step)
@@ -326,7 +326,8 @@ def _check_padding(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> N
 def _work(model: HostedTransformer, row: Sequence[int]) -> tuple[BlockWork, int]:
     """Return the weights and FLOPs of a block for one token, and the width of a block's keys, averaged over blocks.
 
-    Weights and FLOPs are solved from FLOPs counted at several numbers of keys and of source positions.
+    FLOPs are counted at two numbers of keys and two of source positions. Their differences give the FLOPs per key and
+    per source position. The remaining FLOPs are two per weight.
     """
 
     def flops(n_source: int, fed: int) -> float:

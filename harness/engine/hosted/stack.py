@@ -2,8 +2,8 @@
 
 No family is named: the blocks are the decoder's only `ModuleList` of the length that its configuration states.
 
-A model too large for one device has whole blocks on several, one stretch of blocks per device. The first device is
-*home*: next to its blocks it has embeddings, encoder, final norm and LM head, and runs gates and read-outs.
+A model too large for one device is divided: each device has consecutive whole blocks. The first device is *home*: it
+also has embeddings, encoder, final norm and LM head, and runs gates and read-outs.
 accelerate's hooks move a block's arguments to its device.
 """
 
@@ -166,7 +166,10 @@ def modules_on(lm: nn.Module, blocks: Sequence[nn.Module], devices: DeviceMap) -
 
 
 def hand_over_whole_blocks(blocks: Sequence[Any]) -> None:
-    """Remove accelerate's hooks from the modules inside each block, which is on one device; the block keeps its own."""
+    """Remove accelerate's hooks from the modules inside each block; the block's own hook stays.
+
+    Inner hooks are not needed, since a block is on one device as a whole.
+    """
     from accelerate.hooks import remove_hook_from_module
 
     for block in blocks:

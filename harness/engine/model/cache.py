@@ -77,7 +77,7 @@ class SharedSources:
     Attributes:
         sources_B: Index of each row's source, ascending from 0 without gaps.
         max_rows: Largest number of rows of one source.
-        slots_B: Slot of each row; slots are numbered through all sources, ``max_rows`` per source.
+        slots_B: Slot of each row: ``max_rows`` times its source, plus its index among the rows of that source.
         n_sources: Number of sources.
     """
 
@@ -131,9 +131,9 @@ class DecodingCache(ABC):
 
     @abstractmethod
     def _select(self, rows: Tensor) -> None:
-        """Keep only the rows with these indices in all per-row tensors, except what `keep` itself selects.
+        """Keep only the rows with these indices in the per-row tensors.
 
-        These are the left padding and the deferred tokens.
+        Left padding and deferred tokens are left to `keep`, which calls this method.
         """
 
     @abstractmethod
@@ -224,8 +224,8 @@ class Cache(DecodingCache):
 
     Attributes:
         shared: Assignment of rows to encoder inputs (sources) that they share; None if each row has its own.
-        by_distance: Additive attention bias of keys at distances room-1..0 from the query, then of future keys, which
-            it masks: [1, 1 or H, 1, 2 room - 1], for H heads.
+        by_distance: Additive attention bias of keys by their distance to the query: first distances room-1 to 0, then
+            later keys, which are masked. Shape [1, 1 or H, 1, 2 room - 1], for H heads.
         graphs: CUDA graphs of blocks that run with this cache; None before the first.
         depth_BS: Last block in which each position is attended to; None if all are attended to in every block.
     """
@@ -293,7 +293,7 @@ class Cache(DecodingCache):
         return torch.full((n_rows, room), self.self_kv.shape[0], device=self.device)
 
     def masked(self, bias: Tensor | None, block: int, end: int, rows_A: Tensor | None) -> Tensor | None:
-        """Return an attention bias (None: no bias) of keys 0..end-1, with positions evicted from ``block`` masked too.
+        """Return ``bias`` of keys 0..end-1 (None: no bias), with the positions masked that were evicted from ``block``.
 
         ``rows_A`` are the batch rows of the bias; None means all. The result is None if nothing is masked or biased.
         """

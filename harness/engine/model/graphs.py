@@ -27,9 +27,9 @@ DEVICES = frozenset({"cuda"})
 
 
 class Normed(NamedTuple):
-    """Output of a block, as computed (``hidden``) and normalised (``normed``): input of gate, LM head and next block.
+    """Cached output of a block (``hidden``), and its normalised copy (``normed``), for gate, LM head and next block.
 
-    A block's output is never modified in place. Fields are None if no output is cached.
+    A block's output is never modified in place. A field is None if it is not cached.
     """
 
     hidden: Tensor | None = None

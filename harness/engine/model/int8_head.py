@@ -1,13 +1,13 @@
 """An int8 copy of an LM head, which gives intervals that contain the logits of the exact head.
 
 Row i of the exact head is w = q + r, where q is an int8 vector times a scale of the row, and r the remainder. torch's
-product (`Int8Product`) rounds a state x with error e. By Cauchy-Schwarz, its product with q differs from the exact
-head's product by no more than
+product (`Int8Product`) multiplies q by a rounded state x - e. By Cauchy-Schwarz, the result differs from the exact
+head's product of w and x by no more than
 
   |r| |x|  +  |q| |e|  +  rounding of both products;
 
-`docs/methods/index.md` has the proof. The choice of torch's routine and its order of summation change how wide an
-interval is, but not that it holds.
+`docs/methods/index.md` has the proof. The choice of torch's routine and its order of summation change the width of an
+interval. They do not change that it contains the exact logit.
 
 Shape suffixes: A rows, D model width, V vocabulary, N pairs of a row and an id.
 """
@@ -45,10 +45,10 @@ def sum_rounding(width: int) -> float:
 
 
 class Int8Product(ABC):
-    """Routine of torch that multiplies states with int8 weight rows; used only if it is as exact as declared.
+    """Routine of torch that multiplies states with int8 weight rows; used only if tests confirm its declared errors.
 
     It multiplies the rows with a rounded state x - e instead of the state x, and also returns the norm of e. Apart from
-    e, its result differs from a float32 sum of products by a relative error of at most `rounding`.
+    e, its result differs from a float32 sum of products by a relative error of at most `rounding`, a class attribute.
 
     Args:
         weight_VD: The int8 rows.
@@ -74,10 +74,11 @@ class Int8Product(ABC):
 
 
 class ByIntegers(Int8Product):
-    """Product of int8 rows with states as integers, summed without rounding; a state is split into two 7-bit parts.
+    """Product of int8 rows with states rounded to integers, summed without rounding.
 
-    torch derives the scale that converts its input to integers from the range of all input rows. An extra input row
-    that contains both ends of the range makes that scale 1.
+    A rounded state is the sum of two vectors of 7-bit integers, each times a scale. torch derives the scale that
+    converts its input to integers from the range of all input rows. An extra input row that contains both ends of the
+    range makes that scale 1.
     """
 
     def __init__(self, weight_VD: Tensor, scale_V: Tensor) -> None:
@@ -162,9 +163,9 @@ WAYS: Final[tuple[type[Int8Product], ...]] = (ByIntegers, ByBfloat16)
 
 
 def product_of(weight_VD: Tensor, scale_V: Tensor) -> Int8Product:
-    """Return a product with int8 rows: the first of `WAYS` that this machine supports and that is as exact as declared.
+    """Return a product with int8 rows, by the first class in `WAYS` that keeps to its declared errors on this machine.
 
-    If there is none, return the slow `ByFloat32`, which runs anywhere.
+    If none does, return the slow `ByFloat32`, which runs anywhere.
     """
     for way in WAYS:
         try:
@@ -258,8 +259,8 @@ class Int8Head:
     def rescored(self, states_AD: Tensor, row_N: Tensor, id_N: Tensor) -> tuple[Tensor, Tensor]:
         """Return bounds of single logits, computed from rows of the exact head: lower and upper ends, [N] each.
 
-        ``row_N`` is the row of ``states_AD`` and ``id_N`` the token id of each logit. The bounds differ only by the
-        rounding of the exact head's own product.
+        ``row_N`` is the row of ``states_AD`` and ``id_N`` the token id of each logit. The two ends of an interval
+        differ only because the exact head's own product is rounded.
         """
         weight_ND = self.head.weight.index_select(0, id_N).double()
         states_AD = states_AD.double()
@@ -342,7 +343,11 @@ def _quantised(weight_RD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _rounding(head: Linear) -> float:
-    """Return the relative error of a logit due to rounding to the head's number format: once, or twice with a bias."""
+    """Return a bound on the relative error of a logit that the exact head rounds to its own number format.
+
+    A head with a bias rounds twice. The bound is 0 for float32 and float64, whose rounding is included in the
+    error of the sum.
+    """
     if head.weight.dtype in (torch.float32, torch.float64):
         return 0.0  # included in that of the sum
     return torch.finfo(head.weight.dtype).eps / 2 * (1.01 if head.bias is None else 2.5)

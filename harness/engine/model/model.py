@@ -59,9 +59,10 @@ GATHERED_NUMEL = 2**14
 
 
 def clamped(x_ND: Tensor) -> Tensor:
-    """Clamp float16 states [N, D] to finite numbers: the largest one, or 1000 less in rows with infinite entries.
+    """Clamp float16 states [N, D] to finite numbers, as transformers does.
 
-    transformers tests the whole tensor for infinite entries; row by row, results do not depend on the batch.
+    The limit is the largest float16 number, or 1000 less in rows with infinite entries. transformers tests the whole
+    tensor for such entries. Here each row is tested, so that results do not depend on the batch.
     """
     most = torch.finfo(x_ND.dtype).max
     limit_N1 = torch.where(x_ND.isinf().any(-1, keepdim=True), most - 1000, most)
@@ -145,7 +146,7 @@ class Transformer(Headed):
         return normed if self.dtype == self._norm_dtype else normed.to(self.dtype)
 
     def _normalised(self, hidden: Tensor) -> Tensor:
-        """Return the normalised residual stream: the cached one if ``hidden`` is the output of the last block run."""
+        """Return ``hidden`` normalised; if it is the output of the last block run, return the cached result."""
         newest = self.newest
         if newest.normed is not None and newest.hidden is hidden:
             return newest.normed
@@ -221,7 +222,7 @@ class Transformer(Headed):
         return self._skip_kv[block]
 
     def skip_key_norm(self, block: int) -> HeadNorm | None:
-        """Return the norms of the keys of blocks block+1..L, as one with weights [L - block, G, K].
+        """Return the key norms of blocks block+1..L, stacked into one norm with weights [L - block, G, K].
 
         G is the number of key/value heads, K their size. None if the model does not normalise keys.
         """
@@ -243,8 +244,9 @@ class Transformer(Headed):
     ) -> Tensor:
         """Return the residual stream plus ``projection(x)``.
 
-        For some families in float16, transformers keeps the feed-forward weight ``wo`` in fp32. Then every sum from the
-        first ``wo`` on is in fp32. The sums before it (``rounds``) are in float16 and clamped.
+        For some families in float16, transformers keeps the down projections ``wo`` in fp32. From the first ``wo`` on,
+        the residual stream is then fp32. ``rounds`` is True for sums before that: they are rounded to float16 and
+        clamped.
         """
         if not self.arch.wide_stream:
             return projection.onto(stream_ND, x)
@@ -254,8 +256,8 @@ class Transformer(Headed):
     def _attend(self, q: Tensor, kv: KV, bias: Tensor | None, *, is_causal: bool = False) -> Tensor:
         """Return attention of queries ``q`` [A, T, H, K] over keys and values [A, G, S, K]: results [A*T, H*K].
 
-        Of A rows, each has T queries in H heads, and S keys in G heads, of size K. ``bias`` is an additive mask; None
-        means no mask, or a causal one if ``is_causal``.
+        Each of the A rows has T queries in H heads, and S keys in G heads; heads have size K. ``bias`` is an
+        additive mask; None means no mask, or a causal one if ``is_causal``.
         """
         (k, v), scale = kv, self.arch.attention_scale
         n_rows, n_new, n_heads, size = q.shape
@@ -414,9 +416,9 @@ class Transformer(Headed):
         return hidden, context
 
     def window(self, cache: Cache, n_positions: int) -> StepContext:
-        """Return the step context for blocks that run at the newest ``n_positions`` cache positions of every row.
+        """Return the step context to run blocks at the last ``n_positions`` cache positions of every row.
 
-        The last of these positions is that of the current step.
+        The positions end with that of the current step.
         """
         return self._context(cache, cache.length + 1 - n_positions, cache.length + 1)
 
@@ -592,8 +594,8 @@ class Transformer(Headed):
     def fill(self, skipped: Sequence[Skipped], context: StepContext) -> None:
         """Write keys and values of skipped blocks at the step's position, projected from the rows' exit states.
 
-        ``skipped`` has, for each exit layer in ascending order: its block, and exit states [A, D] and indices of the
-        rows that exited there (None: all rows).
+        ``skipped`` has one tuple per exit layer, in ascending order: the exit layer, then exit states [A, D] and
+        indices of the rows that exited there (None: all rows).
         """
         if len(skipped) == 1:
             self._fill_at_once(*skipped[0], context)
@@ -619,7 +621,7 @@ class Transformer(Headed):
             target[:, rows_A] = kv.transpose(0, 1)
 
     def _fill_block_by_block(self, skipped: Sequence[Skipped], context: StepContext) -> None:
-        """Write keys and values of skipped blocks by one product per block, for all rows that exited before it."""
+        """Write keys and values of skipped blocks by one product per block, for all rows that skipped this block."""
         cache, rotary = context.cache, context.rotary
         input_ND = self.block_input(torch.cat([hidden_AD for _, hidden_AD, _ in skipped]))
         every_row = torch.arange(cache.n_rows, device=input_ND.device)
@@ -655,7 +657,7 @@ class Transformer(Headed):
         return block_cost(self.arch, place)
 
     def why_not(self, parts: Parts, n_rows: int) -> str | None:
-        """Return None: every method runs on the lean engine, so that there is no reason against any."""
+        """Return None, which means that the method can run: the lean engine runs every method."""
         return None
 
     # ------------------------------------------------------------- positions

@@ -21,7 +21,7 @@ Rotary = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class CachePositions:
-    """Cache positions at which rows of the batch run blocks, if not at those of the step: T per row, with masks.
+    """Cache positions at which rows run blocks, if these are not the positions of the step: T per row, with masks.
 
     Attributes:
         places_AT: Cache positions, in any order within a row.

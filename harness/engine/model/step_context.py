@@ -44,7 +44,7 @@ class RowSubset:
 
     @cached_property
     def stretches(self) -> list[Stretch]:
-        """These rows, grouped into stretches of adjacent batch rows: their slices among these rows, and in the batch.
+        """Stretches of these rows that are adjacent in the batch: (slice of these rows, slice of the batch) of each.
 
         Keys and values of a stretch are a slice of the batch's, so that they need no copy.
         """

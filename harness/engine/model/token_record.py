@@ -18,15 +18,16 @@ class TokenRecord(NamedTuple):
     Attributes:
         token_id: The token; for a text, the index of its label.
         exit_layer: Block after which the token was read out, 1..L.
-        blocks_run: Number of blocks executed for it; differs from the exit layer for oracles and exact KV caches.
-            Scored continuations of one context share the position that predicts their first token. They share all
-            positions if only their last tokens differ. Each record counts the full work, including shared positions.
+        blocks_run: Number of blocks executed for it. It exceeds the exit layer for oracles, accepted drafts, and KV
+            policies that run skipped blocks later. Scored continuations of one context share the position that predicts
+            their first token, or all positions if only their last tokens differ. Each record counts the full work,
+            including shared positions.
         head_rows: Number of rows of the LM head multiplied for it; a shared read-out counts in each record. For a text,
             rows of the classifier.
         score: Gate score at the exit layer, or 1 if the depth was fixed in advance; None at the last block.
-        score_half_width: Largest error of the score, if bounds of the logits decided; None if there is no score, or an
-            exact one.
-        head_rows_int8: Number of rows of the LM head's int8 copy multiplied for it, if bounds of the logits decide.
+        score_half_width: Largest error of the score, if the gate is certified (decides from bounds of the logits);
+            None if there is no score, or an exact one.
+        head_rows_int8: Number of rows of the LM head's int8 copy multiplied for it, if the gate is certified.
         head_fallbacks: Number of times that the bounds left a decision open, so that the whole LM head was read.
         rejected: Number of drafts that verification discarded right before this token, which full depth chose instead.
         rejected_layers: Exit layers of those drafts; not stored in the database.

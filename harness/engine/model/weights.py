@@ -96,7 +96,7 @@ class Linear:
         return Linear(self.weight[first:], None if self.bias is None else self.bias[first:])
 
     def stacked(self, projections: Sequence[Linear]) -> Linear:
-        """Return one projection with this one's outputs, followed by those of ``projections``, of the same type."""
+        """Return one projection that computes this one's outputs, then those of ``projections`` (all of one type)."""
         parts = (self, *projections)
         biases = [part.bias for part in parts if part.bias is not None]
         return Linear(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
@@ -158,7 +158,7 @@ class HeadNorm:
 class BlockWeights:
     """Weights of one block; the weights of its norms are folded into the projections.
 
-    ``qkv`` stacks the query, key and value projections, and ``up`` of a gated MLP the gate and up projections.
+    ``qkv`` stacks the query, key and value projections. In a gated MLP, ``up`` stacks the gate and up projections.
     ``rotates`` is False for a block without rotary embedding in a model whose other blocks have it.
     """
 

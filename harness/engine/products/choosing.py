@@ -2,7 +2,7 @@
 
 Whether a weight is in the processor's cache depends on the products before it. So all products are timed in the order
 of a decode step, in one form after another. A form replaces the default only if it was clearly faster in nearly every
-round. On a busy machine nothing is clear, and the default stays.
+round. On a busy machine no difference is clear, and the default stays.
 """
 
 from __future__ import annotations
@@ -172,8 +172,8 @@ def use_fastest(model: Engine) -> Choices | None:
 
     Returns the name of the chosen form by place: the role and shape of a weight, such as ``block 2304x768``. Returns
     None, and changes nothing, for the hosted engine, for devices other than a CPU, and for weights in other formats
-    than fp32, bf16 and int8. The same holds if the choice cannot be stored for later runs, or if the environment
-    variable EXITBENCH_PRODUCTS (`SWITCH`) is ``default``.
+    than fp32, bf16 and int8. None is also returned if the choice cannot be stored for later runs, or if the
+    environment variable EXITBENCH_PRODUCTS (`SWITCH`) is ``default``.
 
     Raises:
         UserError: This environment variable has an unknown value.
@@ -211,7 +211,7 @@ def _is_measured() -> bool:
 
 
 def _cache_key(model: Transformer) -> dict[str, Any]:
-    """Return the cache key of a model's choices: the machine, number of threads, number format, and forms by place."""
+    """Return the cache key of a model's choices: machine, number of threads, number format, and available forms."""
     products = list(_products(model))
     counts = Counter(product.place for product in products)
     forms = {product.place: list(product.forms) for product in products}
@@ -224,9 +224,9 @@ def _cache_key(model: Transformer) -> dict[str, Any]:
 
 
 def _has_room(model: Transformer) -> bool:
-    """Return whether weights can be packed, and packed copies take at most `COPIED_SHARE` of the machine's memory.
+    """Return whether packed copies of the weights are possible, and take at most `COPIED_SHARE` of the memory.
 
-    False if the size of this memory is unknown.
+    False if the size of the machine's memory is unknown.
     """
     if not can_pack(model.lm_head.weight.dtype):
         return False
@@ -255,7 +255,7 @@ def _of_block(model: Transformer, block: BlockWeights) -> Iterator[_Product]:
 
 
 def _step(model: Transformer) -> list[Timed]:
-    """Return the products to time for inputs of one row: a sample of a decode step, each in every form."""
+    """Return the products to time with inputs of one row: some of those of a decode step, each in every form."""
     step = []
     for product, sample in _sample(model):
         forms = FORMS[product.projection.weight.dtype][product.role]
@@ -265,7 +265,7 @@ def _step(model: Transformer) -> list[Timed]:
 
 
 def _step_of_few_rows(model: Transformer, chosen: Choices) -> list[Timed]:
-    """Return the products to time for inputs of few rows (2 to 16), as a sample of a decode step.
+    """Return the products to time with inputs of few rows (2 to 16): some of those of a decode step.
 
     Each is timed in the form that was chosen for one row, and in packed form.
     """

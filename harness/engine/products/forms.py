@@ -1,6 +1,6 @@
 """Forms: alternative implementations of a projection's matrix product on a CPU, by torch's routines.
 
-The default is that of `Linear`. A form changes neither weights nor number format: products in one format differ at
+The default form is `Linear` itself. A form changes neither weights nor number format: products in one format differ at
 most in their last bits, by the order of summation. (int8 is a number format of its own: `products.int8`.)
 """
 

@@ -2,7 +2,7 @@
 
 The integers of a row are its bf16 weights over the scale, rounded. The scale is the row's largest magnitude over 127,
 rounded to bf16 before the integers are computed, so that it adds no error. Embeddings, norms, biases and states stay
-bf16. Products are summed in fp32 and rounded to bf16, as those of bf16 are.
+bf16. Products are summed in fp32 and rounded to bf16, as for bf16 weights.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Int8(Linear):
         return type(self)(plain.weight, plain.bias, scale=self.scale[first:])
 
     def stacked(self, projections: Sequence[Linear]) -> Linear:
-        """Return one projection with this one's outputs, followed by those of ``projections``, of the same type."""
+        """Return one projection that computes this one's outputs, then those of ``projections`` (all of one type)."""
         plain = super().stacked(projections)
         scales = [part.scale for part in (self, *projections) if isinstance(part, Int8)]
         return type(self)(plain.weight, plain.bias, scale=torch.cat(scales))
@@ -72,7 +72,10 @@ class Int8(Linear):
 
 @dataclass(frozen=True)
 class ByBf16(Int8):
-    """Projection that converts int8 weights to bf16 for every product: runs anywhere, but reads three times as much."""
+    """Projection that converts its int8 weights to bf16 for every product.
+
+    It runs anywhere, but reads three times as many bytes: the int8 weights and their bf16 copy.
+    """
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x @ (scale * weight).T + bias over the last dimension."""

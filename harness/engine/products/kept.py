@@ -1,8 +1,8 @@
 """Stored choices of forms (implementations of matrix products), the same for all runs of a model on a machine.
 
-They are files in the user's cache folder. The first process to store a choice decides for all: another one that
-measured meanwhile uses the stored choice. A file that is damaged, or does not match its name, is overwritten. If
-nothing can be written, nothing is chosen.
+They are files in the user's cache folder. The first process to store a choice decides for all: a process that measured
+at the same time uses the stored choice instead of its own. A file that is damaged, or does not match its name, is
+overwritten. If the file cannot be written, no choice is in effect.
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def store_choices(key: ChoiceKey, chosen: Mapping[str, str]) -> dict[str, str] |
 
 
 def list_choices(machine: ChoiceKey) -> Iterator[tuple[str, ChoiceKey, dict[str, str]]]:
-    """Yield all choices stored for a machine, which is described as by `this_machine`.
+    """Yield (id, cache key, form by place) for every choice stored for a machine, which `this_machine` describes.
 
-    Each is the id in the file's name, the cache key, and the name of the form by place (role and shape of a weight).
+    The id is part of the file's name. A place is the role and shape of a weight.
     """
     for path in sorted(user_cache().glob(f"{_PREFIX}*.json")):
         key = _content(path).get("key")
@@ -100,7 +100,10 @@ def _path(key: ChoiceKey) -> Path:
 
 
 def _usable(path: Path, key: ChoiceKey) -> dict[str, str] | None:
-    """Return the form by place that a file stores; None if its cache key is not ``key``, or a form is not available."""
+    """Return the form of each place (role and shape of a weight) that a file stores.
+
+    None if the file's cache key is not ``key``, or if a form is not available on this machine.
+    """
     content = _content(path)
     chosen, places = content.get("chosen"), key["places"]
     if content.get("key") != key or not isinstance(chosen, dict) or chosen.keys() != places.keys():

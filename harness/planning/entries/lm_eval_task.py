@@ -1,6 +1,6 @@
-"""Reader of the lm-eval part of a ``[tasks.LABEL]`` table: settings, and which keys are allowed.
+"""Reader of the keys in a ``[tasks.LABEL]`` table that are specific to lm-eval's tasks; rejects keys for other tasks.
 
-The module `task` reads documents and chat templates.
+The module `task` reads the keys for documents and chat templates.
 """
 
 import json

@@ -21,7 +21,7 @@ _STYLES: Final = ", ".join(f'"{style}"' for style in PROMPT_STYLES)
 
 @dataclass(frozen=True)
 class PromptKeys:
-    """Requested prompts of a task; None for settings that the model or the task then determines.
+    """Requested prompts of a task; if a setting is None, the model or the task determines it.
 
     Attributes:
         style: Prompt style.
@@ -44,7 +44,7 @@ def read_prompt_keys(table: TomlTable, task: Task) -> PromptKeys:
     """Read the keys that choose a task's prompts; return defaults for a task that has no prompt styles.
 
     Raises:
-        UserError: A key is invalid, or does not go with the task or another key; names file, line and key.
+        UserError: A key is invalid, or not allowed together with the task or another key; names file, line and key.
     """
     texts = task.style_texts
     if texts is None:

@@ -45,7 +45,7 @@ class TaskEntry:
     """A parsed ``[tasks.LABEL]``; if it sets no token limit, the task's default applies.
 
     Attributes:
-        generation: Generation settings that do not depend on the model, unlike the digest of a chat template.
+        generation: Generation settings, without those that depend on the model, such as the digest of a chat template.
         chat_template: Whether prompts use the checkpoint's chat template; None: if the prompt style is ``chat``.
         prompts: Requested style and texts of the prompts, which depend on the model too.
         train_files: Local source only: files on which methods are fitted, if any.
@@ -75,7 +75,8 @@ class TaskEntry:
     def located(self, data_dir: Path | None, *, hub: bool) -> "TaskEntry":
         """Return the task with its source ``auto`` replaced: by local files if one exists, else by the hub if allowed.
 
-        The task is unchanged if it has another source, or if neither is possible (`require_located`).
+        The task is unchanged if its source is not ``auto``. It is also unchanged if no file exists and the hub is not
+        allowed; `require_located` then raises an error.
         """
         if not self.is_undecided:
             return self

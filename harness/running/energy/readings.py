@@ -1,7 +1,7 @@
 """Energy of a timing's decodes: counter readings around each decode, and the metrics computed from them.
 
 Either all decodes of a timing have a reading, or none has. One missing or impossible reading discards the energy of the
-whole timing; otherwise the two arms would be compared on different documents.
+whole timing; otherwise full depth and the method would be compared on different documents.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Energy:
 
     Attributes:
         readings: One reading per decode and counter; empty if there are no counters or a reading failed.
-        domains: For each counter, the energy of the idle machine.
+        domains: Energy of the idle machine, one entry per counter.
         summary: Names of the counters, or the reason why there are no readings.
     """
 

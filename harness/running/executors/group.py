@@ -1,4 +1,4 @@
-"""Run of one model group on this machine: worker processes, and an attempt in the spool for every way they can end.
+"""Run of one model group on this machine in worker processes; if one dies, its cell still gets an attempt in the spool.
 
 A worker that dies, or takes too long for a cell, loses only that cell: the parent writes its attempt (exit code,
 signal, last log lines) and starts a worker for the rest. If the cell was decoded together with others, the cell that
@@ -78,7 +78,10 @@ class _Watch:
         return None if self._waits or self.limit_s is None else self._since_s + self.limit_s
 
     def take(self, line: str) -> bool:
-        """Update the state from one line of the worker's output; return False if it is not an event (see `events`)."""
+        """Update the state from one line of the worker's event pipe.
+
+        Return False, and change nothing, if the line is not an event (see `events`) of a cell that has not ended yet.
+        """
         event = read_event(line, self._items)
         if event is None or event["cell"] in self.statuses:
             return False

@@ -1,4 +1,4 @@
-"""Worker process: reads events through a separate pipe, and leaves no child process behind when it ends."""
+"""The parent's handle of a worker process: read its events from a pipe, interrupt it, and kill it with its children."""
 
 import contextlib
 import os
@@ -25,9 +25,10 @@ class Overdue(Exception):
 
 
 class WorkerProcess:
-    """A worker in its own process group, so that Ctrl-C reaches only the parent.
+    """Handle of a worker that runs in its own process group, so that Ctrl-C reaches only the parent.
 
-    The thread that starts the worker must also follow it to its end (`lifeline.end_with_starting_thread`).
+    Linux may kill the worker when the thread that started it ends (`lifeline.end_with_starting_thread`). So this thread
+    must wait for the worker's end.
     """
 
     def __init__(self, start: Callable[[Sequence[int]], Process]) -> None:

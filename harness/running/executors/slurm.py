@@ -91,7 +91,7 @@ class SlurmExecutor:
     """
 
     def __init__(self, folder: Path, options: SlurmOptions) -> None:
-        """Find earlier submissions; write an attempt (stored outcome) for each cell that ended jobs left unfinished.
+        """Find earlier submissions; write an attempt (stored outcome) for each cell that an ended job left unfinished.
 
         Args:
             folder: Folder of submissions; must be accessible from the nodes.
@@ -155,9 +155,9 @@ class SlurmExecutor:
             tell(f"{error} Trying again later.")
 
     def _close(self) -> dict[str, str]:
-        """Write an attempt (stored outcome) for each cell that an ended job left unfinished; note which jobs are live.
+        """Write an attempt (stored outcome) for each cell that an ended job left unfinished.
 
-        Return the status of every cell of the ended jobs, by cell id.
+        Update the list of live jobs, and return the status of every cell of the ended jobs, by cell id.
         """
         submissions = [path for path in sorted(self._folder.glob("*/")) if not (path / _CLOSED).exists()]
         jobs = list_jobs(path.name for path in submissions)

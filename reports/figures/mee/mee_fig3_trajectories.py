@@ -27,7 +27,7 @@ _NAME_WIDTH = 12
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the block at which, in the examples, full depth's token becomes the most likely."""
+    """Return a sentence on the block at which full depth's token becomes the most likely, for the tokens shown."""
     layers = frame.distinct("first_match")
     last = "" if len(layers) == 1 else f" to {layers[-1]}"
     return f"Examples: late tokens, whose final word becomes the most likely at block {layers[0]}{last} only."

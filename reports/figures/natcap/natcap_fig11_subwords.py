@@ -41,7 +41,7 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw two panels: y is the task and model, one line each.
+    """Draw two panels: y is the task and model, one row each.
 
     Left, x is the mean ideal exit in blocks of first and of later pieces of words; right, the share (0..1) of later
     pieces. Frame: one row per task, model (series) and part, with ideal_exit and share.

@@ -35,7 +35,7 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw one panel per task: x is the block, y the share of tokens (0..1) whose ideal exit it is; one line per model.
+    """Draw one panel per task: x is the block, y the share of tokens (0..1) with this ideal exit; one line per model.
 
     The ideal exit is the first block that agrees with the last; its means are at the top. Frame: one row per task,
     model (series) and block, with share and ideal_exit (the mean); published rows have only the latter.

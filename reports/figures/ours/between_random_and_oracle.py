@@ -45,7 +45,7 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw two panels per model: y is the setting, one line each; one marker per task.
+    """Draw two panels per model: y is the setting, one row each; one marker per task.
 
     Left, x is the share of tokens equal to full depth's (0..1). Right, x is where this share lies between that of
     random exits (0) and that of the oracle (1). Frame: one row per task and setting, with token_match (left), share

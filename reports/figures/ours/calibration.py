@@ -56,8 +56,8 @@ def plot(frame: Frame) -> Figure:
     """Draw up to four panels; colours are pairs of model and task.
 
     In the first two, x is the tested threshold, y the mean loss or its p-value. In the others, x is the target (δ or
-    ε), y the loss on held-out documents or the agreement with full depth. Frame: rows of three kinds in the column
-    what: step, held and fitted.
+    ε), y the loss on held-out documents or the agreement with full depth. Frame: rows of three kinds, named in the
+    column what: step (a tested threshold), held (a chosen threshold on held-out documents) and fitted.
     """
     named = Frame((*frame.columns, "series"), tuple({**row, "series": _series(row)} for row in frame.rows))
     styles = series_styles(named.distinct("series"))

@@ -65,7 +65,7 @@ def finding(frame: Frame) -> str:
 def plot(frame: Frame) -> Figure:
     """Draw one row of panels per task, one column per model: x is the block, y the kind of word.
 
-    Markers are mean first match and mean stable-from block, columns the share of a kind's tokens by first match. Frame:
+    Markers are mean first match and mean stable-from block, bars the share of a kind's tokens by first match. Frame:
     one row per task, model, token_kind and block.
     """
     blocks = {row["model"]: row["blocks"] for row in frame.rows}

@@ -54,9 +54,9 @@ def finding(frame: Frame) -> str:
 def plot(frame: Frame) -> Figure:
     """Draw one column of three panels per task, with one style per KV policy.
 
-    Top: x is the position in the answer, y the share of tokens equal to full depth's. Below: x is that share over the
-    whole answer, then the task's metric; y is the policy. Frame: one row per task, policy, measure and position (NULL:
-    whole answer).
+    Top: x is the position in the answer, y the share of tokens equal to full depth's. Middle: x is that share over the
+    whole answer. Bottom: x is the task's metric. In both, y is the policy. Frame: one row per task, policy, measure and
+    position (NULL: whole answer).
     """
     styles = series_styles(frame.distinct("policy"))
     tasks = frame.distinct("task")[:_MOST]

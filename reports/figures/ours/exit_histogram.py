@@ -92,7 +92,7 @@ def _tokens(frame: Frame) -> list[int]:
 
 
 def _clear(axes: Axes) -> None:
-    """Hide the axes of a panel without data, but keep the labels of settings next to a first panel."""
+    """Hide the axes of a panel without data, but keep the labels of settings if the panel is the first of its row."""
     axes.spines[:].set_visible(False)
     axes.grid(False)
     axes.tick_params(axis="x", bottom=False, labelbottom=False)

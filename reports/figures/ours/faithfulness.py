@@ -48,7 +48,7 @@ def finding(frame: Frame) -> str:
 
 
 def plot(frame: Frame) -> Figure:
-    """Draw three panels per model: y is the setting, one line each; one marker per task; x is a share (0..1).
+    """Draw three panels per model: y is the setting, one row each; one marker per task; x is a share (0..1).
 
     Left, of tokens equal to full depth's (match); middle, of the answer before the first difference (before); right, of
     first differences that are near-ties (near_tie). Frame: one row per task and setting.

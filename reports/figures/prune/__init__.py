@@ -1,6 +1,6 @@
 """Figures of vocabulary pruning and contrastive decoding. This module: shared drawing code.
 
-Figures of the work under pruned heads have one row per read-out: score, FLOPs and speed side by side.
+Figures drawn by `costs` list pairs of method and head line by line: score, FLOPs and speed side by side.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -149,7 +149,7 @@ _SHIFT = 0.22  # share of a row, between the kinds of FLOPs
 
 @dataclass(frozen=True)
 class _ModelLayout:
-    """Place of one model on the y axis: y of its heading, its title, and the frame's rows at the y of each read-out."""
+    """Place of one model on the y axis: y of its heading, its title, and the rows of each (method, head) by their y."""
 
     heading: float
     title: str

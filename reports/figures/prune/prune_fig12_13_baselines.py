@@ -1,4 +1,4 @@
-"""The three gates against the contrastive gate with adaptive pruning (PRUNE figures 12 and 13)."""
+"""Three gates with a whole LM head against the contrastive gate with adaptive pruning (PRUNE figures 12 and 13)."""
 
 from functools import partial
 

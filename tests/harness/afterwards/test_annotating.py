@@ -27,7 +27,7 @@ TEXTS = ["</s>" if n == END else f"▁w{n}" if n % 3 else f"x{n}" for n in range
 
 
 class Lengths:
-    """Tags words by their length, which every piece of a word has in common; single letters are nothing."""
+    """Tagger that tags each word by its length."""
 
     name = "lengths 1"
 
@@ -41,7 +41,7 @@ class Lengths:
 
 @pytest.fixture(scope="module")
 def spelled_runs(example_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two models on one task of the example, with their tokens spelled."""
+    """Return runs of two models on one task of the example, with a vocabulary that spells their tokens."""
     runs = tmp_path_factory.mktemp("spelled") / "runs"
     for prefix in sorted(example_spool.iterdir()):
         cells = [json.loads(path.with_name("cell.json").read_text()) for path in prefix.glob("*/*/samples.parquet")]
@@ -57,7 +57,7 @@ def spelled_runs(example_spool: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def runs(spelled_runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder of runs, with an installed tagger."""
+    """Return a copy of these runs, with `Lengths` as the installed tagger."""
     monkeypatch.setitem(taggers.TAGGERS, "spacy", taggers._Kind("re", "one", Lengths))  # type: ignore[index]
     return Path(shutil.copytree(spelled_runs, tmp_path / "runs"))
 
@@ -71,7 +71,7 @@ TAGGED = "SELECT attempt_id, doc_key, position, upos, tagger FROM token_tags ORD
 
 
 def expected(runs: Path, tagger: str) -> list[dict[str, Any]]:
-    """Compute the tags per word in Python: a word is a token together with its continuation tokens."""
+    """Compute the expected tags in Python: a word is a token together with its continuation tokens."""
     answers: dict[tuple[str, str], list[int]] = {}
     for row in asked(
         runs,

@@ -1,4 +1,4 @@
-"""Candidates of a tuning: gates are evaluated where they pay, and settings that cannot be faster are left out."""
+"""Candidates of a tuning: gates are evaluated only where that pays, and settings that cannot be faster are left out."""
 
 import itertools
 from pathlib import Path
@@ -86,7 +86,7 @@ def test_a_setting_that_changes_too_many_tokens_is_left_out_with_another_reason(
 def test_the_predicted_cost_of_drafting_is_that_of_a_simulation(
     accepted: float, probe: Probe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Drafts are accepted up to the first wrong one, which the token of the verifying pass replaces."""
+    """Each pass accepts drafts up to the first wrong one, and adds one token of its own."""
     n_blocks, head = probe.n_blocks, 2.0
     monkeypatch.setattr(candidates, "_matches_by_block", lambda _: [accepted] * n_blocks)
     draft = candidates._best_draft(probe, DecoderCosts(head))

@@ -1,4 +1,4 @@
-"""`exitbench verify`: a stored run again, with a real model."""
+"""`exitbench verify`: a stored run is decoded again with a real model, and compared."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_run_gives_what_it_gave(kind: str, method: str, files: list[str], runs
 
 
 def test_a_name_means_the_latest_answers_of_a_cell(runs: Path, show: Show) -> None:
-    """Full depth has a quality cell and a probe of one name."""
+    """The name fits full depth's quality cell, which has two attempts, and its probe."""
     first = stored(runs, "quality", "full")
     latest = first.path.with_name("99991231T000000000000Z-00000000")
     shutil.copytree(first.path, latest)
@@ -126,7 +126,7 @@ def test_a_timing_cannot_be_repeated(runs: Path, show: Show) -> None:
 
 
 def _rewrite(folder: Path, select: str) -> None:
-    """Change the tokens of an attempt so that its files are consistent with each other."""
+    """Change an attempt's tokens by a query, and its DONE file accordingly."""
     tokens, beside = folder / "tokens.parquet", folder.parent / "tokens.parquet"
     with duckdb.connect() as connection:
         connection.execute(f"COPY ({select} FROM '{tokens}') TO '{beside}' (FORMAT parquet)")

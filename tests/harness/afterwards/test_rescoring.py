@@ -1,4 +1,4 @@
-"""``exitbench rescore``: stored answers, today's metric version, the documents they were of, and no model."""
+"""``exitbench rescore``: stored answers scored by today's metric version, with their documents and without a model."""
 
 import hashlib
 import json
@@ -36,7 +36,10 @@ Write = Callable[..., str]
 
 @pytest.fixture
 def write(runs: Path, example: ModuleType) -> Write:
-    """Write a quality run scored by an old version, which gave every answer 1; every second answer is right."""
+    """Return a function that writes a quality run, in which an old metric version scored every answer 1.
+
+    Every second answer is right.
+    """
 
     def run(exit_layer: int = 1, data: DataRequest = DATA, data_dir: Path | None = None, **told: Any) -> str:
         documents = data.load(data_dir)

@@ -1,6 +1,4 @@
-"""Choosing a setting: candidates keep their share of tokens, finalists keep the loss, and a guarantee has enough
-documents.
-"""
+"""Choosing a setting: which candidates and finalists are kept, and how many documents a guarantee needs."""
 
 import dataclasses
 import json

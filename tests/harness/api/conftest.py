@@ -88,7 +88,7 @@ def _tokenizer(*, ends: bool) -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="session")
 def toy_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return folders of a random decoder-only and a random encoder-decoder model whose blocks disagree."""
+    """Return folders of two random models, decoder-only and encoder-decoder, whose blocks predict different tokens."""
     torch.manual_seed(3)
     root = tmp_path_factory.mktemp("toys")
     causal, seq2seq = _tokenizer(ends=False), _tokenizer(ends=True)

@@ -178,7 +178,7 @@ assert logging.getLogger("lm_eval").level == logging.WARNING
 def test_results_say_in_which_forms_products_were_multiplied(
     toy_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No form is listed if all products use the default form."""
+    """Results list no matrix products if all of them use the default form."""
 
     def told() -> dict[str, Any]:
         return ExitBenchLM(pretrained=str(toy_models["seq2seq"]), device="cpu", dtype="bfloat16").get_model_info()

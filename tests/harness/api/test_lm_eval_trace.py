@@ -40,7 +40,7 @@ def evaluate(toys: Toys, trace: Path, tasks: list[str], method: dict[str, Any], 
 
 
 def attempts(trace: Path) -> dict[str, Path]:
-    """Folder of the attempt at each cell of the trace's suite, by the cell's label without the model."""
+    """Return the folder of each cell's attempt in a trace, by the cell's label without the model."""
     plan = make_plan(load_suite(trace / "suite.toml"), trace / "spool", trace / "models", Path("/"))
     (group,) = plan.groups
     assert {cell.state for cell in group.cells} == {"done"}, "a suite asks for the same cells"

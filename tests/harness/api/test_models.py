@@ -66,7 +66,7 @@ def test_full_depth_and_a_threshold_that_nothing_exceeds_answer_alike(model: eb.
 def test_a_replay_says_of_every_threshold_what_full_depths_tokens_would_have_done(
     model: eb.Model, prompts: list[str]
 ) -> None:
-    """Computed by hand: the first block whose margin exceeds the threshold, or else the last block."""
+    """The expected exit is the first block whose margin exceeds the threshold, or else the last block."""
     probe = eb.probe(model, prompts)
     table = eb.replay(probe, "calm-softmax", THRESHOLDS)
     rows = probe.table.to_pylist()

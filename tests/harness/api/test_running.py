@@ -1,4 +1,4 @@
-"""`exitbench.run` from Python; that it runs is in its example."""
+"""`exitbench.run` from Python, apart from what its own docstring's example tests."""
 
 from pathlib import Path
 from typing import Any

@@ -201,7 +201,7 @@ NOT_ASKED = {
 
 
 def any_of(part: type[Any]) -> st.SearchStrategy[Any]:
-    """Return a strategy for any value of a dataclass whose fields are plain values or such dataclasses."""
+    """Return a strategy for values of a dataclass, whose fields may be dataclasses themselves."""
     return st.builds(part, **{item.name: any_value(item) for item in fields(part)})
 
 
@@ -213,7 +213,7 @@ def any_value(item: Field[Any]) -> st.SearchStrategy[Any]:
 
 
 def leaves(part: Any, prefix: str = "") -> Iterator[tuple[str, Field[Any]]]:
-    """The path and field of every leaf of a value; parts that are missing have none."""
+    """Yield path and field of every plain value within nested dataclasses; parts that are None are skipped."""
     for item in fields(part):
         if str(item.type).removesuffix(" | None") not in PARTS:
             yield prefix + item.name, item

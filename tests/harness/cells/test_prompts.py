@@ -1,4 +1,4 @@
-"""Prompts: through chat templates, cut, and left out, as transformers' tokenizers do it."""
+"""Prompts with chat templates, truncated prompts, and prompts left out, as transformers' tokenizers treat them."""
 
 from __future__ import annotations
 

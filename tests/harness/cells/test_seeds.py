@@ -50,7 +50,7 @@ def test_two_methods_draw_the_same_seeds_for_the_same_documents(worded_model: Pa
 
 
 def test_seeds_of_documents_never_change_by_accident() -> None:
-    """Another derivation would change stored random decodes without changing the ids of their cells."""
+    """Other seeds would change stored random decodes without changing the ids of their cells."""
     assert seed_for("decode", 7, "0123456789abcdef") == 162_453_489_397_760_616
     assert seed_for("bootstrap", 7) == 7
 

@@ -1,4 +1,4 @@
-"""Texts for encoders: truncation, its counts, and the mapping of labels."""
+"""Texts for encoders: truncation, the number of tokens cut off, and the mapping of labels."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_another_number_of_labels_is_refused() -> None:
 
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_a_long_text_is_cut_where_asked_and_counted(side: Any, tokenizer: Any) -> None:
-    """The end of the sequence stays."""
+    """The end-of-sequence token is kept."""
     text = "a dog runs a dog runs a dog runs"
     whole = encoding(tokenizer, 100)([text], 0)
     cut = encoding(tokenizer, 100, max_prompt_tokens=5, truncate=side)([text], 0)

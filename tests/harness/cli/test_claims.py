@@ -16,7 +16,7 @@ Claims = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def claims(example_database: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Claims:
-    """Run `exitbench claims` on the example's database, on a terminal of 100 columns."""
+    """Return a function that runs `exitbench claims` on the example's database, on a terminal of 100 columns."""
     monkeypatch.setenv("COLUMNS", "100")
 
     def run(*arguments: str) -> tuple[int, str, str]:

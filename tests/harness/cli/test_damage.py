@@ -1,4 +1,4 @@
-"""Torn, emptied and overwritten files of the spool: nothing that reads it gives up, and the cell is run again."""
+"""Torn, emptied and overwritten files of the spool: commands that read it continue, and the cell is run again."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_a_model_whose_rows_are_decoded_one_by_one_is_told_so_once(
 
 
 def test_values_that_the_engine_refuses_are_told_by_their_parameter(capsys: pytest.CaptureFixture[str]) -> None:
-    """The scale of an encoder-decoder's states in this family is applied by its own code."""
+    """On the hosted engine, this model's logits are not those of its LM head alone: its own code scales the states."""
     assert main(["inspect", "builtin-vanilla", "--engine", "hosted"]) == 0
     output = " ".join(capsys.readouterr().out.split())
     assert "hosted, proved; lean reads it too" in output

@@ -13,7 +13,7 @@ from exitbench.results.ingest.ingest import ingest
 
 @pytest.fixture(autouse=True)
 def runs(example_spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The runs folder of the working folder."""
+    """Return a runs folder in the working folder, with a part of the example's attempts."""
     monkeypatch.chdir(tmp_path)
     for prefix in sorted(example_spool.iterdir())[:12]:
         shutil.copytree(prefix, Path("runs/spool") / prefix.name)

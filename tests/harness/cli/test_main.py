@@ -67,7 +67,7 @@ def exitbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 @pytest.fixture
 def suite(worded_model: Path, data_dir: Path, tmp_path: Path) -> Path:
-    """Return a suite for a random model and four lines of text, which are below --data-dir data."""
+    """Return a suite for a random model and four lines of text, which are in the folder `data`."""
     path = tmp_path / "small.toml"
     path.write_text(
         'schema = 1\nname = "small"\nseed = 7\n'
@@ -155,7 +155,7 @@ def test_every_command_explains_itself_with_examples_that_are_commands(
 def test_a_suite_from_plan_to_query(
     suite: Path, tmp_path: Path, exitbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Plan, run, look, run again: the whole way, with real workers and several cores."""
+    """Plan a suite, run it, query it and run it again, with real workers and several cores."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
     before = exitbench("plan", str(suite), "--data-dir", "data")
     assert "3 cells: 3 new. Runs with --retry failed: 3." in before.stdout

@@ -1,4 +1,4 @@
-"""`exitbench new`: its files run unchanged up to a row of the report, and names that cannot be used are reported."""
+"""`exitbench new`: the files that it writes run unchanged, up to a row of the report; unusable names are reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIMIT = "4"
 
 
 def _said(arguments: list[str]) -> str:
-    """Return the printed text of a command without plug-ins, because a process can trust only one folder of them."""
+    """Run a command without plug-ins in this process, which can trust only one folder of them; return its output."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         assert main(arguments) == 0, arguments
     return out.getvalue()
@@ -37,7 +37,7 @@ def _next(told: str) -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def made(snippets: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a method, a task and a task in Python, each tried as its next steps say. Read only."""
+    """Return a read-only folder with a new method and two new tasks (TOML, Python), whose next steps have been run."""
     folder = tmp_path_factory.mktemp("made")
     tests: list[str] = []
     with pytest.MonkeyPatch.context() as patched:

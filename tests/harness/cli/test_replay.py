@@ -20,7 +20,7 @@ def asked(capsys: pytest.CaptureFixture[str], database: Path, *words: str) -> tu
 
 @pytest.fixture(scope="module")
 def probed(example_database: Path) -> tuple[str, str]:
-    """A model and a task of the example that were probed."""
+    """Return a model and a task of the example that were probed."""
     with eb.open_results(example_database) as results:
         (row, *_) = results.sql("SELECT model, task_label FROM runs WHERE kind = 'probe' ORDER BY ALL").to_pylist()
     return row["model"], row["task_label"]

@@ -1,4 +1,4 @@
-"""`exitbench report --only`: some figures alone, and nothing else in the folder."""
+"""`exitbench report`: `--only` draws the chosen figures and writes nothing else; `--watch` writes the page again."""
 
 import os
 import shutil
@@ -63,7 +63,7 @@ def test_a_watched_page_follows_the_database(
 
 
 def test_figures_are_the_same_bytes_whatever_matplotlib_is_set_to(runs: Path, tmp_path: Path) -> None:
-    """Settings come from a file in the working folder, from a notebook's environment, or are the defaults."""
+    """Compare figures made with matplotlib's defaults and with settings from a file and a notebook's environment."""
     (tmp_path / "matplotlibrc").write_text(
         "text.usetex: True\naxes.facecolor: pink\nfont.size: 20\nsavefig.bbox: tight\npath.simplify: False\n"
     )

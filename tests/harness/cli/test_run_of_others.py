@@ -173,7 +173,7 @@ class Ran(NamedTuple):
 
 
 def _exitbench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """The command line in a process that finds the installed plug-in."""
+    """Run the command line in a process that finds the installed plug-in."""
     given = {**os.environ, "PYTHONPATH": str(folder / "site"), "OMP_NUM_THREADS": "1"}
     # On one core there is one worker process, whose imports take longer than all cells.
     script = f"import os, sys; os.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}}); from {MAIN} import main; "
@@ -212,7 +212,7 @@ ARGUMENTS = ("asked.toml", "--plugins", "plug", "--data-dir", ".", "--runs", "ru
 
 @pytest.fixture(scope="session")
 def finished(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder after the suite has run. Read only."""
+    """Return the folder after the suite has run. Read only."""
     folder = tmp_path_factory.mktemp("asked") / "here"
     _write(folder, worded_model)
     ended = _exitbench(folder, "run", *ARGUMENTS, "--no-report", "--threads", "1", UNSAFE)
@@ -223,14 +223,14 @@ def finished(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture
 def runs(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of its runs, in a copy of the folder, which is the current one."""
+    """Return a copy of the finished runs, in a copy of their folder that is the working folder."""
     copy = Path(shutil.copytree(finished, tmp_path / "copy"))
     monkeypatch.chdir(copy)
     return copy / "runs"
 
 
 def cells(runs: Path) -> dict[str, Path]:
-    """Folder of each attempt, by the label of its task and its method."""
+    """Return the folder of each attempt, by the label of its task and its method."""
     results = {}
     for told in runs.glob("spool/??/*/*/cell.json"):
         cell = json.loads(told.read_text())

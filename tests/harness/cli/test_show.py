@@ -26,7 +26,7 @@ ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def stored(database: Path, method: str, threshold: str, place: int) -> tuple[str, list[tuple]]:
-    """The key of a document and its tokens, as a query has them."""
+    """Return a document's key and its tokens, as a query gives them."""
     sql = """
         SELECT doc_key, token_id, exit_layer, full_token_id, score FROM token_trace
         WHERE model = 'world-t5' AND task = 'squad' AND execution = 'real' AND method = $method

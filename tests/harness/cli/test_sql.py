@@ -49,14 +49,14 @@ class Done:
 
 @pytest.fixture
 def exitbench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run one command in the test's folder."""
+    """Return a function that runs one command in the test's folder."""
     monkeypatch.chdir(tmp_path)
     return lambda *arguments: Done(main(arguments), *capsys.readouterr())
 
 
 @pytest.fixture
 def ask(exitbench: Command, example_database: Path) -> Command:
-    """Run `exitbench sql` on the example's database."""
+    """Return a function that runs `exitbench sql` on the example's database."""
     return lambda *arguments: exitbench("sql", "--database", str(example_database), *arguments)
 
 
@@ -66,7 +66,7 @@ def _left(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize("arguments", [("SELECT '\udcff'",), ("SELECT $a", "--set", "a=\udcff")])
 def test_an_argument_that_is_not_utf8_is_refused(ask: Command, arguments: tuple[str, ...]) -> None:
-    """As Python spells the bytes of such arguments."""
+    """Python passes such bytes to a program as lone surrogates."""
     completed = ask(*arguments)
     assert (completed.returncode, completed.stdout) == (2, "")
     assert "holds a byte that is not UTF-8. Allowed: text in UTF-8." in completed.stderr

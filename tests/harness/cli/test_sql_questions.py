@@ -1,4 +1,4 @@
-"""`exitbench sql` without a query: every saved query below its topic; `--queries WORD`: those with words in full."""
+"""`exitbench sql` without a query lists saved queries by topic; `--queries WORD` shows in full those with the word."""
 
 import pytest
 

@@ -208,7 +208,7 @@ def test_what_cannot_be_shown_is_told(
 
 @pytest.fixture
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """lm-eval sets up logging to the standard error of the first test that runs it."""
+    """Keep lm-eval from setting up logging, which would stay on the standard error of the first test that runs it."""
     monkeypatch.setattr("lm_eval.__main__.setup_logging", lambda: None)
 
 
@@ -227,7 +227,7 @@ def test_it_evaluates_and_writes_its_results(
     import lm_eval.tasks
 
     class Only(lm_eval.tasks.TaskManager):  # type: ignore[misc]
-        """Without lm-eval's fourteen thousand files."""
+        """Task manager without lm-eval's fourteen thousand task files."""
 
         def __init__(self, **given: object) -> None:
             super().__init__(**{**given, "include_defaults": False})

@@ -18,7 +18,7 @@ WORDS = ("try", "builtin-weighted", "--minutes", "0.5", "--max-loss", "20%")
 
 @pytest.fixture(scope="module")
 def tried(snippets: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Folder and printed output of a finished trial."""
+    """Return the folder and the printed output of a finished trial."""
     runs = tmp_path_factory.mktemp("tried")
     return runs, snippets.output_of(runs, ["exitbench", *WORDS, "--runs", str(runs)], "try")
 

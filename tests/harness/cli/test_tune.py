@@ -22,7 +22,7 @@ WORDS = ("tune", "weighted", "wmt-en-fr", f"--methods={METHODS}", "--documents=6
 
 @pytest.fixture(scope="module")
 def tuned(snippets: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished choice."""
+    """Return the runs folder of a finished `exitbench tune`."""
     runs = tmp_path_factory.mktemp("tuned")
     snippets.output_of(runs, ["exitbench", *WORDS, "--runs", str(runs)], "tune")
     return runs

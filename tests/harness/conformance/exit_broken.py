@@ -16,7 +16,7 @@ from exitbench.methods.gated import Gated
 
 
 class Honest(Gate):
-    """Probability of the most probable token."""
+    """Gate whose score is the probability of the most probable token; it keeps every contract."""
 
     def score(self, view: BlockView) -> Tensor:
         return torch.softmax(view.logits_AK.float(), dim=-1).amax(-1)
@@ -29,7 +29,7 @@ class Honest(Gate):
 
 
 class Untold(Honest):
-    """The same method, but its score cannot be computed from a probe."""
+    """Gate like `Honest`, but its score cannot be computed from a probe."""
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str | None:
         return None
@@ -124,7 +124,7 @@ class Counts(Untold):
 
 
 class Negative(Untold):
-    """No score is above any threshold allowed."""
+    """Gate whose scores never exceed a threshold that is allowed."""
 
     def score(self, view: BlockView) -> Tensor:
         return -super().score(view)
@@ -136,7 +136,7 @@ class Reversed(Untold):
 
 
 class Huge(Untold):
-    """Every score is above every threshold allowed."""
+    """Gate whose scores exceed every threshold that is allowed."""
 
     def score(self, view: BlockView) -> Tensor:
         return 2 + super().score(view)
@@ -158,7 +158,7 @@ class Free(Honest):
 
 
 class ReadsTwice(Untold):
-    """Multiplies the LM head behind the view's back."""
+    """Gate that multiplies by the LM head itself, without the view, so that this work is not counted."""
 
     def score(self, view: BlockView) -> Tensor:
         return torch.softmax(view.model.logits(view.hidden_AD), dim=-1).amax(-1)
@@ -197,7 +197,7 @@ GATES: dict[str, Callable[[], Gate]] = {
 
 @dataclass(frozen=True)
 class Broken(Gated):
-    """A method that breaks the given contract."""
+    """Method with the gate named by `how`, which may break a contract."""
 
     name: ClassVar[str] = "broken"
     threshold: float = param(0.3, "exit above it", low=0.0, high=1.0)
@@ -209,7 +209,7 @@ class Broken(Gated):
 
 @dataclass(frozen=True)
 class Plain(Broken):
-    """A method with a plain field."""
+    """Method with a field that is not declared as a parameter."""
 
     name: ClassVar[str] = "plain"
     mine: float = 3.0
@@ -217,7 +217,7 @@ class Plain(Broken):
 
 @dataclass(frozen=True)
 class Unmade(Broken):
-    """A method that cannot be made."""
+    """Method whose gate cannot be created."""
 
     name: ClassVar[str] = "unmade"
 

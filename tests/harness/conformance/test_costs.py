@@ -1,4 +1,4 @@
-"""FLOPs of matrix products, counted without the imports of torch's own counter."""
+"""Counting the FLOPs of matrix products as torch's own counter does, without its imports."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from exitbench.harness.conformance.costs import _Products
 
 
 def products() -> None:
-    """Operations that torch counts directly, and operations that it counts by their parts."""
+    """Run operations that torch counts directly, and operations that it counts by their parts."""
     x_BTD, weight_ED = torch.ones(3, 4, 8), torch.ones(5, 8)
     F.linear(x_BTD, weight_ED)
     torch.einsum("btd,ed->bte", x_BTD, weight_ED)

@@ -1,4 +1,4 @@
-"""Methods tested in a separate process, and results that are stored."""
+"""Contract tests of methods in a separate process, and their stored results."""
 
 from __future__ import annotations
 

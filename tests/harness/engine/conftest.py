@@ -55,7 +55,7 @@ def _t5(**options: Any) -> Any:
 
 
 def _untied(reference: Any, *, is_said: bool = True) -> Any:
-    """Return an encoder-decoder with an untied LM head."""
+    """Untie an encoder-decoder's LM head and return the model; `is_said`: its configuration says so."""
     if is_said:
         reference.config.tie_word_embeddings = False  # in the constructor it would only disable scaling
     reference.lm_head.weight = torch.nn.Parameter(torch.empty_like(reference.shared.weight))
@@ -124,7 +124,7 @@ def randomise(reference: Any, seed: int) -> None:
 
 
 def padded(prompts: list[list[int]], left: bool) -> dict[str, Tensor]:
-    """Return token ids and mask of prompts of mixed length."""
+    """Return token ids and mask of prompts of mixed length, padded to the longest."""
     longest = max(map(len, prompts))
     rows, masks = [], []
     for prompt in prompts:
@@ -152,7 +152,7 @@ class Twin:
         return padded(prompts, left=not self.is_seq2seq)
 
     def reference_logits(self, prompt: list[int], answer: list[int]) -> Tensor:
-        """Return one row's logits for each answer token, computed without a cache, [answer, V]."""
+        """Return transformers' logits for each token of an answer, computed without a cache, [answer, V]."""
         if self.is_seq2seq:
             decoder = torch.tensor([[self.checkpoint.start_id, *answer[:-1]]])
             return self.reference(input_ids=torch.tensor([prompt]), decoder_input_ids=decoder).logits[0]
@@ -185,7 +185,10 @@ def save(reference: Any, folder: Path, eos: list[int]) -> None:
 
 
 def _common_tokens(reference: Any) -> list[int]:
-    """Return tokens at many positions of greedy answers; as end-of-sequence tokens they give uneven lengths."""
+    """Return three tokens that occur at many positions of greedy answers.
+
+    As end-of-sequence tokens, they give answers of uneven lengths.
+    """
     reference.generation_config.eos_token_id = None
     prompts = padded(random_prompts(200, seed=PROMPT_SEED)[:12], left=not reference.config.is_encoder_decoder)
     generated = reference.generate(**prompts, max_new_tokens=12, do_sample=False, use_cache=False, pad_token_id=PAD)

@@ -108,7 +108,7 @@ MODELS: dict[str, Model] = {
 
 
 def saved(model: Model, folder: Path, dtype: torch.dtype = torch.float32, **options: Any) -> None:
-    """Save a model, every parameter of which matters to its answers."""
+    """Save a model with random weights, all of which affect its answers."""
     generator = torch.Generator().manual_seed(4)
     result = model()
     for name, parameter in result.named_parameters():

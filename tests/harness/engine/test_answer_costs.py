@@ -33,7 +33,7 @@ CASES: list[tuple[str, str, Method]] = [
 
 
 def beginning(made: Generation, n: int) -> Generation:
-    """The first tokens of an answer and their trace."""
+    """Return the first n tokens of an answer with their trace."""
     return Generation(made.token_ids[:n], made.records[:n], made.stop_reason)
 
 

@@ -19,7 +19,7 @@ from tests.harness.engine.test_stream import MODELS, Batches, alone, loaded, req
 
 
 class ExitBySum(Gate):
-    """Lets a token exit after 1 + s % L blocks, where s is the sum of the tokens that the row has decoded before."""
+    """Gate that lets a token exit after 1 + s % L blocks; s is the sum of the tokens that its row decoded before."""
 
     remembers: ClassVar[bool] = True
 
@@ -39,7 +39,10 @@ def summing(name: str) -> Parts:
 
 
 def by_definition(name: str, answer: Generation) -> list[int]:
-    """Exit layers that follow from the tokens of the answer. A decoder takes its first token from the prompt's pass."""
+    """Return the exit layers that follow from an answer's tokens.
+
+    A decoder-only model reads its first token from the prompt's pass, at full depth.
+    """
     n_blocks = loaded(name).model.n_blocks
     first = [] if MODELS[name] == "seq2seq" else [n_blocks]
     sums = accumulate(answer.token_ids[len(first) : -1], initial=0)

@@ -59,13 +59,13 @@ MODELS = {"builtin-weighted": "an encoder-decoder", "builtin-exit-heads": "a dec
 
 
 def names(model: str) -> list[str]:
-    """The methods that suit a model."""
+    """Return the methods that a model supports."""
     return [name for name in method_names() if name not in NEEDS_HEADS or "heads" in model]
 
 
 @dataclass(frozen=True)
 class Ran:
-    """Folders of attempts by label: each setting decoded alone with one row, and with eight rows and other thresholds.
+    """Folders of attempts by number of rows and label: decoded alone with one row, and in shared passes with eight.
 
     Attributes:
         shared: For each label of a pass's first cell, the number of cells that the pass answered.
@@ -103,7 +103,7 @@ def runs(ran: Ran) -> dict[int, dict[str, Path]]:
 
 
 def test_thresholds_decays_and_patiences_of_a_method_and_policy_share_a_pass(ran: Ran) -> None:
-    """Else the comparison below would say nothing of passes that cells share."""
+    """Otherwise, the comparison below would not test shared passes."""
     softmax = sorted(cells for label, cells in ran.shared.items() if "/calm-softmax:" in label)
     assert softmax == [*[2] * (len(POLICIES) - 1), 4], "of each policy two thresholds, of one two decays as well"
     shared = {label.split("/")[2].split(":")[0]: cells for label, cells in ran.shared.items()}
@@ -124,7 +124,7 @@ def test_every_method_answers_by_eight_shared_rows_as_by_one(runs: dict[int, dic
 
 
 def test_rows_of_a_batch_leave_at_different_blocks(runs: dict[int, dict[str, Path]]) -> None:
-    """Else the comparison above would say nothing."""
+    """Otherwise, the comparison above would not test different exits within a batch."""
     layers = {
         label: set(pq.read_table(path / "tokens.parquet")["exit_layer"].to_pylist())
         for label, path in runs[8].items()

@@ -54,7 +54,7 @@ def checkpoint(folder: Path) -> Checkpoint:
 
 @pytest.fixture(scope="module")
 def prompts(folder: Path, checkpoint: Checkpoint) -> list[list[int]]:
-    """Four prompts of documents of the tasks that come along."""
+    """Return the prompts of one document of each built-in task, four at most."""
     tokenizer, kind = AutoTokenizer.from_pretrained(folder), checkpoint.kind
     documents = [(get_task(name), builtin.documents(name, "test", 1)[0]) for name in TEXT_TASKS]
     return [tokenizer(task.prompt_for(document, kind)).input_ids for task, document in documents][:4]
@@ -76,7 +76,7 @@ def decisions(generations: Sequence[Generation]) -> list[tuple[list[int], list[i
 
 
 def assert_scores_lie_within(certified: Generation, exact: Generation) -> None:
-    """Stored scores are exact, or say by how much they may be off."""
+    """Assert that each certified score is exact, or within its stored half-width of the exact score."""
     for record, own in zip(certified.records, exact.scores, strict=True):
         score, half_width = record.score, record.score_half_width
         if half_width is None:

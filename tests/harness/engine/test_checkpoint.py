@@ -24,7 +24,7 @@ Twins = Callable[[str], Any]
 
 @pytest.fixture
 def folder(twin: Twins, tmp_path: Path) -> Path:
-    """A sound checkpoint to be spoiled."""
+    """Return a copy of a sound checkpoint, for tests that damage it."""
     return Path(shutil.copytree(twin("llama").folder, tmp_path / "llama"))
 
 
@@ -237,7 +237,7 @@ UNSUPPORTED = {  # family, what its config.json says, and the refusal
 
 @pytest.fixture(params=UNSUPPORTED)
 def unsupported(request: pytest.FixtureRequest, twin: Twins, tmp_path: Path) -> tuple[Path, str]:
-    """A checkpoint with an option that the lean engine does not have, and the refusal."""
+    """Return a checkpoint with an option that the lean engine does not support, and the expected message."""
     family, values, says = UNSUPPORTED[request.param]
     folder = Path(shutil.copytree(twin(family).folder, tmp_path / family))
     edit_config(folder, **values)

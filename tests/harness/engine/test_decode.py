@@ -27,8 +27,9 @@ MAX_NEW_TOKENS = 8
 
 
 class ExitAtSeed(Gate):
-    """Gate that lets each row exit after as many blocks as its seed. With ``moving``, the exit layer grows by one per
-    position and starts again at 1.
+    """Gate that lets each row exit after the block given by its seed.
+
+    With ``moving``, the exit layer grows by one per position and starts again at 1 after L.
     """
 
     def __init__(self, moving: bool = False) -> None:
@@ -41,7 +42,7 @@ class ExitAtSeed(Gate):
 
 
 def exit_at(seed: int, position: int) -> int:
-    """1..L."""
+    """Return the exit layer, 1..L, of a row with this seed at this position."""
     return (seed - 1 + position) % L + 1
 
 
@@ -50,7 +51,7 @@ def parts(gate: Gate) -> Parts:
 
 
 class Recorder:
-    """Notes every call of Transformer.block: the block and its rows."""
+    """Recorder of every call of `Transformer.block`: the block and its number of rows."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[int, int]] = []
@@ -63,7 +64,7 @@ class Recorder:
         monkeypatch.setattr(Transformer, "block", block)
 
     def rows(self) -> list[int]:
-        """Rows that ran each block 1..L, over all calls since the last `clear`."""
+        """Return how many rows ran each block 1..L, over all calls since the last `clear`."""
         return [sum(rows for number, rows in self.calls if number == block) for block in range(1, L + 1)]
 
     def clear(self) -> None:
@@ -82,7 +83,7 @@ def start(family: Any, prompts: list[list[int]], seeds: list[int] | None = None,
 
 
 def decoded_tokens(family: Any, generations: list[Generation]) -> list[tuple[int, int]]:
-    """(exit layer, blocks run) of every token that came out of a decode step; a prompt's own token did not."""
+    """Return (exit layer, blocks run) of every token from a decode step, without tokens read from a prompt's pass."""
     skip = 0 if family.is_seq2seq else 1
     return [pair for g in generations for pair in list(zip(g.exit_layers, g.blocks_run, strict=True))[skip:]]
 
@@ -187,7 +188,7 @@ def test_bfloat16_decodes_with_every_kind_of_exit(family: Any, prompts: Any) -> 
 
 
 def exit_state(family: Any, prompt: list[int], token: int, block: int) -> Tensor:
-    """transformers' state of the newest token after ``block`` blocks, [D]."""
+    """Return transformers' state of the newest token after ``block`` blocks, [D]."""
     if family.is_seq2seq:
         out = family.reference(
             input_ids=torch.tensor([prompt]), decoder_input_ids=torch.tensor([[token]]), output_hidden_states=True
@@ -220,7 +221,7 @@ def keys_and_values(family: Any, block: int, state: Tensor, place: int) -> tuple
 
 
 class LastOfLogits(ExitAtSeed):
-    """Gate with its own `choose`, which might depend on the block."""
+    """Gate with its own `choose`, so that rows of different blocks are read out apart."""
 
     def choose(self, view: BlockView) -> Tensor:
         assert view.block == L or {exit_at(seed, 0) for seed in view.seeds_A} == {view.block}
@@ -268,7 +269,7 @@ def test_an_exit_selects_rows_once(placed: Any, prompts: Any, monkeypatch: pytes
 
 
 def test_skipped_blocks_hold_the_projections_of_the_exit_state(family: Any, prompts: Any) -> None:
-    """Prompts of mixed length, so that left padding and rotary places differ between rows."""
+    """The prompts have mixed lengths, so that left padding and rotary positions differ between rows."""
     rows, seeds = prompts[:10], [1 + i % L for i in range(10)]
     model = family.checkpoint.model
     batch = start(family, rows, seeds)

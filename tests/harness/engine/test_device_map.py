@@ -18,7 +18,7 @@ TWO_DEVICES = Path(__file__).with_name("two_devices.py")
 
 
 def test_two_devices_decode_what_one_does_and_never_mix(twin: Any) -> None:
-    """On devices that are made up (see the script), with every gate's and KV policy's way of skipping blocks."""
+    """The script two_devices.py fakes two devices, and tries each way in which gates and KV policies skip blocks."""
     folders = [twin(name).folder for name in ("llama", "t5")]
     ran = subprocess.run([sys.executable, TWO_DEVICES, *folders], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-3000:]

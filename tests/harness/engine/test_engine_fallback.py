@@ -26,14 +26,14 @@ Tensors = Mapping[str, Tensor]
 
 
 def without_shared(tensors: Tensors) -> dict[str, Tensor]:
-    """T5 as MADLAD-400 is saved: the embedding under its decoder's name, and a head."""
+    """Return T5's tensors as MADLAD-400 saves them: the embedding under the decoder's name, and an LM head."""
     embedding = tensors["shared.weight"]
     left = {name: tensor for name, tensor in tensors.items() if name != "shared.weight"}
     return {**left, "decoder.embed_tokens.weight": embedding, "lm_head.weight": embedding * embedding.shape[1] ** -0.5}
 
 
 def without_prefix(tensors: Tensors) -> dict[str, Tensor]:
-    """Llama as AutoModel saves it, less its head."""
+    """Return Llama's tensors under the names that AutoModel gives them."""
     return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
 
 
@@ -43,7 +43,7 @@ MISSING = {"t5": "encoder.embed_tokens.weight", "llama": "model.embed_tokens.wei
 
 @pytest.fixture
 def changed(twin: Any, tmp_path: Path) -> Callable[..., Path]:
-    """A family's checkpoint with other tensors, and values of config.json."""
+    """Return a function that copies a family's checkpoint with other tensors and values of config.json."""
 
     def change(family: str, change: Callable[[Tensors], Tensors], **config: Any) -> Path:
         folder = tmp_path / "changed"

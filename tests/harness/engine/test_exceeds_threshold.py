@@ -1,4 +1,4 @@
-"""The decision after a block: which scores are above a level."""
+"""The exit decision after a block: which scores are above the threshold."""
 
 from __future__ import annotations
 

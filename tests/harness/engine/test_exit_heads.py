@@ -41,7 +41,7 @@ def heads(
     noise: float = 0.5,
     final_bias: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Return heads of width 8 for 11 tokens with every tensor moved away from its initial value."""
+    """Return exit heads of width 8 for 11 tokens, with every tensor moved away from its initial value."""
     generator = torch.Generator().manual_seed(1)
     result = new_exit_heads(
         kind, blocks, D, V, norm, "scratch", torch.ones(D), final_bias, torch.ones(V, D), H, generator=generator
@@ -79,7 +79,7 @@ NONE: Any = None  # heads with a read-out of their own ask for nothing of the mo
 
 
 def module(tensors: dict[str, Tensor], block: int, norm: nn.Module) -> nn.Module:
-    """Return the same head built from PyTorch modules."""
+    """Return the exit head of a block, built from PyTorch modules."""
     own = {name.removeprefix(f"{block}."): tensor for name, tensor in tensors.items() if name.startswith(f"{block}.")}
     parts: dict[str, nn.Module] = {"norm": norm}
     if "up.weight" in own:
@@ -111,7 +111,7 @@ def test_a_lens_maps_the_state_and_reads_out_as_the_model_does(hidden: Tensor) -
 
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_a_gain_scales_and_shifts_what_the_final_norm_gives(hidden: Tensor, has_bias: bool) -> None:
-    """Compare with arithmetic per state: a copied norm has its own weights and divides by the state's own length."""
+    """Compare with arithmetic per state: divide by its root mean square, then scale, and shift if there is a bias."""
     tensors, read_out = heads("norm", final_bias=torch.ones(D) if has_bias else None), ReadOut()
     assert ("4.gain.bias" in tensors) == has_bias
     weights = (read_out.norm_D * tensors["4.gain.weight"]).tolist()
@@ -152,7 +152,7 @@ def test_every_tensor_of_a_head_learns(kind: Any, hidden: Tensor) -> None:
 
 
 def new(twin: Any, kind: Any, init: Any, hidden_width: int = 32) -> dict[str, Tensor]:
-    """Heads for a checkpoint's blocks 1 and 3."""
+    """Return new exit heads for blocks 1 and 3 of a checkpoint."""
     model = twin.checkpoint.model
     weights = model.weights
     return new_exit_heads(
@@ -319,7 +319,7 @@ def test_a_cut_file_is_refused(tmp_path: Path) -> None:
 
 @pytest.fixture(params=["t5", "llama"])
 def folder(request: pytest.FixtureRequest, twin: Twins, tmp_path: Path) -> Path:
-    """A checkpoint with exit heads at blocks 1 and 3, and a tokenizer."""
+    """Return a checkpoint with exit heads at blocks 1 and 3, and a tokenizer."""
     copied = Path(shutil.copytree(twin(request.param).folder, tmp_path / "model"))
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, "a"))).save_pretrained(copied)
     save_exit_heads(copied / EXIT_HEADS_FILE, "linear", new(twin(request.param), "linear", "scratch"))

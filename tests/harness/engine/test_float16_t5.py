@@ -37,7 +37,7 @@ and so does attention in first blocks, whose sums are in float16.
 
 @pytest.fixture(params=FAMILIES)
 def overflowing(request: pytest.FixtureRequest, twin: Any, tmp_path: Any) -> Any:
-    """A family's model in float16 as transformers loads it, and its folder."""
+    """Return a family's float16 model in transformers, whose weights make states overflow, and its folder."""
     result = twin(request.param)
     reference = type(result.reference).from_pretrained(result.folder)
     for name, parameter in reference.named_parameters():
@@ -51,7 +51,7 @@ ENGINES: tuple[EngineName, ...] = ("lean", "hosted")
 
 
 def answers(checkpoint: Checkpoint, prompts: list[list[int]], method: str = "full", **params: Any) -> list[Any]:
-    """Answers of a method to a batch."""
+    """Return a method's answers to a batch of prompts."""
     parts = get_method(method).from_params(params).parts(checkpoint.model.n_blocks)
     requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts)]
     return decode(checkpoint, prefill(checkpoint.model, requests, NEW), parts)
@@ -73,7 +73,7 @@ def test_tokens_and_logits_are_those_of_transformers(overflowing: Any, prompts: 
 
 
 def test_something_overflows_before_the_first_wo_and_after_it(overflowing: Any, prompts: Any) -> None:
-    """The reference overflows, so that the other tests of this file really test overflowing numbers."""
+    """Otherwise, the other tests of this file would not test numbers that overflow."""
     reference, _ = overflowing
     seen: dict[str, Tensor] = {}
     for name in ("encoder.block.0.layer.0", "decoder.block.0.layer.1", "encoder.block.1", "decoder.block.3"):
@@ -89,7 +89,7 @@ def test_something_overflows_before_the_first_wo_and_after_it(overflowing: Any, 
 def test_rows_that_leave_early_answer_the_same_on_both_engines(
     twin: Any, prompts: Any, family: str, kv_policy: str
 ) -> None:
-    """All code that keeps or moves states handles fp32 states."""
+    """All code that stores or moves states must handle fp32 states."""
     lean, hosted = (load_checkpoint(twin(family).folder, torch.float16, engine=engine) for engine in ENGINES)
     ours, theirs = (
         answers(checkpoint, prompts[:ROWS], "random", mean_exit=3.0, kv_policy=kv_policy)
@@ -104,7 +104,7 @@ def test_rows_that_leave_early_answer_the_same_on_both_engines(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("engine", ENGINES)
 def test_exit_heads_read_states_in_fp32(twin: Any, tmp_path: Path, engine: EngineName, kind: Any) -> None:
-    """Of a size that float16 does not hold, and norms do not depend on; a lens ends in a norm."""
+    """The states are too large for float16. Each head has a norm, so their size does not change its logits."""
     shutil.copytree(twin("t5").folder, tmp_path, dirs_exist_ok=True)
     width, ones = twin("t5").reference.config.d_model, torch.ones
     draw = torch.Generator().manual_seed(1)

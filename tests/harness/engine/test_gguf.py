@@ -40,7 +40,7 @@ TEMPLATE = (
 
 
 def tensors() -> dict[str, np.ndarray]:
-    """Random weights by their names in GGUF."""
+    """Return random weights by their names in GGUF."""
     draw = np.random.default_rng(0)
     shapes = {"token_embd.weight": (len(TOKENS), WIDTH)}
     for block in range(BLOCKS):
@@ -64,7 +64,7 @@ def write_gguf(
     architecture: str = "llama",
     leave_out: str = "",
 ) -> Path:
-    """Write a small model: embeddings in Q8_0, norms in F32, other weights in Q4_1."""
+    """Write a small GGUF file: embeddings in Q8_0, norms in F32, other weights in Q4_1."""
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name("Tiny")
     writer.add_context_length(256)
@@ -111,7 +111,7 @@ def converted(file: Path) -> Path:
 
 
 def rotated(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a query or key weight as transformers orders them: rotary halves instead of pairs."""
+    """Return a query or key weight with its rows in transformers' order: rotary halves instead of pairs."""
     return weight.reshape(heads, -1, 2, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
 

@@ -1,7 +1,7 @@
-"""Blocks captured as CUDA graphs, with a stand-in for the GPU's capture, give the same tokens and exits.
+"""Blocks captured as CUDA graphs give the same tokens and exits; a fake on the CPU replaces the GPU's capture.
 
-The stand-in runs the captured function again at every replay, with the same tensors. It shows that only buffers change
-between steps. `tests/benchmarks/gpu.py` checks that a GPU can capture these kernels.
+The fake runs the captured function again at every replay, on the same tensors. The tests thus show that only the
+contents of buffers change between steps. `tests/benchmarks/gpu.py` checks that a GPU can capture these kernels.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ METHODS: list[Method] = [
 
 @pytest.fixture
 def replays(family: Any) -> Iterator[list[int]]:
-    """Capture blocks on the CPU; the list grows by one at each replay."""
+    """Replace graph capture by a fake on the CPU; yield a list that gets one entry per replay of a captured block."""
     engine, replayed = family.checkpoint.model, []
 
     def capture(run: Callable[[], Tensor], pool: Any) -> tuple[Tensor, Callable[[], None]]:

@@ -47,7 +47,7 @@ THOROUGHLY = ("gemma2",)
 
 @pytest.fixture(scope="module")
 def scripts() -> Iterator[dict[str, ModuleType]]:
-    """Yield the modules of `nox -s models`, which are in one folder without being a package."""
+    """Yield the modules that `nox -s models` runs, imported from `tests/models`, which is not a package."""
     sys.path.insert(0, str(FOLDER))
     yield {name: __import__(name) for name in MODULES}
     sys.path.remove(str(FOLDER))
@@ -57,7 +57,7 @@ def scripts() -> Iterator[dict[str, ModuleType]]:
 
 @pytest.fixture(scope="module")
 def made(scripts: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
-    """Return a function that builds a family's model in transformers and in the engine, once."""
+    """Return a function that builds a tiny model of a family, once, in transformers and in the hosted engine."""
     twins: dict[str, Any] = {}
 
     def make(name: str) -> Any:
@@ -87,7 +87,7 @@ def test_a_family_passes_every_check(scripts: Any, made: Any, family: str) -> No
 
 @pytest.mark.parametrize(("family", "way"), [("gemma2", "within"), ("mixtral", "direct"), ("bart", "within")])
 def test_states_are_read_out_the_fastest_way_that_is_right(made: Any, family: str, way: str) -> None:
-    """Models with a soft cap or a bias are read out by their own code."""
+    """Logits are computed by final norm and LM head alone (`direct`), unless the model caps them or adds a bias."""
     model = made(family).model
     states = torch.randn(5, model.d_model, generator=torch.Generator().manual_seed(0))
     assert model.read_out.way == way
@@ -140,7 +140,10 @@ def test_both_engines_answer_and_cost_the_same(twin: Any, prompts: Any, name: st
 def test_skipped_blocks_run_no_projection_that_keys_and_values_do_not_need(
     twin: Any, name: str, spared: set[str]
 ) -> None:
-    """Queries have their own projection or share one with keys and values. Block 1 is never skipped."""
+    """A skipped block leaves out the query projection, unless one projection computes queries, keys and values (GPT-2).
+
+    Block 1 is never skipped, so that all its projections run.
+    """
     blocks = load_checkpoint(twin(name).folder, engine="hosted").model.stack.blocks  # type: ignore[attr-defined]
     result = [{n for n, m in block.named_modules() if isinstance(m.forward, SparedLinear)} for block in blocks]
     assert result == [set()] + [spared] * (len(blocks) - 1)
@@ -150,7 +153,7 @@ def test_skipped_blocks_run_no_projection_that_keys_and_values_do_not_need(
 
 
 def refusal(folder: Path) -> str:
-    """The message with which a folder is refused; one screen."""
+    """Return the error message with which the hosted engine refuses a folder; check that it is short."""
     with pytest.raises(UserError) as raised:
         load_checkpoint(folder, engine="hosted")
     assert len(str(raised.value)) < 1000
@@ -159,7 +162,7 @@ def refusal(folder: Path) -> str:
 
 @pytest.fixture
 def folder(made: Any, tmp_path: Path) -> Path:
-    """Return the folder of a separate copy of a checkpoint."""
+    """Return a folder with a copy of a checkpoint, which a test may change."""
     made("opt").reference.save_pretrained(tmp_path)
     return tmp_path
 
@@ -284,7 +287,7 @@ def test_position_ids_of_earlier_versions_are_left(folder: Path) -> None:
 
 
 def test_loading_prints_no_progress_bars(twin: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    """transformers' own, which its user may have on."""
+    """The progress bars of transformers are hidden during loading, and stay enabled for the user afterwards."""
     logging.enable_progress_bar()
     load_checkpoint(twin("t5").folder, engine="hosted")
     assert capfd.readouterr() == ("", "")

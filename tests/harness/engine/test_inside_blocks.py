@@ -1,4 +1,4 @@
-"""Parts of blocks against hooks in transformers, and pairs of blocks against a slow reference in NumPy."""
+"""States inside blocks equal those that hooks read in transformers, and measures of block pairs a NumPy reference."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from exitbench.methods.registry import baseline_method
 
 
 def answered(family: Any, prompts: list[list[int]]) -> tuple[list[int], list[int]]:
-    """A prompt and its longest greedy answer."""
+    """Return the prompt with the longest greedy answer, and this answer."""
     parts = baseline_method()().parts(family.checkpoint.model.n_blocks)
     batch = prefill(family.checkpoint.model, [Request(prompt) for prompt in prompts], 9)
     outputs = [result.token_ids for result in decode(family.checkpoint, batch, parts)]
@@ -26,7 +26,7 @@ def answered(family: Any, prompts: list[list[int]]) -> tuple[list[int], list[int
 
 
 def hooked_blocks(reference: Any) -> list[dict[str, Any]]:
-    """Return the modules of every block, by part: outputs only, or inputs and outputs on the residual stream."""
+    """Return for each block and part a module, and whether the part's state is the module's input or output."""
     if reference.config.is_encoder_decoder:
         return [
             {
@@ -63,7 +63,7 @@ def hooked_blocks(reference: Any) -> list[dict[str, Any]]:
 
 
 def reference_states(family: Any, prompt: list[int], output: list[int]) -> list[dict[str, Tensor]]:
-    """By block and part, the states at the positions that predict, [N, D]."""
+    """Return for each block the states of its parts, [N, D], at the N positions that predict the answer's tokens."""
     results: list[dict[str, Tensor]] = []
     hooks = []
     for modules in hooked_blocks(family.reference):

@@ -21,7 +21,7 @@ BF16_EPS = torch.finfo(torch.bfloat16).eps
 
 
 def written_out(weight: Tensor, x: Tensor) -> Tensor:
-    """x @ dequantised weight, row by row of the weight, in fp64: scale, integers, product."""
+    """Return x times the weight, quantized to int8 and dequantized row by row, in float64."""
     rows = []
     for row in weight.double():
         scale = (row.abs().max() / 127).bfloat16().double()

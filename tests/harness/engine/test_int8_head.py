@@ -33,7 +33,7 @@ TWISTS = st.sampled_from(["none", "ties", "zeros", "all-equal", "one-large", "ne
 
 @st.composite
 def heads(draw: st.DrawFn) -> Linear:
-    """A head of random rows, some of them made awkward; with a bias or not."""
+    """Draw an LM head with random rows, some of them tied, zero or huge, with or without a bias."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
     weight_VD = torch.randn(V, draw(st.sampled_from([D, ODD])), generator=generator)
     twist, dtype = draw(TWISTS), draw(st.sampled_from(DTYPES))
@@ -54,14 +54,14 @@ def heads(draw: st.DrawFn) -> Linear:
 
 @st.composite
 def states(draw: st.DrawFn, rows: int = 3) -> Tensor:
-    """States of all sizes; one of a batch may be zero."""
+    """Draw a batch of states of very different sizes; a state may be zero."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
     sizes = torch.tensor([draw(SCALES) for _ in range(rows)])
     return torch.randn(rows, D, generator=generator) * sizes[:, None]
 
 
 def fed(head: Linear, states_AD: Tensor) -> Tensor:
-    """States as wide as the head, in its number format."""
+    """Return the states cut to the head's width and converted to its number format."""
     return states_AD[:, : head.weight.shape[1]].to(head.weight.dtype)
 
 
@@ -157,7 +157,7 @@ def test_a_library_product_that_is_less_exact_than_assumed_is_not_used(monkeypat
 
 @pytest.mark.parametrize("width", [2, 24, 768, 5000])
 def test_integers_are_multiplied_without_any_rounding_but_that_of_the_result(width: int) -> None:
-    """This includes the largest integers, whose sums some processors accumulate in few bits."""
+    """Tested up to the largest integers, whose sums may overflow on processors that accumulate in few bits."""
     draw = torch.Generator().manual_seed(0)
     weight_VD = torch.randint(-127, 128, (50, width), generator=draw).to(torch.int8)
     weight_VD[:10] = torch.where(weight_VD[:10] < 0, -127, 127).to(torch.int8)

@@ -24,7 +24,7 @@ ANSWER = GenerationSettings(N_NEW, scope="answer")
 
 
 def gated(policy: str = "state-copy", method: str = "calm-softmax", **params: Any) -> Parts:
-    """Return a method whose first tokens leave at several depths."""
+    """Return a method with a low threshold, so that first tokens exit at several depths."""
     return get_method(method).from_params({"threshold": 0.03, "kv_policy": policy, **params}).parts(L)
 
 
@@ -38,7 +38,7 @@ def answers(
 
 @pytest.mark.parametrize("policy", KV_POLICIES)
 def test_an_answer_is_that_of_the_static_depth_of_its_first_token(placed: Any, prompts: Any, policy: str) -> None:
-    """Each row of a batch has its own depth; the trace says 1 where nothing was asked."""
+    """Each row keeps its own depth. No gate scores later tokens: their recorded score is 1, or None at full depth."""
     rows = prompts[:N_ROWS]
     together = answers(placed, rows, gated(policy), ANSWER)
     for prompt, answer in zip(rows, together, strict=True):

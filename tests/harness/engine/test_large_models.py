@@ -58,7 +58,7 @@ AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
-    """A small and a large checkpoint of a family, in float32."""
+    """Return a function that saves a small and a large float32 model of a family, and returns both folders."""
     results: dict[str, tuple[Path, Path]] = {}
 
     def make(family: str) -> tuple[Path, Path]:
@@ -104,7 +104,7 @@ def test_a_loaded_model_does_not_change_with_its_file(folders: Any) -> None:
 
 @pytest.fixture
 def vast(folders: Any, tmp_path: Path) -> Path:
-    """A checkpoint that claims 64 GiB in bfloat16, in a file with holes."""
+    """Return the folder of a checkpoint with 64 GiB of bfloat16 weights, in a sparse file that takes no disk space."""
     numbers = 32 * GIB
     header = json.dumps({"lm_head.weight": {"dtype": "BF16", "shape": [numbers], "data_offsets": [0, 2 * numbers]}})
     config = json.loads((folders("llama")[0] / "config.json").read_text())
@@ -140,9 +140,9 @@ def test_what_does_not_fit_says_so_and_is_not_loaded(vast: Path, engine: Any, mo
 def test_a_control_groups_limit_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, line: str, files: tuple[str, str, str]
 ) -> None:
-    """Limits of the group and of its parent groups count; reclaimable page cache counts as available.
+    """Available memory is limited by the control group of the process, by its parent groups, and by the machine.
 
-    The machine's available memory is an upper bound.
+    Page cache that can be reclaimed counts as available.
     """
     group = tmp_path / ("memory/jobs/one" if version == "1" else "jobs/one")
     group.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Scored continuations equal transformers at full depth, the decode loop with exits, and each other.
+"""Scores of continuations: at full depth they equal those of transformers, and with exits those of the decode loop.
 
 The scores of every method are tested in `tests/methods/test_given_tokens.py`.
 """
@@ -36,7 +36,7 @@ CHOICES = [[11, 12, 13], [9], [11, 12, 14], [10], [20, 21], [7, 8, 9, 30, 31, 32
 
 
 def contexts(prompts: list[list[int]], count: int = 5) -> list[Context]:
-    """The first is of one token; each has some of the choices, in another order."""
+    """Return contexts with one to six choices each, in different orders; the first context is a single token."""
     rows = [[17], *prompts[: count - 1]]
     return [
         Context(row, [CHOICES[(place + at) % 6] for at in range(1 + place % 6)], place)
@@ -45,7 +45,7 @@ def contexts(prompts: list[list[int]], count: int = 5) -> list[Context]:
 
 
 class ExitBySeed(Gate):
-    """Each row leaves after as many blocks as its seed and position say."""
+    """Gate that opens after a number of blocks computed from the row's seed and the token's position."""
 
     def score(self, view: BlockView) -> Tensor:
         rows = zip(view.seeds_A, view.positions_A, strict=True)
@@ -70,7 +70,7 @@ def each(scored: list[list[Scored]]) -> list[Scored]:
 
 
 def trace_of(scored: Scored) -> list[TokenRecord]:
-    """Return the token records without log-probabilities, whose last digits may differ."""
+    """Return the token records with their log-probabilities removed, because their last digits may differ."""
     return [record._replace(logprob=None) for record in scored.records]
 
 
@@ -83,7 +83,7 @@ def assert_same(one: list[list[Scored]], other: list[list[Scored]], *, traced: b
 
 
 def assert_is(family: Any, asked: list[Context], scored: list[list[Scored]]) -> None:
-    """Assert that scores equal those of transformers for the same tokens without a cache."""
+    """Assert that the scores equal those that transformers computes for the same tokens without a cache."""
     for context, ours in zip(asked, scored, strict=True):
         for given, mine in zip(context.continuations, ours, strict=True):
             log_p_TV = torch.log_softmax(family.reference_logits(list(context.context_ids), list(given)), dim=-1)
@@ -166,7 +166,7 @@ def test_skipped_blocks_that_are_run_after_all_change_nothing_of_a_static_exit(p
 
 
 def slowly(family: Any, context: Context, given: list[int], parts: Parts) -> Scored:
-    """One choice alone: its context prefilled for it, and one `decode_step` a token."""
+    """Score one choice separately: prefill its context, then run one `decode_step` for each of its tokens."""
     model, observer, result = family.checkpoint.model, Trace(family.checkpoint.model), Scored(list(given))
     prompt = list(context.context_ids)
     cache, _ = model.start([prompt], len(given), holds_last=not family.is_seq2seq)
@@ -326,7 +326,7 @@ def test_branches_are_what_is_fed() -> None:
 
 
 class Shape:
-    """As much of a model as batches depend on."""
+    """Fake model with only the attributes that decide how contexts are batched."""
 
     encoder_blocks = 0
 
@@ -346,7 +346,10 @@ def test_batches_have_as_many_rows_and_positions_as_there_may_be() -> None:
 
 
 def test_contexts_that_fit_apart_are_not_refused_together(twin: Any) -> None:
-    """A long context and a long continuation together need more positions than either of their own texts."""
+    """Padded to a common length, a long context and another one's long continuation exceed the model's positions.
+
+    The engine must score the two contexts separately instead of refusing them.
+    """
     family = twin("gpt2")
     asked = [Context([5] * 46, [[7, 8, 9]]), Context([6] * 4, [list(range(3, 46))])]
     assert_is(family, asked, score(family.checkpoint, asked, full(), rows=8))
@@ -377,7 +380,7 @@ def test_both_engines_score_the_same(twin: Any, hosted: Any, prompts: Any, name:
 
 
 def test_a_copy_of_a_hosted_cache_has_what_was_fed(hosted: Any) -> None:
-    """Policies that run blocks at earlier positions feed these positions again."""
+    """The copy also contains the tokens fed so far. KV policies need them to run blocks at earlier positions."""
     cache, _ = hosted["llama"].model.start([[5, 6, 7], [8, 9, 10]], 3)
     copied = cache.copied(torch.tensor([1, 1, 0]))
     assert copied.fed_BS[:, :3].tolist() == [[8, 9, 10], [8, 9, 10], [5, 6, 7]]

@@ -29,7 +29,7 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 def answers_of_transformers(family: Any, model: Any, prompts: list[list[int]], **rules: Any) -> list[list[int]]:
-    """Greedy answers, each prompt alone: padding would count as text that was seen before."""
+    """Return transformers' greedy answers, one prompt at a time, because penalties would count padding as text."""
     answers = []
     for prompt in prompts:
         generated = model.generate(

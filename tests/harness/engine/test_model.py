@@ -1,4 +1,4 @@
-"""The engine is transformers, only leaner: equal logits and equal greedy tokens for every family."""
+"""The lean engine computes the same logits and the same greedy tokens as transformers, for every family."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run_blocks(model: Transformer, tokens_BT: Tensor, cache: Cache) -> Tensor:
 
 
 def answers_for(prompts: list[list[int]], length: int) -> Tensor:
-    """Arbitrary decoder tokens to be forced, [B, length]."""
+    """Return random tokens to feed to the decoder as the answers to the prompts, [B, length]."""
     return torch.randint(3, 100, (len(prompts), length), generator=torch.Generator().manual_seed(1))
 
 
@@ -140,7 +140,7 @@ def test_weights_in_bfloat16_give_nearly_the_same_logits(family: Any, prompts: A
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("n_rows", [1, 5])
 def test_some_rows_of_the_head_read_what_the_whole_head_reads_there(family: Any, with_bias: bool, n_rows: int) -> None:
-    """Each row of the batch its own ids, in its own order."""
+    """Each row of the batch reads other ids of the head, in another order."""
     model, draw = family.checkpoint.model, torch.Generator().manual_seed(3)
     if with_bias:
         bias = torch.randn(model.vocab_size, generator=draw)

@@ -44,7 +44,7 @@ ROBUST_GATES = ("patience", "pabee", "mee-top3", "contrastive-reweighted")
 
 @pytest.fixture(params=["t5", "llama"])
 def family(request: pytest.FixtureRequest, twin: Any) -> Any:
-    """A model of each kind; the decode loop is the same for all families."""
+    """Return an encoder-decoder or a decoder-only model; the decode loop is the same for all families."""
     return twin(request.param)
 
 
@@ -60,12 +60,12 @@ def poisoned(checkpoint: Checkpoint, block: int, bad: float) -> Checkpoint:
 
 
 def start(family: Any, prompts: list[list[int]]) -> Batch:
-    """Prompts that ran through sound weights."""
+    """Prefill prompts with weights that are all finite."""
     return prefill(family.checkpoint.model, [Request(prompt, seed) for seed, prompt in enumerate(prompts)], 6)
 
 
 def never_below(name: str, level: float = math.inf, **params: Any) -> Parts:
-    """Return a method with this threshold and a gate at every block. Trained gates have random networks."""
+    """Return a method with a gate at every block and the given threshold. A gate's network is not trained."""
     method = get_method(name)(**params)
     fitted: dict[str, Tensor] = {}
     if isinstance(method, TrainedGate):
@@ -117,7 +117,10 @@ def test_the_emission_at_an_early_exit_is_checked(family: Any, prompts: Any, bad
 def test_a_bad_block_that_only_the_kv_policy_reaches_never_passes_silently(
     family: Any, prompts: Any, policy: str
 ) -> None:
-    """Tokens of rows that exit before the bad block are valid. A token read after the bad block is refused."""
+    """Tokens that exit before the bad block are valid, even if the KV policy runs that block for their keys and values.
+
+    The policy `noisy` emits full depth's token, which is read after the bad block: the decode is refused.
+    """
     parts = get_method("static")(exit_layer=2, kv_policy=policy).parts(L)
     batch, bad = start(family, prompts[:8]), poisoned(family.checkpoint, 4, math.nan)
     batch.cache.model = bad.model  # which runs the rest
@@ -154,7 +157,7 @@ def test_one_bad_row_of_a_batch_stops_it(family: Any, prompts: Any, bad: float) 
 
 
 class BadAt(LMHead):
-    """A read-out that overflows at one block, of sound states (half precision does that)."""
+    """LM head whose logits are not finite at one block, although the states are, as after an overflow in float16."""
 
     def __init__(self, block: int, bad: float) -> None:
         self.block, self.bad = block, bad

@@ -24,7 +24,7 @@ def generated(checkpoint: Any, prompts: list[list[int]], max_new_tokens: int = 9
 
 
 def raw_states(family: Any, prompt: list[int], output: list[int]) -> np.ndarray:
-    """States after the embedding and every block at the predicting positions, [L+1, N, D], by hooks."""
+    """Return the states after embedding and blocks, [L+1, N, D], at the positions that predict the answer's tokens."""
     reference = family.reference
     if family.is_seq2seq:
         blocks = reference.decoder.block
@@ -50,7 +50,7 @@ def raw_states(family: Any, prompt: list[int], output: list[int]) -> np.ndarray:
 
 
 def read_out(family: Any, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Final-normed state and logits of one state, through the reference's own modules."""
+    """Return the final-normed state and the logits of one state, computed by transformers' norm and LM head."""
     reference = family.reference
     hidden = torch.tensor(state, dtype=torch.float32)
     if family.is_seq2seq:
@@ -78,7 +78,7 @@ def divergence(p: np.ndarray, q: np.ndarray) -> float:
 
 
 def expected(family: Any, states_LD: np.ndarray) -> dict[str, Any]:
-    """Return every signal of one token, computed from its definition."""
+    """Return all columns of the probe for one token, computed from their definitions."""
     normed, logits = zip(*(read_out(family, state) for state in states_LD), strict=True)
     p = [softmax(values) for values in logits]
     depth = len(states_LD) - 1

@@ -49,7 +49,7 @@ class Clock:
 
 
 def timed(clock: Clock, **seconds: float | Callable[[], float]) -> Timed:
-    """A product that takes so long in each form."""
+    """Return a product whose forms take the given seconds on the fake clock."""
 
     def told(value: float | Callable[[], float]) -> Callable[[], float]:
         return value if callable(value) else lambda: value
@@ -67,13 +67,13 @@ def test_the_fastest_form_is_taken() -> None:
 
 @pytest.mark.parametrize(("took", "chosen"), [(0.0092, "default"), (0.0090, "other")])
 def test_a_form_that_is_not_clearly_faster_is_not_taken(took: float, chosen: str) -> None:
-    """A tenth faster is clear."""
+    """A form must be a tenth faster than the default to be chosen."""
     clock = Clock()
     assert fastest([timed(clock, default=0.010, other=took)], clock) == {"block": chosen}
 
 
 def test_a_form_that_is_faster_in_some_rounds_alone_is_not_taken() -> None:
-    """On a machine that does something else besides, the default stays."""
+    """Times that vary this much come from a busy machine, so the default form is kept."""
     clock, rounds = Clock(), iter(range(1000))
     assert fastest([timed(clock, default=0.010, other=lambda: (0.001, 0.020)[next(rounds) % 2])], clock) == {
         "block": "default"
@@ -113,7 +113,7 @@ def test_products_of_a_place_share_a_form_and_places_do_not() -> None:
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize(("dtype", "role", "name"), EVERY_FORM)
 def test_every_form_gives_the_product(dtype: torch.dtype, role: Any, name: str, with_bias: bool, n_rows: int) -> None:
-    """To the rounding of the number format; states in it stay in it."""
+    """Each form gives the exact product up to rounding, and its result has the number format of the states."""
     if name not in offered(dtype, role, (48, 32)):
         pytest.skip("this processor does not multiply so")
     draw = torch.Generator().manual_seed(1)
@@ -139,7 +139,7 @@ def test_every_form_gives_the_product(dtype: torch.dtype, role: Any, name: str, 
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("name", FORMS[torch.float32]["block"])
 def test_few_rows_have_a_weight_of_their_own(name: str, with_bias: bool) -> None:
-    """Made when the first come; one row and many are multiplied as without it."""
+    """Inputs of 2 to 16 rows use a packed copy of the weight, made when the first one occurs; others do not use it."""
     draw = torch.Generator().manual_seed(1)
     plain = Linear(torch.randn(48, 32, generator=draw), torch.randn(48, generator=draw) if with_bias else None)
     one = FORMS[torch.float32]["block"][name](plain)
@@ -177,7 +177,7 @@ def test_without_onednn_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The user's cache, and nothing that forbids choices."""
+    """Return an empty user cache, with the choice of forms enabled."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv(SWITCH)
     return tmp_path / "cache" / "exitbench"
@@ -185,7 +185,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def choosing_last(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The last form of every place is the fastest; counts how often was measured."""
+    """Replace timing by choosing the last form of every product; the returned list gets one entry per measurement."""
     measured: list[int] = []
 
     def last(step: list[Timed], clock: object) -> Mapping[str, str]:
@@ -198,7 +198,7 @@ def choosing_last(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def answers(checkpoint: Any) -> list[list[int]]:
-    """Of two rows together and of one alone, full depth."""
+    """Return full depth's answers to a batch of two prompts and to a batch of one."""
     parts = baseline_method()().parts(checkpoint.model.n_blocks)
     batches = [[Request([5, 6, 7], 0), Request([9, 8], 1)], [Request([11, 12, 13, 14], 2)]]
     return [
@@ -248,7 +248,10 @@ def test_weights_that_are_read_row_by_row_stay_beside_those_multiplied_with(
 
 
 def test_few_rows_are_packed_where_that_was_faster(twin: Any, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packing is independent of the form for one row, in blocks and LM head. Skipped blocks are filled as before."""
+    """Blocks and LM head get a packed weight for few rows even if the form for one row is the default.
+
+    The projections that fill skipped blocks are not packed.
+    """
     monkeypatch.setattr(
         choosing,
         "fastest",
@@ -274,7 +277,7 @@ def test_few_rows_are_packed_only_where_memory_is_plenty(
     choosing_last: list[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The packed copy may take a quarter of the available memory. If that amount is unknown, no copy is made."""
+    """Packed copies may take a quarter of the machine's memory. None are made if that memory is unknown."""
     model = load_checkpoint(twin("t5").folder).model
     decoded = [getattr(block, name) for block in model.weights.blocks for name in choosing._EACH_TOKEN]
     copied = sum(part.weight.nbytes for part in [*decoded, model.lm_head])
@@ -284,7 +287,7 @@ def test_few_rows_are_packed_only_where_memory_is_plenty(
 
 
 def test_the_files_of_a_model_stay_as_they_are(twin: Any, cache: Path, choosing_last: list[int]) -> None:
-    """Their digests are in every id."""
+    """The ids of cells contain digests of these files, so that a change would make finished cells stale."""
     folder = twin("llama").folder
     before = {path: path.read_bytes() for path in folder.iterdir()}
     use_fastest(load_checkpoint(folder).model)
@@ -367,7 +370,7 @@ def test_what_cannot_be_used_is_measured_and_written_anew(
 def test_who_chose_first_chose_for_all(
     twin: Any, cache: Path, choosing_last: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If another process stores its choice during the measurement, that choice is used."""
+    """If another process stores its choice while this one measures, the stored choice is used."""
 
     def beaten(step: list[Timed], clock: object) -> Mapping[str, str]:
         monkeypatch.setattr(choosing, "fastest", lambda step, clock: {each.place: [*each.forms][1] for each in step})

@@ -1,4 +1,4 @@
-"""Declared work of scored texts equals the work of every product counted during scoring."""
+"""The cost declared for scored texts equals the work of all matrix products counted while they are scored."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CASES: list[tuple[str, Method, Scope, bool]] = [
 
 
 class Products(TorchDispatchMode):
-    """Counter of products with weights: FLOPs and numbers of weights, once per product."""
+    """Counter of FLOPs and of weights read in all matrix products; weights count once per product."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class Products(TorchDispatchMode):
 def passes(
     context: Context, scored: list[Scored], method: Method, scope: Scope, gated: bool
 ) -> list[tuple[int, list[int], int]]:
-    """Return for every pass its blocks, the number of keys that each position attends to, and their sum."""
+    """Return for each forward pass: blocks run, number of keys seen by each position, and number of keys read."""
     n, fed = len(context.context_ids), {tuple(one.token_ids[:-1]): one for one in scored}
     first = scored[0].blocks_run[0]
     known = method is FULL or method is STATIC
@@ -108,7 +108,10 @@ def test_an_encoders_work_is_not_known(twin: Any) -> None:
 
 
 def test_a_known_depth_reads_weights_once_where_a_gate_reads_them_by_token(twin: Any) -> None:
-    """Why exits of long choices cost more than full depth at batch 1, though they do less."""
+    """A gate decides token by token, so weights are read for each token. Full depth scores all choices in one pass.
+
+    At batch size 1, exits of long choices therefore cost more than full depth, although they compute less.
+    """
     checkpoint, context = twin("llama").checkpoint, Context([5, 8], [list(range(3, 23)), list(range(23, 43))])
     costs = []
     for method in (FULL, SOFTMAX):

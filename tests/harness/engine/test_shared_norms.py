@@ -31,12 +31,12 @@ READERS: list[Method] = [
 
 @pytest.fixture(params=["t5", "llama"])
 def family(request: pytest.FixtureRequest, twin: Any) -> Any:
-    """A model of each kind; the decode loop is the same for all families."""
+    """Return an encoder-decoder or a decoder-only model; the decode loop is the same for all families."""
     return twin(request.param)
 
 
 def answers(family: Any, prompts: Any, method: Method, threshold: float | None = None, rows: int = 3) -> Any:
-    """Traces of a few prompts, the gate's network as random as the model."""
+    """Return the traced answers to a few prompts; a gate's network has random weights."""
     torch.manual_seed(0)
     network = method.build_network(WIDTH).state_dict() if hasattr(method, "build_network") else {}
     parts = method.parts(L, network)

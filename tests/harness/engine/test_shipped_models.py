@@ -1,4 +1,4 @@
-"""Included models on their own data: the engine is transformers' greedy search, and verification changes nothing."""
+"""Bundled models on built-in data: full depth gives transformers' greedy answers, and verification changes none."""
 
 from pathlib import Path
 from typing import Any

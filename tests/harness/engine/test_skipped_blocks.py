@@ -1,6 +1,6 @@
-"""KV policies in real decodes: the blocks that they run, the cache that they leave, and independence of the batch.
+"""KV policies in real decodes: the blocks that they run, the cache that they leave, and equal answers in any batch.
 
-Exit layers are given, so that every policy skips the same blocks. Tokens depend on the numbers really computed.
+Exit layers are fixed in advance, so that every policy skips the same blocks. Tokens come from the real logits.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WAITING = ("state-copy-lazy", "sync-parallel", "recompute-backlog")
 
 
 def schedule(n_rows: int, seed: int = 0) -> dict[int, list[int]]:
-    """Exit layers by row and position: long shallow stretches, and now and then a deep token."""
+    """Return random exit layers for each row and position; most tokens exit early, and a few run all blocks."""
     draw = random.Random(seed)
     return {row: draw.choices(range(1, L + 1), weights=[5, 4, 3, 1, 1], k=N_NEW) for row in range(n_rows)}
 
@@ -59,17 +59,17 @@ def start(family: Any, prompts: Sequence[list[int]], first_seed: int = 0) -> Bat
 
 
 def endless(family: Any) -> Any:
-    """The checkpoint without ends of sequence: all rows stay in the cache."""
+    """Return the checkpoint without end-of-sequence tokens, so that all rows stay in the cache."""
     return dataclasses.replace(family.checkpoint, eos_ids=frozenset())
 
 
 def skip_prompt(family: Any, values: list[Any]) -> list[Any]:
-    """Without the token that the prompt itself gave (decoder-only models)."""
+    """Return the values of all tokens but the one that a decoder-only model reads from the prompt's own pass."""
     return values if family.is_seq2seq else values[1:]
 
 
 def full_run(family: Any, prompts: Sequence[list[int]], tokens: list[list[int]]) -> tuple[Cache, Tensor]:
-    """Run all blocks at all positions over the same tokens: the cache, and states after each block [L, B, T, D]."""
+    """Run all blocks on the given tokens; return the cache, and the states after each block, [L, B, T, D]."""
     model = family.checkpoint.model
     cache, _ = model.start(prompts, N_NEW)
     fed = torch.tensor(tokens)[:, :-1]
@@ -84,7 +84,7 @@ def full_run(family: Any, prompts: Sequence[list[int]], tokens: list[list[int]])
 
 
 def read_depth(exit_layers: list[int], at: int) -> int:
-    """Return how many blocks of a fed token had their keys and values read, by itself or by deeper tokens after it."""
+    """Return the last block at which a token's keys and values are read, by the token itself or by a later one."""
     return max(exit_layers[at:])
 
 
@@ -210,7 +210,7 @@ def test_a_batch_equals_its_rows_alone_with_rows_that_end_at_different_times(
 
 
 def ends_somewhere(tokens: list[int]) -> bool:
-    """Stop rule that is met at different lengths, depending on the row's first token."""
+    """Stop rule: an answer ends at a length that depends on its first token."""
     return len(tokens) > tokens[0] % 7
 
 
@@ -220,7 +220,10 @@ def ends_somewhere(tokens: list[int]) -> bool:
 def test_where_rows_go_on_the_others_are_filled_with_what_the_end_of_the_step_would_fill(
     family: Any, prompts: Any, policy: str, data: st.DataObject
 ) -> None:
-    """Rows exit at any blocks: independently, some after the same block, or all before the last block."""
+    """Skipped blocks of exited rows are filled while other rows run these blocks, or at the end of the step.
+
+    The answers and the cache are equal both ways, whatever the exit layers of the rows.
+    """
     layer = st.integers(1, data.draw(st.integers(1, L), label="deepest"))
     exits = st.lists(layer, min_size=N_NEW, max_size=N_NEW)
     layers = dict(enumerate(data.draw(st.lists(exits, min_size=1, max_size=4), label="exits")))
@@ -239,7 +242,7 @@ def test_where_rows_go_on_the_others_are_filled_with_what_the_end_of_the_step_wo
 
 
 class Spy:
-    """Counts block calls, positions run at each block, and projections of states."""
+    """Counter of calls of blocks, of the positions run at each block, and of states projected to keys and values."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls, self.positions = [0] * (L + 1), [0] * (L + 1)
@@ -304,7 +307,7 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
 
 @pytest.mark.parametrize("policy", KV_POLICIES)
 def test_every_policy_runs_what_it_says_and_no_more(placed: Any, prompts: Any, policy: str, spy: Spy) -> None:
-    """One row, so that no position is run for padding."""
+    """This decodes a single row, because blocks would also run the padding of a batch."""
     layers = {4: [3, 2, 1, 4, 1, 2, 5, 1, 3]}
     batch = start(placed, prompts[4:5], first_seed=4)
     spy.clear()

@@ -1,4 +1,4 @@
-"""Continuous batches: prompts follow each other, thresholds share a prompt, and every answer is as if decoded alone."""
+"""Continuous batches: prompts join a running batch, thresholds share a prefill, and answers are as if decoded alone."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def streamed(
 
 
 def told(generations: Sequence[Generation]) -> list[Any]:
-    """Return everything but scores, whose last digits may differ."""
+    """Return answers, stop reasons and traces without scores, whose last digits may differ."""
     return [
         (generation.token_ids, generation.stop_reason, [record._replace(score=None) for record in generation.records])
         for generation in generations
@@ -121,7 +121,7 @@ def test_thresholds_in_one_pass_answer_as_each_alone(name: str, policy: str) -> 
 @pytest.mark.parametrize("method", ["self-speculation", "free", "del", "prompt-lookup"])
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_whose_drafts_are_cut_join_and_are_joined(name: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """These rows are at different positions."""
+    """After rejected drafts, rows of a batch are at different positions. New rows can join them even then."""
     params: dict[str, dict[str, Any]] = {
         "self-speculation": {"exit_layer": 2, "drafts": 3},
         "free": {"kv_policy": "sync-parallel-rollback"},
@@ -214,7 +214,7 @@ def test_a_single_row_without_memory_fails_and_so_does_any_other_error(monkeypat
 
 @pytest.mark.parametrize("name", MODELS)
 def test_the_hosted_engine_decodes_thresholds_of_a_prompt_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its caches take no rows in: a batch is decoded to its end."""
+    """New rows cannot join a cache of the hosted engine, so each batch is decoded to its end."""
     settings, batches, hosted = swept(name), Batches(monkeypatch), loaded(name, "hosted")
     stream = streamed(name, settings, 6, checkpoint=hosted)
     assert batches.joined == []

@@ -1,4 +1,4 @@
-"""T5 v1.1 and Flan checkpoints contain a separate, unscaled LM head; transformers 5 itself would save it tied."""
+"""T5 v1.1 and Flan checkpoints have a separate, unscaled LM head. transformers 5 itself would save it tied."""
 
 from __future__ import annotations
 

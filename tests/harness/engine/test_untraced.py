@@ -47,7 +47,7 @@ def requests(prompts: list[list[int]], first: int, n: int) -> tuple[Request, ...
 
 @pytest.fixture(params=["t5", "llama"])
 def family(request: pytest.FixtureRequest, twin: Any) -> Any:
-    """A model of each kind; the decode loop is the same for all families."""
+    """Return an encoder-decoder or a decoder-only model; the decode loop is the same for all families."""
     return twin(request.param)
 
 
@@ -70,7 +70,7 @@ def _forbidden(*_: Any, **__: Any) -> NoReturn:
 
 
 def _forbid_records(patch: pytest.MonkeyPatch) -> None:
-    """Make everything that records or checks numbers raise."""
+    """Make functions that record tokens or check for logits that are not finite raise an error."""
     patch.setattr(Trace, "__init__", _forbidden)
     patch.setattr(BlockView, "largest_logits", _forbidden)
     patch.setattr(TokenRecord, "__new__", _forbidden)
@@ -79,7 +79,7 @@ def _forbid_records(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def no_records_while_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forbid records while a unit is timed."""
+    """Make token records raise while documents are timed."""
     timed = timing._timed
 
     def watched(*args: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Drafts verified by the full model: answers, traces and caches equal those of transformers without a cache.
+"""Decodes with drafts that are verified at full depth: answers, traces and caches equal those of a slow simulation.
 
-`simulate` implements FREE's RollBack and self-speculation by definition, one token at a time: every step runs the whole
-text again through every block.
+`simulate` implements FREE's RollBack and speculative methods by definition, one token at a time. At every step,
+transformers runs the whole text again through every block, without a cache.
 """
 
 from __future__ import annotations
@@ -104,12 +104,12 @@ def run(family: Any, prompts: Sequence[list[int]], method: Method, stops: Stops 
 
 
 def endless(family: Any) -> Any:
-    """The checkpoint without ends of sequence."""
+    """Return the checkpoint without end-of-sequence tokens."""
     return dataclasses.replace(family.checkpoint, eos_ids=frozenset())
 
 
 def stops_somewhere(tokens: list[int]) -> bool:
-    """A stop rule that drafts and the tokens in their place meet at different lengths."""
+    """Stop rule that may be met by a draft, or by the token that replaces it."""
     return len(tokens) > 2 and (tokens[-1] + tokens[-2]) % 5 == 0
 
 
@@ -119,7 +119,7 @@ def wasted(made: Generation) -> int:
 
 
 def trace(made: Generation) -> tuple[Any, ...]:
-    """All but the scores, which differ in their last digits between batches."""
+    """Return tokens, stop reason and records without scores, whose last digits differ between batches."""
     return made.token_ids, made.stop_reason, [record._replace(score=None) for record in made.records]
 
 
@@ -128,7 +128,7 @@ def trace(made: Generation) -> tuple[Any, ...]:
 
 @dataclass
 class Slow:
-    """One answer and its trace, and how near the closest call was."""
+    """Simulated answer and trace. ``gap`` is the smallest difference between two numbers that were compared for it."""
 
     tokens: list[int] = field(default_factory=list)
     layers: list[int] = field(default_factory=list)
@@ -153,7 +153,7 @@ class Slow:
 
 
 class Acceptance:
-    """DEL by definition: how often each block predicted what full depth chose, and the draft that promises most."""
+    """DEL by definition: how often each block predicted full depth's token, and the chosen block and draft length."""
 
     def __init__(self, method: DynamicExitLayer) -> None:
         self.method = method
@@ -177,7 +177,7 @@ class Acceptance:
 
 
 def after_same(text: list[int], longest: int) -> int | None:
-    """Prompt lookup by definition: every earlier n-gram of the text is compared with its end."""
+    """Prompt lookup by definition: return the token after the first copy of the longest n-gram that ends the text."""
     for n in reversed(range(1, longest + 1)):
         same = [at for at in range(n, len(text)) if text[at - n : at] == text[-n:]]
         if same:
@@ -190,7 +190,7 @@ Known = dict[tuple[int, ...], tuple[tuple[Tensor, ...], Tensor]]
 
 
 def states_and_logits(family: Any, prompt: list[int], tokens: list[int]) -> tuple[tuple[Tensor, ...], Tensor]:
-    """transformers' states after every block, and its logits of every position that chooses a token, [T, V]."""
+    """Return transformers' states after every block, and its logits [T, V] at the positions that predict a token."""
     if family.is_seq2seq:
         text = torch.tensor([[family.checkpoint.start_id, *tokens]])
         out = family.reference(
@@ -203,9 +203,9 @@ def states_and_logits(family: Any, prompt: list[int], tokens: list[int]) -> tupl
 
 
 def simulate(family: Any, prompt: list[int], method: Any, stops: Stops, known: Known) -> Slow:
-    """Decode by definition: tokens exit after S blocks as drafts, and are verified by the next token that runs
-    all blocks,
-    or in most methods when the answer ends.
+    """Decode one prompt by definition: tokens that exit early are drafts, which the next token at full depth verifies.
+
+    In most methods, drafts that are left when the answer ends are verified, too.
     """
     slow, waiting = Slow(), list[int]()
     is_free = isinstance(method, Free)
@@ -313,7 +313,10 @@ def test_answers_and_traces_are_those_of_the_definition(placed: Any, prompts: An
 def test_self_speculation_is_full_depth_whatever_drafts_and_however_many(
     placed: Any, prompts: Any, stops: Stops | None
 ) -> None:
-    """In a batch: rows are cut at different places, and would end on drafts by tokens, stop rule and length."""
+    """In a batch, the rows' drafts are rejected at different places, and drafts may end an answer in every way.
+
+    These ways are an end-of-sequence token, the stop rule, and the maximum length.
+    """
     rows = prompts[:N_ROWS]
     full = run(placed, rows, Full(), stops)
     assert {g.stop_reason for g in full} >= {"eos", "stop_string" if stops else "length"}
@@ -385,7 +388,7 @@ def test_a_batch_equals_its_rows_alone_with_rows_that_roll_back_at_different_pla
 
 @pytest.mark.parametrize("method", [SPECULATIONS[3], SPECULATIONS[6], *CONFIDENT, *ROLLBACKS[:3]], ids=named)
 def test_the_cache_is_that_of_a_full_run_over_the_answer(placed: Any, prompts: Any, method: Method) -> None:
-    """At every block and position: no token stays deferred, and rejected tokens are removed."""
+    """At the end, every block has the keys and values of all tokens of the answer, and of no rejected token."""
     model = placed.checkpoint.model
     for prompt in prompts[:6]:
         batch = start(placed, [prompt])
@@ -405,7 +408,7 @@ def test_the_cache_is_that_of_a_full_run_over_the_answer(placed: Any, prompts: A
 def test_rows_shift_to_a_common_end_and_room_is_made_when_longer_rows_have_ended(
     placed: Any, prompts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Padding that all remaining rows have is dropped when no position is left. A single row never needs it."""
+    """When the cache is full, padding that all remaining rows have is dropped. A single row never needs this."""
     made_room: list[int] = []
     make_room = Cache.make_room
 
@@ -433,7 +436,7 @@ def test_rows_shift_to_a_common_end_and_room_is_made_when_longer_rows_have_ended
     "method", [SPECULATIONS[1], SPECULATIONS[8], *CONFIDENT, *DYNAMIC, *ROLLBACKS, KEEP_TAIL[1]], ids=named
 )
 def test_the_declared_work_is_what_a_flop_counter_sees(placed: Any, prompts: Any, method: Method) -> None:
-    """Whole answers with drafts that were accepted, rejected, or that end the answer."""
+    """Tested on whole answers, in which drafts are accepted, are rejected, or end the answer."""
     for prompt in prompts[:1]:
         batch = start(placed, [prompt])
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
@@ -447,7 +450,7 @@ def test_the_declared_work_is_what_a_flop_counter_sees(placed: Any, prompts: Any
 
 
 class Blocks:
-    """Positions run and calls made at each block."""
+    """Counter of the positions run and the calls made at each block."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.positions, self.calls = [0] * (L + 1), [0] * (L + 1)
@@ -465,8 +468,10 @@ class Blocks:
 def test_positions_and_weights_read_follow_from_the_trace(
     placed: Any, prompts: Any, method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In the end every position runs every block: the answer's and rejected ones, except those never verified.
-    Each call reads the weights: a position reads those of its draft, and each verifying pass reads the others.
+    """Every position runs every block, even those of rejected drafts. Only drafts that are never verified skip blocks.
+
+    Each call of a block reads its weights. A draft calls the blocks up to its exit. A verifying pass calls the others
+    for all its drafts together.
     """
     for prompt in prompts[:3]:
         batch = start(placed, [prompt])
@@ -492,7 +497,10 @@ def test_positions_and_weights_read_follow_from_the_trace(
 def test_drafts_are_read_out_with_the_token_that_runs_beside_them(
     placed: Any, prompts: Any, method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One product per token, one more if its gate reads logits and does not exit, and one for drafts run at an end."""
+    """One product with the LM head per token, which also reads out the drafts that the token verifies.
+
+    A gate that reads logits and does not exit adds one, and so does the verification at the end of an answer.
+    """
     counted: Counter[str] = Counter()
 
     def counting(owner: Any, name: str, patch: pytest.MonkeyPatch) -> None:

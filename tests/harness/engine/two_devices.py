@@ -1,11 +1,11 @@
-"""Decodes with blocks on two fake devices: CPU tensors with a device mark that must not be combined.
+"""Decodes with blocks on two fake devices: CPU tensors marked with a device, which an operation must not mix.
 
     python two_devices.py CHECKPOINT...
 
 Here torch has a device type ``twin`` whose tensors contain a CPU tensor. Every operation compares the marks of its
-inputs: two devices, or a device and the CPU, are an error, as on GPUs. Moving a tensor changes its mark. The script
-prints a line per checkpoint and fails if devices are mixed, if a tensor is on the wrong device, or if results differ
-from one device. It needs a separate process, because torch keeps a registered accelerator.
+inputs. As on GPUs, it is an error to mix two devices, or a device and the CPU. Moving a tensor changes its mark. The
+script prints a line per checkpoint. It fails if devices are mixed, if a tensor is on the wrong device, or if results
+differ from those on one device. It needs a separate process, because torch keeps a registered accelerator.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ HOME, AWAY = "twin:0", "twin:1"
 
 
 class Marked(torch.Tensor):
-    """A CPU tensor with the mark of another device."""
+    """CPU tensor that claims to be on a fake device."""
 
     raw: torch.Tensor
 
@@ -53,7 +53,7 @@ class Marked(torch.Tensor):
         return run(func, args, kwargs or {})
 
     def tolist(self) -> Any:
-        """A copy on the CPU, as of any device."""
+        """Return the values, as tensors of real devices do."""
         return self.raw.tolist()
 
     def data_ptr(self) -> int:
@@ -62,14 +62,18 @@ class Marked(torch.Tensor):
 
 
 class Devices(TorchDispatchMode):
-    """While entered, there are such devices."""
+    """Mode in which operations on tensors of the fake devices are checked and run."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return run(func, args, kwargs or {})
 
 
 def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Do an operation on the CPU, if it may be done."""
+    """Run an operation on the CPU and mark its result with the inputs' device.
+
+    Raises:
+        RuntimeError: The inputs are on different devices.
+    """
     if func.overloadpacket is torch.ops.aten.to:
         with Devices():
             return func.decompose(*args, **kwargs)
@@ -96,7 +100,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def methods(n_rows: int, n_blocks: int) -> dict[str, Parts]:
-    """Full depth, gates, and rows that leave after different blocks under every KV policy that any engine runs."""
+    """Return full depth, a gate, and fixed exits at different blocks under every KV policy, by name."""
     every = blocks_from(1, n_blocks)
     results = {"full": baseline_method()().parts(n_blocks)}
     results["saturation"] = get_method("calm-saturation").from_params({"threshold": 0.9}).parts(n_blocks)
@@ -107,7 +111,7 @@ def methods(n_rows: int, n_blocks: int) -> dict[str, Parts]:
 
 
 def answers(checkpoint: Any) -> dict[str, Any]:
-    """Return the decoded answers, scores and probes of every method."""
+    """Return the tokens and exit layers of every method, the scores of two choices, and the states of a probe."""
     draw = torch.Generator().manual_seed(1)
     prompts = [torch.randint(3, 90, (7 - row,), generator=draw).tolist() for row in range(3)]
     requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts)]

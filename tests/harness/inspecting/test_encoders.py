@@ -18,7 +18,7 @@ from exitbench.harness.inspecting.encoders import inspect_classifier
 
 @pytest.fixture
 def three(classifier_folder: Callable[..., Path], tmp_path: Path) -> Path:
-    """A copy of a classifier of three labels, to change."""
+    """Return the folder of a classifier with three labels, which a test may change."""
     return Path(shutil.copytree(classifier_folder(("Bad", "So-so", "Good")), tmp_path / "three"))
 
 

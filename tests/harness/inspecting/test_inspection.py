@@ -45,7 +45,7 @@ T5 = dict(vocab_size=90, d_model=16, d_kv=4, d_ff=24, num_heads=4, num_layers=2,
 
 
 def tensors_of(path: Path) -> dict[str, Any]:
-    """The header of a safetensors file, read byte by byte."""
+    """Return the header of a safetensors file, without its metadata."""
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     header: dict[str, Any] = json.loads(content[8 : 8 + length])
@@ -54,7 +54,7 @@ def tensors_of(path: Path) -> dict[str, Any]:
 
 
 def numel_of(path: Path, pattern: str = ".*") -> int:
-    """Return the number of elements in the tensors whose whole name matches."""
+    """Return the number of elements in all tensors whose name matches the pattern."""
     sizes = (torch.Size(t["shape"]).numel() for n, t in tensors_of(path).items() if re.fullmatch(pattern, n))
     return sum(sizes)
 
@@ -232,7 +232,7 @@ def test_a_hosted_model_is_loaded_and_proved(counted: Inspection, gemma2: Path) 
 
 
 def test_choices_that_the_engine_refuses_are_told(counted: Inspection) -> None:
-    """Logits after a soft cap cannot be computed from single rows of the head, and masks are the model's own."""
+    """A soft cap rules out pruned heads, which read single rows of the head. The model's masks rule out eviction."""
     assert counted.work is not None
     by_reason = counted.work.refused_choices
     (rows,) = (choices for reason, choices in by_reason.items() if "single rows of the LM head" in reason)

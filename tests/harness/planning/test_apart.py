@@ -1,6 +1,6 @@
-"""Methods are not fitted or calibrated on measured documents: shared documents are refused or left out.
+"""Methods are not fitted or calibrated on the documents that measure them: shared documents are refused or left out.
 
-`datasets` itself reads the hub's data, from folders with the hub's layout.
+Hub data is read by the `datasets` library from local folders with the hub's layout.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TASK = 'lines = { task = "wmt-en-fr", source = "local", files = { en = "text.en"
 
 
 def local(train: str = "", calibration: str = "", *more: str) -> str:
-    """The suite's task with files of other splits."""
+    """Return the suite's line for its task, with local files for fitting and calibration."""
     named = [("train_files", train), ("calibration_files", calibration)]
     files = (f'{key} = {{ en = "{name}.en", fr = "{name}.fr" }}' for key, name in named if name)
     return ", ".join([TASK, *files, *more]) + " }"
@@ -57,7 +57,7 @@ def suite(write_suite: Writer) -> Writer:
 
 @pytest.fixture
 def planner(suite: Writer, data_dir: Path, tmp_path: Path) -> Planner:
-    """Return a function that plans a suite's cells and returns them by kind, without full depth's."""
+    """Return a function that plans a suite and returns one cell of each kind."""
 
     def plan(task: str, *texts: str, limit: int | None = None) -> dict[str, CellJob]:
         path = suite(task, *texts)
@@ -69,7 +69,7 @@ def planner(suite: Writer, data_dir: Path, tmp_path: Path) -> Planner:
 
 @pytest.fixture
 def write_lines(data_dir: Path) -> WriteLines:
-    """Return a function that writes parallel text; the French side is the English one in capitals."""
+    """Return a function that writes lines of English and, as their French translation, the same lines in capitals."""
 
     def write(name: str, lines: Sequence[str]) -> None:
         (data_dir / f"{name}.en").write_text("".join(f"{line}\n" for line in lines))
@@ -113,7 +113,7 @@ def test_an_overlap_is_told_on_one_screen(
     write_lines: WriteLines,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Line numbers, and so keys, differ; so may the reference."""
+    """Documents with the same prompt are shared, even if their line numbers, keys or references differ."""
     write_lines("calibration", SHARING)
     path = suite(local("", "calibration"), MARGIN)
     arguments = ["plan", str(path), "--data-dir", str(data_dir), "--runs", str(tmp_path / "runs")]

@@ -1,4 +1,4 @@
-"""Mistakes in suites and arguments: one screen, exit code 2, place and allowed values; nothing is written."""
+"""Mistakes in suites and arguments: exit code 2, no file written, and a short message with place and allowed values."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Refused:
-    """Run a command in an empty folder and return its message."""
+    """Return a function that runs a command in an empty folder, checks that it is refused, and returns its message."""
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> str:

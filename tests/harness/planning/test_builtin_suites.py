@@ -1,4 +1,4 @@
-"""The built-in suites: `builtin` is a part of `builtin-full`, so that whoever runs both repeats nothing."""
+"""The built-in suites: every cell of `builtin` is also in `builtin-full`, so that running both repeats no cell."""
 
 import dataclasses
 from collections import Counter

@@ -46,7 +46,7 @@ Planned = Callable[..., Plan]
 
 @pytest.fixture
 def planned(worded_model: Path, tmp_path: Path) -> Planned:
-    """The plan of the suite with such options of its second model."""
+    """Return a function that plans the suite with the given options for its second model."""
 
     def plan(options: str, device: str = "cpu") -> Plan:
         path = tmp_path / "suite.toml"

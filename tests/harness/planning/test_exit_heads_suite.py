@@ -46,7 +46,7 @@ Planner = Callable[..., Plan]
 
 
 def write_heads(folder: Path, blocks: tuple[int, ...] = (1, 3)) -> None:
-    """Random linear heads of a checkpoint of 4 blocks."""
+    """Store random linear exit heads for some blocks of a checkpoint."""
     model = load_checkpoint(folder).model
     norm, head = model.weights.final_norm.weight, model.weights.lm_head.weight
     generator = torch.Generator().manual_seed(0)
@@ -57,7 +57,7 @@ def write_heads(folder: Path, blocks: tuple[int, ...] = (1, 3)) -> None:
 
 @pytest.fixture
 def folder(worded_model: Path, tmp_path: Path) -> Path:
-    """A checkpoint without exit heads, free to be changed."""
+    """Return the folder of a checkpoint without exit heads, which a test may change."""
     return Path(shutil.copytree(worded_model, tmp_path / "model"))
 
 

@@ -60,7 +60,7 @@ def split_data(data_dir: Path) -> Path:
 
 @pytest.fixture
 def planner(whole_suite: Writer, split_data: Path, tmp_path: Path) -> Planner:
-    """Cells of a suite by label, without its model and task."""
+    """Return a function that plans a suite and returns its cells by label, without the label's model and task."""
 
     def plan(*texts: str) -> dict[str, Cell]:
         suite = load_suite(whole_suite(*texts))

@@ -1,4 +1,4 @@
-"""Estimates of a first run, with machines of known speed."""
+"""Estimates of how long a cell takes that was never run, on machines of known speed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LENGTHS = Lengths(read=20, generated=10)
 
 @pytest.fixture(scope="module")
 def cell(tmp_path_factory: pytest.TempPathFactory) -> Cell:
-    """Quality of full depth on 20 documents in float32, decoded one by one, by a model of a million parameters."""
+    """Return a quality cell of full depth: 20 documents, batch size 1, float32, and a model of a million parameters."""
     root = tmp_path_factory.mktemp("runs")
     plan = make_plan(
         load_suite("builtin"), root / "spool", root / "models", None, only="weighted/squad/full/quality", limit=20
@@ -56,7 +56,7 @@ def test_kernels_are_started_for_the_prompt_and_each_token(cell: Cell) -> None:
 
 def test_kinds_differ_in_how_often_documents_are_decoded(cell: Cell) -> None:
     def seconds(cell: Cell) -> float:
-        """Return the estimated seconds beyond the fixed time of a cell."""
+        """Return the estimated seconds that a cell spends on decoding, without its fixed time."""
         work = first_run_estimate(cell, LENGTHS, READS_ONLY).seconds
         idle = first_run_estimate(
             replace(cell, kind="replay", timing=None, calibration=None), LENGTHS, READS_ONLY

@@ -24,13 +24,13 @@ QUALITY = '[[sweep]]\nmethod = "static"\ngrid = { exit_layer = [1] }\nkinds = ["
 
 @pytest.fixture
 def model(causal_model: Path, tmp_path: Path) -> Path:
-    """A copy of it to change."""
+    """Return the folder of a causal model, which a test may change."""
     return Path(shutil.copytree(causal_model, tmp_path / "model"))
 
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Callable[..., Path]:
-    """Write a suite of one model and one task, with these lines in its table."""
+    """Return a function that writes a suite of one model and one task, with the given lines in the task's table."""
 
     def write(model: Path, *lines: str, sweep: str = QUALITY) -> Path:
         path = tmp_path / "asked.toml"

@@ -1,4 +1,4 @@
-"""The suite of GLUE: every model on the task that it learned, judged on other files than it learned from."""
+"""The suite `glue`: each classifier runs the task that it learned, on other texts than it was trained on."""
 
 import gzip
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""A model that learned one level of the built-in data is not measured on another unawares."""
+"""A model that learned one level of the built-in data is not measured on another level by mistake.
+
+A level is a difficulty of that data.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -30,7 +33,7 @@ method = "full"
 
 @pytest.fixture
 def plan(tmp_path: Path) -> Callable[..., Plan]:
-    """Plan a suite of one model and one level."""
+    """Return a function that plans a suite of one model on one level of the built-in data."""
 
     def made(recipe: str, level: object) -> Plan:
         path = tmp_path / "levels.toml"

@@ -26,7 +26,7 @@ BLOCKS, KV_WIDTH = 2, 16
 
 @pytest.fixture
 def suite(write_suite: Writer, checkpoint: Path, tmp_path: Path) -> Callable[[str], Path]:
-    """The small suite with these defaults, over a copy of its checkpoint."""
+    """Return a function that writes a small suite with the given defaults. Tests may change its model."""
     folder = tmp_path / "model"
     shutil.copytree(checkpoint, folder)
 
@@ -40,13 +40,13 @@ def suite(write_suite: Writer, checkpoint: Path, tmp_path: Path) -> Callable[[st
 
 @pytest.fixture
 def planned(suite: Callable[[str], Path], data_dir: Path, tmp_path: Path) -> Callable[[str], Plan]:
-    """The plan of it."""
+    """Return a function that plans this suite with the given defaults."""
     return lambda defaults: make_plan(load_suite(suite(defaults)), tmp_path / "spool", tmp_path / "models", data_dir)
 
 
 @pytest.fixture
 def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Let this machine have so many KiB left."""
+    """Return a function that sets the machine's available memory, in KiB."""
     monkeypatch.setattr(available, "_MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(available, "_OWN_CGROUP", tmp_path / "none")
     return lambda kib: (tmp_path / "meminfo").write_text(f"MemAvailable: {kib} kB\n") and None

@@ -1,4 +1,4 @@
-"""`builtin-bf16` and `builtin-int8` have the cells of `builtin-full` in another number format, so that runs pair up."""
+"""`builtin-bf16` and `builtin-int8` repeat cells of `builtin-full` in other number formats, for comparison."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The passes of a plan contain the same cells as the passes of a run in one process."""
+"""A plan predicts which cells share a pass: a run in one process groups them in the same way."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def planned(root: Path) -> Plan:
 
 
 def run(plan: Plan, root: Path) -> dict[str, int]:
-    """For how many cells each pass of a run was, by the label of its first cell."""
+    """Run the plan; return the number of cells of each shared pass, by the label of its first cell."""
     (group,) = plan.groups
     assert group.folder is not None
     events: list[dict[str, Any]] = []

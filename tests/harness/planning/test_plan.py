@@ -38,7 +38,7 @@ kinds = ["replay"]
 
 @pytest.fixture
 def planner(write_suite: Writer, data_dir: Path, tmp_path: Path) -> Planner:
-    """Plan a suite over the tiny checkpoint, with the spool of this test."""
+    """Return a function that plans a suite of the tiny checkpoint, given its sweeps."""
 
     def plan(sweeps: str = SWEEPS, **selection: Any) -> Plan:
         suite = load_suite(write_suite(sweeps))
@@ -64,7 +64,7 @@ def test_speed_timed_on_few_documents_is_remarked(planner: Planner) -> None:
 def test_metrics_under_which_references_are_not_best_are_remarked(
     data_dir: Path, tmp_path: Path, checkpoint: Path, limit: int | None, count: str
 ) -> None:
-    """The remark also appears if an earlier plan described the documents."""
+    """A second plan, for which the documents are already described, repeats the remark."""
     (tmp_path / "t.toml").write_text(
         'schema = 1\nname = "t"\nprompt = "{q}"\ntarget = "a"\nmetrics = ["rougeL"]\n[fields]\nq = "q"\na = "a"\n'
     )
@@ -197,7 +197,7 @@ kinds = ["quality"]
 
 
 def test_of_many_settings_each_is_compared_with_its_own_past(planner: Planner, tmp_path: Path) -> None:
-    """This includes list parameters (`levels`), which are tuples before they are stored."""
+    """This includes settings with list parameters (`levels`), which are tuples in a plan and lists in the spool."""
     for planned in cells(planner(SEVERAL)):
         attempt(tmp_path / "spool", planned.item, "ok")
     assert {planned.state for planned in cells(planner(SEVERAL))} == {"done"}
@@ -333,7 +333,7 @@ kinds = ["quality", "replay"]
 
 
 def rows_asked(planner: Planner, defaults: str = "") -> dict[str, tuple[str, int | None]]:
-    """Id and `batch_rows` of every cell, by its label without model and task."""
+    """Return the id and `batch_rows` of every cell, by its label without model and task."""
     plan = planner(f"{EVERY_KIND}\n[defaults]\n{defaults}\n")
     named = ((one.item.label.partition("/lines/")[2], one.item.cell) for one in cells(plan))
     return {label: (cell.cell_id, cell.batch_rows) for label, cell in named}

@@ -48,13 +48,13 @@ def squad_file(path: Path, first: int, number: int) -> None:
 
 @pytest.fixture
 def model(causal_model: Path, tmp_path: Path) -> Path:
-    """A copy of it to change."""
+    """Return the folder of a causal model, which a test may change."""
     return Path(shutil.copytree(causal_model, tmp_path / "model"))
 
 
 @pytest.fixture
 def suite(tmp_path: Path) -> Callable[..., Path]:
-    """Write a suite of one model and SQuAD, with these lines in its table, and its data files."""
+    """Write SQuAD files; return a function that writes a suite of one model, with given lines in the task's table."""
     squad_file(tmp_path / "test.json", 0, 30)
     squad_file(tmp_path / "train.json", 20, 30)
 

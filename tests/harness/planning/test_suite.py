@@ -20,7 +20,7 @@ query = { threshold = [0.3, 0.7] }
 
 
 def line_of(path: Path, text: str) -> int:
-    """The 1-based line of the first occurrence."""
+    """Return the number, from 1, of the first line that contains the text."""
     return next(n for n, line in enumerate(path.read_text().splitlines(), start=1) if text in line)
 
 
@@ -203,7 +203,7 @@ def test_levels_are_ordered_as_the_score_is(write_suite: Writer) -> None:
     "grid", ['{ rule = ["epsilon"] }', '{ rule = ["constant", "per-block"], levels = [[0.5, 0.4]] }']
 )
 def test_levels_that_a_threshold_rule_does_not_use_are_refused(write_suite: Writer, grid: str) -> None:
-    """Otherwise every threshold would give the same decode, and the last one would be chosen."""
+    """With such a rule, all thresholds of the calibration would give the same decode, and the last would be chosen."""
     path = write_suite(CALIBRATION.replace("levels = [0.9, 0.5]", f"grid = {grid}\nlevels = [0.9, 0.5]"))
     assert "[[calibration]] levels: change nothing for calm-softmax:rule=" in complaint(path)
 

@@ -1,4 +1,4 @@
-"""Processes of the fork server: what they inherit, how they end, and what they do not outlive."""
+"""Processes of the fork server: what they inherit, how they end, and that they do not outlive the server's client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from exitbench.harness.processes.fork_server import ForkedProcess, Process, prep
 
 
 class Started:
-    """Runs a module of its own folder as a forked process, and returns how it ended and what it printed."""
+    """Starter of a forked process that runs the given source; `run` returns its exit code and its output."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -37,7 +37,7 @@ class Started:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder for all tests: another value of PYTHONPATH needs another server."""
+    """Return the folder of the source files, one for all tests: each value of PYTHONPATH needs another fork server."""
     return tmp_path_factory.mktemp("modules")
 
 

@@ -1,4 +1,4 @@
-"""An interrupt ends a run even if a library catches it; `tests/faults/test_interrupts.py` sends real ones."""
+"""An interrupt ends a run even if a library catches it; `tests/faults/test_interrupts.py` sends real signals."""
 
 import logging
 import signal

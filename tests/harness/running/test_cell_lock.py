@@ -36,7 +36,7 @@ kinds = ["quality"]
 
 @pytest.fixture
 def item(write_suite: Callable[..., Path], data_dir: Path, tmp_path: Path) -> CellJob:
-    """A cell, new."""
+    """Return a cell that has not been run."""
     plan = make_plan(load_suite(write_suite(SWEEP)), tmp_path / "spool", tmp_path / "models", data_dir)
     return plan.groups[0].cells[0].item
 

@@ -1,4 +1,7 @@
-"""A suite with certified heads has different cells but the same answers. Traces count the rows that were read."""
+"""A suite with certified gates has different cells but the same answers as with exact heads.
+
+Traces count the rows of the head that were read.
+"""
 
 from __future__ import annotations
 
@@ -63,13 +66,13 @@ def planned(
 
 
 def cells(plan: Plan) -> dict[str, CellJob]:
-    """By label without model and task."""
+    """Return the cells of a plan by label, without the label's model and task."""
     return {one.item.label.partition("/squad/")[2]: one.item for one in plan.groups[0].cells}
 
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, CellJob], dict[str, CellJob]]:
-    """Return the folder of both runs, and their cells: with exact heads and with certified heads."""
+    """Run the suite with exact heads and with certified gates; return the folder and the cells of each run."""
     root, result = tmp_path_factory.mktemp("precision"), []
     for defaults in ("", CERTIFIED):
         plan = planned(root, GATED, defaults)

@@ -1,4 +1,4 @@
-"""Thresholds replayed from one run of an encoder: exit layers equal those of a real run at each threshold."""
+"""Thresholds replayed from one run of an encoder: exit layers equal those of real runs at these thresholds."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ SWEEPS: dict[str, tuple[str, list[float]]] = {
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory) -> Database:
-    """The shipped pair at several thresholds of each method."""
+    """Return the results of two bundled encoders at several thresholds of each method."""
     folder = tmp_path_factory.mktemp("replayed")
     sweeps = [
         f'[[sweep]]\nmethod = "{method}"\ngrid = {{ {name} = {levels} }}\n' for method, (name, levels) in SWEEPS.items()
@@ -62,7 +62,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Database:
 
 
 def _runs(database: Database, model: str, method: str) -> list[dict[str, Any]]:
-    """Runs of a method by depth, the shallowest first, with their thresholds on the scale of the score."""
+    """Return the runs of a method from the shallowest to the deepest; `level` is the threshold on the score's scale."""
     rows = database.query(
         "SELECT attempt_id, params, mean_exit_layer FROM frontier WHERE model = $model AND method = $method "
         "ORDER BY mean_exit_layer",
@@ -96,7 +96,7 @@ def test_the_deepest_run_tells_where_each_document_leaves_at_lower_thresholds(
 
 
 def test_the_saved_query_has_depth_and_score_of_the_runs_themselves(database: Database) -> None:
-    """At patience 1 the replay of patience 3 is the run."""
+    """The query replays the run with patience 3. At patience 1, it gives the numbers of the run with patience 1."""
     result = database.query(saved_query("encoder_replay").with_defaults()).to_pylist()
     assert {row["method"] for row in result} == set(SWEEPS) and {row["n"] for row in result} == {60}
     shallow = _runs(database, "joint", "pabee")[0]

@@ -88,7 +88,10 @@ LABELS = ("bad", "so-so", "good")
 
 @pytest.fixture(scope="module")
 def folder(classifier_folder: Callable[..., Path], toy_texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The suite, run: the model of three labels calls them in another order, and has off-ramps at blocks 1 and 3."""
+    """Run the suite and return its folder. One of its models has three labels and off-ramps at blocks 1 and 3.
+
+    That model's labels are named and ordered differently from the task's.
+    """
     folder = tmp_path_factory.mktemp("encoders")
     three = classifier_folder(("Good", "bad", "so-so"))
     draw = torch.Generator().manual_seed(1)
@@ -174,7 +177,7 @@ def test_an_oracle_reads_blocks_with_their_off_ramps(database: Database) -> None
 def test_a_fitted_gate_decides_by_what_was_fitted(
     folder: Path, database: Database, classifier_folder: Callable[..., Path]
 ) -> None:
-    """The fit cell runs before the quality cell. Scores are computed from its tensors and the states."""
+    """Scores of the quality cell equal those computed here from the states and the tensors that the fit cell stored."""
     (fit,) = database.query(
         "SELECT attempt_id, cell_id FROM cell JOIN attempt USING (cell_id) WHERE kind = 'fit'"
     ).to_pylist()

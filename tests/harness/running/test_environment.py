@@ -22,7 +22,7 @@ def git(folder: Path, *arguments: str) -> str:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A repository with one committed package."""
+    """Return a Git repository with one committed package."""
     (tmp_path / "package").mkdir()
     (tmp_path / "package" / "__init__.py").write_text("")
     git(tmp_path, "init", "-q")

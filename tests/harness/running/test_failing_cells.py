@@ -1,4 +1,4 @@
-"""Any exception of a method costs its cell one row with the right status; only a full disk ends a run."""
+"""An exception in a method fails its cell alone, with the right status. A full disk or an interrupt ends the run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SWEEP = '[[sweep]]\nmethod = "static"\ngrid = { exit_layer = [1] }\nkinds = ["qu
 
 @pytest.fixture
 def spec(write_suite: Callable[..., Path], data_dir: Path, tmp_path: Path) -> WorkerSpec:
-    """Two cells."""
+    """Return the specification of a worker with two cells."""
     plan = make_plan(load_suite(write_suite(SWEEP)), tmp_path / "spool", tmp_path / "models", data_dir)
     (group,) = plan.groups
     assert group.folder is not None
@@ -99,7 +99,7 @@ def test_an_interrupt_of_which_a_library_makes_an_error_of_its_own_is_one(spec: 
 def test_a_spool_without_room_ends_the_worker_and_is_named(
     spec: WorkerSpec, named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Parquet's errors name no file, so the spool is tried."""
+    """If the error names no file, the worker tries to write to the spool to find out whether its disk is full."""
 
     def full(*_: Any) -> None:
         if not named:
@@ -140,7 +140,7 @@ def _env() -> dict[str, Any]:
 
 
 def test_a_cell_that_another_process_holds_is_waited_for_with_a_word(spec: WorkerSpec, tmp_path: Path) -> None:
-    """The other process runs the cell and releases it once it is informed of the wait."""
+    """A fake process holds the cell's lock. When the worker reports that it waits, that process finishes the cell."""
     first = spec.cells[0]
     held = hold(spec.spool, first.cell.cell_id, wait=False)
     assert held.__enter__()

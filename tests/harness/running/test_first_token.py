@@ -103,7 +103,7 @@ def planned(folder: Path, checkpoint: Path, tasks: list[str], sweeps: str) -> Pl
 
 
 def run(folder: Path, checkpoint: Path, tasks: list[str], sweeps: str) -> dict[str, Path]:
-    """The folder of each cell's attempt by its label."""
+    """Run a suite; return the folder of each cell's attempt, by the cell's label."""
     (group,) = planned(folder, checkpoint, tasks, sweeps).groups
     items = tuple(cell.item for cell in group.cells)
     assert (
@@ -118,7 +118,7 @@ def run(folder: Path, checkpoint: Path, tasks: list[str], sweeps: str) -> dict[s
 
 
 def exits(attempt: Path) -> dict[tuple[str, int], tuple[int, int]]:
-    """Exit layer and token by document and position."""
+    """Return the exit layer and id of every token, by document and position."""
     rows = pq.read_table(attempt / "tokens.parquet").to_pylist()
     return {(row["doc_key"], row["position"]): (row["exit_layer"], row["token_id"]) for row in rows}
 
@@ -151,7 +151,10 @@ def test_replays_leave_where_real_decodes_leave(
 def test_a_gated_first_token_is_asked_of_a_task(
     checkpoint: Callable[[str], Path], tmp_path: Path, data_dir: Path
 ) -> None:
-    """The setting is part of the identity, shown by `plan` and `runs`, and its blocks count as decoding."""
+    """`first_token = "gated"` is part of a cell's id, and `plan` and `runs` show it.
+
+    The blocks of the first token then count as work of decoding.
+    """
     folder = checkpoint("llama")
     (group,) = planned(tmp_path, folder, ["whole", "gated"], TIMING).groups
     (remark,) = group.remarks

@@ -1,4 +1,4 @@
-"""Generation settings in real runs: cells equal transformers, and ignored settings are stored with the run."""
+"""Generation settings in real runs: answers equal those of transformers, and settings that are ignored are stored."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ Ran = dict[str, tuple[CellJob, Path]]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Callable[..., Ran]:
-    """Run a suite of one model on 20 documents; cells by label, each with the folder of its attempt."""
+    """Return a function that runs a suite of one model on 20 documents and returns cells and attempts by label."""
 
     def go(model: Path, *lines: str, sweeps: str = SWEEPS) -> Ran:
         task = "\n".join(["[tasks.wmt-en-fr]", "limit = 20", f"max_new_tokens = {LONGEST}", *lines])

@@ -1,4 +1,4 @@
-"""A suite on the hosted engine has different cells from the lean engine, states this, and gives the same answers."""
+"""Cells of the hosted engine name it, and have other ids than those of the lean engine. Their answers are equal."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def planned(folder: Path, model: Path) -> Plan:
 
 @pytest.fixture(scope="module")
 def folder(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Both engines on one checkpoint, run."""
+    """Run a suite of one checkpoint on both engines, and return its folder."""
     folder = tmp_path_factory.mktemp("engines")
     for group in planned(folder, worded_model).groups:
         assert group.folder is not None
@@ -95,7 +95,7 @@ def test_only_the_hosted_engine_is_named_in_an_identity(cells: dict[str, Cell]) 
 
 
 def test_an_option_that_the_lean_engine_lacks_is_planned_on_the_other(worded_model: Path, tmp_path: Path) -> None:
-    """The lean engine is used only if the suite requests it, regardless of cached results on the folder."""
+    """A model with another activation is planned on the hosted engine. Requesting the lean engine is an error."""
     model = Path(shutil.copytree(worded_model, tmp_path / "model"))
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps({**config, "dense_act_fn": "tanh"}))
@@ -127,7 +127,7 @@ def test_times_of_one_engine_are_not_compared_with_those_of_the_other(database: 
 
 
 def test_whatever_shows_times_names_the_hosted_engine(database: Database) -> None:
-    """`conditions` appears above every figure and table of speed."""
+    """The column `conditions` names the engine, and appears above every figure and table of speed."""
     for view in ("runs", "frontier"):
         told = rows(database, f"SELECT DISTINCT model, conditions FROM {view} ORDER BY ALL")
         assert told == [("any", "float32, cpu, batch 1, hosted"), ("usual", "float32, cpu, batch 1")]

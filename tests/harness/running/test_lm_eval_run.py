@@ -1,4 +1,4 @@
-"""Suites over tasks of lm-eval: at full depth lm-eval's own numbers to the last digit; choices in the database."""
+"""Suites over tasks of lm-eval: full depth gives exactly lm-eval's own numbers, and all choices are in the database."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _records(n: int, seed: int) -> list[dict[str, Any]]:
 
 
 def _tokenizer(*, ends: bool) -> PreTrainedTokenizerFast:
-    """Pieces of bytes, a space with the word behind it; `ends`: with the end of sequence, as a T5's."""
+    """Train a byte-level BPE tokenizer; with ``ends``, it appends the end-of-sequence token as T5's does."""
     bpe = ByteLevelBPETokenizer()
     texts = [record["question"] + "\nA: " + record["text"] for record in _records(40, 5)]
     bpe.train_from_iterator(texts, vocab_size=330, special_tokens=["<s>", "</s>", "<pad>"], show_progress=False)
@@ -145,7 +145,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The records, and the tasks over them: for us below a data folder, for lm-eval with whole paths."""
+    """Write random records and the lm-eval tasks that read them; return the folder.
+
+    The tasks for this project name files relative to the data folder, and those for lm-eval absolute paths.
+    """
     root = tmp_path_factory.mktemp("data")
     for split, n, seed in (("test", 11, 1), ("train", 6, 2)):
         lines = [json.dumps(record) for record in _records(n, seed)]
@@ -203,7 +206,7 @@ def run(
     shares: bool = True,
     dtype: str = "float32",
 ) -> dict[str, Path]:
-    """Folder of the attempt at each cell, by the cell's label without the model."""
+    """Run a suite; return the folder of each cell's attempt, by the cell's label without the model."""
     (group,) = planned(root, model, data, tasks, sweeps, batch_size, dtype).groups
     items = tuple(cell.item for cell in group.cells)
     spec = WorkerSpec(items, model, data, root / "spool", "cpu", 1, shares=shares)
@@ -258,7 +261,7 @@ KINDS = {"causal": ("text", "choice", "letter", "rolling"), "seq2seq": ("text", 
 
 @pytest.fixture(scope="module")
 def runs(models: dict[str, Path], data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Path]]:
-    """Full depth, a static depth and a gate on every task, of both kinds of model."""
+    """Run full depth, a static depth and a gate on every task with both models; return attempts by kind and label."""
     results = {}
     for kind, names in KINDS.items():
         tasks, root = "".join(map(entry, names)), tmp_path_factory.mktemp(kind) / "run"
@@ -381,7 +384,7 @@ def test_a_number_format_says_how_far_it_moves_choices_from_lm_evals_in_float32(
 @pytest.mark.parametrize("kind", ["causal", "seq2seq"])
 @pytest.mark.parametrize("threshold", ["0.02", "0.2"])
 def test_letters_replayed_are_letters_decoded(runs: dict[str, dict[str, Path]], kind: str, threshold: str) -> None:
-    """Nothing follows the exit of a choice of one token."""
+    """If every choice is a single token, an exit cannot affect later tokens, so the replay equals the real run."""
     label = f"letter/calm-softmax:threshold={threshold},decay=none"
     real, replayed = (
         next(attempt for name, attempt in runs[kind].items() if name.startswith(label) and name.endswith(f"/{cell}"))
@@ -475,7 +478,7 @@ def test_chats_have_lm_evals_turns(models: dict[str, Path], data: Path, tmp_path
 
 
 def test_work_is_counted_beside_full_depths(runs: dict[str, dict[str, Path]]) -> None:
-    """Amounts are tested in `harness/engine/test_scoring_cost.py`; this test checks the cell's texts and exits."""
+    """Work is stored as ideal speed-ups over full depth; `harness/engine/test_scoring_cost.py` tests its amounts."""
     names = ("ideal_speedup_bytes", "ideal_speedup_flops")
 
     def work(kind: str, label: str) -> list[float | None]:
@@ -627,7 +630,7 @@ documents = 6
 
 @pytest.fixture
 def unscorable(data: Path, tmp_path: Path) -> Path:
-    """The data with one document in each file of which nothing is left to score."""
+    """Return a copy of the data in which one document of each file has an empty text and an empty choice."""
     folder = Path(shutil.copytree(data, tmp_path / "data"))
     for split in ("test", "train"):
         path = folder / f"{split}.jsonl"

@@ -57,7 +57,7 @@ Ran = tuple[CellJob, dict[str, dict[str, Any]]]
 
 @pytest.fixture(scope="module")
 def model(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the same T5 with a head with sharp choices, so that rounding changes them visibly."""
+    """Return a T5 checkpoint with larger logits, so that rounding changes its probabilities visibly."""
     folder = tmp_path_factory.mktemp("sharp")
     shutil.copytree(worded_model, folder, dirs_exist_ok=True)
     lm = T5ForConditionalGeneration.from_pretrained(worded_model)
@@ -68,7 +68,10 @@ def model(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def ran(tmp_path: Path) -> Callable[..., Ran]:
-    """Runs full depth and a static depth in a number format."""
+    """Return a function that runs full depth and a static depth in a number format.
+
+    It returns full depth's cell and the metrics of the number format.
+    """
 
     def run(dtype: str, model: Path, task: str, data: Path | None = None) -> Ran:
         (tmp_path / "suite.toml").write_text(
@@ -101,7 +104,7 @@ def outputs_of(root: Path, item: CellJob) -> dict[str, list[int]]:
 
 
 def read_in_float32(model: Path, item: CellJob, outputs: dict[str, list[int]]) -> Iterator[torch.Tensor]:
-    """Log-probabilities [T, V] behind each prefix of each answer, by transformers."""
+    """Yield for each answer the log-probabilities [T, V] of its T tokens' positions, by transformers in float32."""
     lm, tokenizer = T5ForConditionalGeneration.from_pretrained(model), AutoTokenizer.from_pretrained(model)
     for document in item.data.load(None):
         prompt = tokenizer(item.data.task_object.prompt_for(document, "seq2seq"), return_tensors="pt").input_ids
@@ -111,7 +114,7 @@ def read_in_float32(model: Path, item: CellJob, outputs: dict[str, list[int]]) -
 
 
 def read_in(dtype: str, model: Path, item: CellJob, outputs: dict[str, list[int]]) -> Iterator[torch.Tensor]:
-    """Return the same quantity in the number format: each prefix is fed again from the start."""
+    """Yield the same log-probabilities in a number format, with each prefix of the answer run from the start."""
     checkpoint, tokenizer = load_checkpoint(model, getattr(torch, dtype)), AutoTokenizer.from_pretrained(model)
     for document in item.data.load(None):
         prompt = tokenizer(item.data.task_object.prompt_for(document, "seq2seq")).input_ids

@@ -154,7 +154,7 @@ def ran(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 def watched_quality_pass(scored: list[Any], work: Work[Any], *rest: Any) -> None:
-    """Run the quality pass and record the outputs that its task scores."""
+    """Run the quality pass; append each output that the task scores, and its score, to ``scored``."""
     item = work.item
     kind = type(get_task(item.cell.task.name))
     score = kind.score
@@ -180,7 +180,7 @@ def test_a_document_is_scored_once_and_what_is_stored_is_that_score(ran: Run) ->
 
 
 class Tables:
-    """In place of an attempt's writer."""
+    """Fake of an attempt's writer that keeps the tables in memory."""
 
     def __init__(self) -> None:
         self.written: list[Any] = []
@@ -244,7 +244,7 @@ def test_a_fitted_gate_decides_alike_in_decoding_and_in_its_replay_until_caches_
 
 
 def first(row: dict[str, Any]) -> bool:
-    """Return whether nothing was decoded before, so that no early exit can have changed the cache."""
+    """Return whether the token is the first of its answer, which no earlier exit can have changed."""
     return bool(row["position"] == 1)
 
 
@@ -348,7 +348,7 @@ def test_scores_of_a_pruned_head_are_margins_among_the_ids_that_the_first_block_
 
 
 def limit(cell: Cell, block: int, position: int) -> float:
-    """The threshold by hand."""
+    """Return the threshold at a block and position, computed from its definition."""
     params = cell.method.params
     if params["rule"] == "per-block":
         return PER_BLOCK[block - 1]

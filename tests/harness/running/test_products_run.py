@@ -1,4 +1,4 @@
-"""Runs record the forms of their products, and int8 is a number format of cells."""
+"""Runs record how matrix products were computed (their forms), and int8 is a number format of cells."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Planned = Callable[..., Plan]
 
 @pytest.fixture
 def planned(worded_model: Path, tmp_path: Path) -> Planned:
-    """The plan of the suite in a number format."""
+    """Return a function that plans the suite in a number format."""
 
     def plan(dtype: str = "float32", options: str = "", spool: str = "spool") -> Plan:
         suite = SUITE.replace("MODEL", str(worded_model)).replace("OPTIONS", options).replace("DTYPE", dtype)
@@ -54,7 +54,7 @@ def planned(worded_model: Path, tmp_path: Path) -> Planned:
 
 
 def run(plan: Plan, spool: Path) -> list[Attempt]:
-    """Run a plan in one worker, here."""
+    """Run all cells of a plan in this process; return the attempts."""
     (group,) = plan.groups
     assert group.folder is not None
     worker.run(
@@ -70,7 +70,7 @@ def ids(plan: Plan) -> list[str]:
 def test_attempts_say_what_was_chosen_and_cells_do_not(
     planned: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Forms belong to the machine. The cell is the same for all; times are comparable within one choice only."""
+    """The chosen forms are stored with an attempt. They do not change the cell's id, but make times incomparable."""
     usual = run(planned(), tmp_path / "usual")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv(SWITCH, "measured")

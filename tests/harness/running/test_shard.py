@@ -15,7 +15,7 @@ from exitbench.harness.running.shard import Shard, part
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Plan:
-    """The built-in suite, its shipped models on small data."""
+    """Return a plan of the built-in suite, restricted to one task with two documents."""
     runs = tmp_path_factory.mktemp("runs")
     return make_plan(load_suite("builtin"), runs / "spool", runs / "models", None, only="*/squad/*", limit=2)
 

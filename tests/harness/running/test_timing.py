@@ -52,7 +52,7 @@ def test_a_speedup_is_a_ratio_of_sums_and_not_a_mean_of_ratios() -> None:
 
 
 def test_what_every_timing_tells_is_of_whole_requests() -> None:
-    """Two rounds of a unit of two documents and one of a single document. Both keys are of the choosing part."""
+    """Three documents, timed as two units in two rounds. Both units' keys belong to the choosing part."""
     took = {("full", False): 60, ("full", True): 50, ("method", False): 15}
     readings = [
         reading(doc, arm, 10**6 * ms, twin=twin, round_=round_)

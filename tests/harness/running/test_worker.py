@@ -59,7 +59,7 @@ def plan(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 
 @pytest.fixture(scope="module")
 def ran(plan: tuple[Plan, Path]) -> tuple[list[dict[str, Any]], Path]:
-    """Events of the worker, and the folder with spool and database."""
+    """Run the plan; return the worker's events, and the folder with spool and database."""
     (group,), folder = plan[0].groups, plan[1]
     assert group.folder is not None
     spec = WorkerSpec(tuple(cell.item for cell in group.cells), group.folder, None, folder / "spool", "cpu", 1)

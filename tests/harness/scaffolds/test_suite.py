@@ -25,7 +25,7 @@ New = Callable[..., Suite]
 
 @pytest.fixture
 def new_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> New:
-    """Return a function that runs `exitbench new suite asked` and returns the written suite."""
+    """Return a function that runs `exitbench new suite` and returns the suite that it wrote."""
 
     def write(*arguments: str | Path) -> Suite:
         code = main(["new", "suite", "asked", *map(str, arguments)])
@@ -46,7 +46,7 @@ def plan_of(suite: Suite, folder: Path, data_dir: Path | None = None) -> Plan:
 
 
 def comment(path: Path) -> str:
-    """The comments of a file on one line."""
+    """Return all comments of a file, joined to one line."""
     return " ".join(line.lstrip("# ") for line in path.read_text().splitlines() if line.startswith("#"))
 
 

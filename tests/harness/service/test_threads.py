@@ -1,4 +1,4 @@
-"""The number of threads of a run, and the message if other processes reduce it."""
+"""The number of threads of a run, and the message if other processes leave it fewer cores."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Fixtures of a recipe that trains in a second, its data, and tiny transformers models."""
+"""Fixtures: a recipe that trains in a second, its data, and tiny models of transformers."""
 
 import gzip
 import random
@@ -59,7 +59,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
-    """Return a data folder: sentences of three phrases and translations; two training lines are also in validation."""
+    """Return a data folder with sentences and translations; two training lines are also in the validation data."""
     folder = tmp_path / "data"
     folder.mkdir()
     triples = [(i, j, k) for i in range(3) for j in range(3, 6) for k in range(6, 8)] * 2

@@ -1,4 +1,4 @@
-"""Training data: pairs without repeats, batches without waste, a curriculum that loses nothing."""
+"""Training data: no example is repeated, batches have little padding, and a curriculum drops no example."""
 
 from collections.abc import Callable
 from itertools import chain

@@ -31,18 +31,18 @@ PUBLISHED = {
 
 
 def depths_up_to(most: int) -> st.SearchStrategy[tuple[int, int]]:
-    """Pairs (L, S)."""
+    """Draw numbers of blocks (teacher, student); the student has fewer."""
     return st.integers(2, most).flatmap(lambda blocks: st.tuples(st.just(blocks), st.integers(1, blocks - 1)))
 
 
 def states(count: int, seed: int = 0) -> list[Tensor]:
-    """Seeded float64 states [3, 4] of so many blocks, which ask for a gradient."""
+    """Return one random float64 state tensor [3, 4] per block, with gradients enabled."""
     rng = torch.Generator().manual_seed(seed)
     return [torch.randn(3, 4, generator=rng, dtype=torch.float64).requires_grad_() for _ in range(count)]
 
 
 def error(ours: Tensor, theirs: Tensor) -> Tensor:
-    """Mean squared error, element by element."""
+    """Return the mean squared error, computed element by element."""
     squares = [(a - b) ** 2 for a, b in zip(ours.flatten(), theirs.flatten(), strict=True)]
     return sum(squares, torch.zeros((), dtype=torch.float64)) / len(squares)
 
@@ -50,7 +50,7 @@ def error(ours: Tensor, theirs: Tensor) -> Tensor:
 def pairs_by_hand(
     student: Sequence[Tensor], teacher: Sequence[Tensor], kind: DistillationKind
 ) -> list[tuple[int, int]]:
-    """(student block, teacher block), from 1, written as the definitions read."""
+    """Return the pairs (student block, teacher block), from 1, by a literal reading of the definitions."""
     shallow, deep = len(student), len(teacher)
     table = PUBLISHED.get((deep, shallow)) or [round((k + 1) * deep / shallow) - 1 for k in range(shallow)]
     if kind == "last":

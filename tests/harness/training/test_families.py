@@ -1,4 +1,4 @@
-"""Families of transformers, each trained in seconds: an ordinary checkpoint comes out, for transformers and for us."""
+"""Families of transformers, each trained in seconds: both transformers and this engine can load the checkpoint."""
 
 import json
 from collections.abc import Callable
@@ -60,7 +60,7 @@ def plain(folder: Path, family: str) -> Any:
 
 
 def answers(checkpoint: Checkpoint, prompts: list[list[int]], method: Any) -> list[list[int]]:
-    """One prompt at a time, as `generated` does."""
+    """Return the engine's answers, one prompt at a time, to be compared with those of transformers."""
     parts = method.parts(checkpoint.model.n_blocks)
     return [
         list(decode(checkpoint, prefill(checkpoint.model, [Request(prompt)], NEW_TOKENS), parts)[0].token_ids)
@@ -134,7 +134,7 @@ def test_a_new_models_answers_begin_with_padding_and_no_token_is_forced(family: 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_loss_of_the_last_block_is_that_of_transformers(family: str) -> None:
-    """This includes biases: a head's own, and the separate one of published translation models."""
+    """Tested with nonzero biases, including the bias of the logits that published translation models have."""
     model = noisy(made(family))
     if family in ENCODER_DECODERS:
         model.final_logits_bias.normal_(generator=torch.Generator().manual_seed(0))
@@ -145,7 +145,7 @@ def test_the_loss_of_the_last_block_is_that_of_transformers(family: str) -> None
 
 
 def noisy(model: Any) -> Any:
-    """Return the model in evaluation mode, with norms and biases moved away from their initial values too."""
+    """Add noise to all parameters, so that norms and biases matter; return the model in evaluation mode."""
     generator = torch.Generator().manual_seed(0)
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
@@ -162,7 +162,7 @@ def made(family: str) -> Any:
 
 
 def test_muon_leaves_tables_of_tokens_to_adamw() -> None:
-    """An LM head that is separate from the embedding is also left to AdamW, because its rows are tokens."""
+    """AdamW also trains an LM head that is separate from the embedding, because its rows are tokens."""
     settings = OptimisationRecipe(
         steps=1, batch_tokens=16, learning_rate=1e-3, optimizer="muon", muon_learning_rate=1e-3
     )
@@ -205,7 +205,7 @@ def test_exit_heads_on_a_frozen_decoder_are_read_by_the_engine(
 
 @pytest.mark.parametrize("family", CAUSAL)
 def test_a_copied_head_reads_out_as_the_model_does(family: str) -> None:
-    """Norm and bias included."""
+    """An untrained exit head is a copy of the model's own norm and LM head, and so gives the same logits."""
     model = noisy(made(family))
     objective = ExitHeadsObjective(ExitHeadsRecipe(count=2, init="copy", entropy_weight=0.0), model, 0)
     tokens = torch.arange(3, 19)[None]

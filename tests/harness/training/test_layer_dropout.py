@@ -83,13 +83,13 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def batch() -> dict[str, Tensor]:
-    """Texts without padding; a label at every position."""
+    """Return a batch of texts without padding, with a label at every position."""
     ids = torch.randint(3, VOCABULARY, (BATCH, 5), generator=generator(2))
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
 
 
 def skipped(model: Any) -> Tensor:
-    """Return which sequences each block left unchanged in one pass over a batch, [L, B]."""
+    """Run the model on a batch; return a mask [L, B] of the sequences that each block left unchanged."""
     seen: list[list[bool]] = []
 
     def watch(_module: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -203,7 +203,7 @@ def test_the_states_that_are_trained_are_those_after_skipping(model: Any) -> Non
 
 @pytest.mark.parametrize("model", ["t5", "llama"], indirect=True)
 def test_blocks_are_skipped_as_often_as_their_rates_say(model: Any) -> None:
-    """Tested for an encoder-decoder and a decoder-only model; draws are the same for all families of a kind."""
+    """Tested for one encoder-decoder and one decoder-only model; the random draws do not depend on the family."""
     rates, passes = [0.0, 0.25, 0.5, 0.75], 150
     with LayerDropout(model, rates, generator()):
         counts = torch.stack([skipped(model) for _ in range(passes)]).double()

@@ -24,7 +24,7 @@ from exitbench.harness.training.losses import (
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
-    """Seeded float64 draws that ask for a gradient."""
+    """Return seeded random float64 numbers, with gradients enabled."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_()
 
 
@@ -35,7 +35,7 @@ def probabilities(row: Tensor) -> list[Tensor]:
 
 
 def assert_same(loss: Callable[..., Tensor], reference: Callable[..., Tensor], *inputs: Tensor) -> None:
-    """Value and gradients of both, in float64."""
+    """Assert that the loss and its reference have equal values and gradients for these inputs."""
     got, wanted = loss(*inputs), reference(*inputs)
     torch.testing.assert_close(got, wanted)
     torch.testing.assert_close(torch.autograd.grad(3 * got, inputs), torch.autograd.grad(3 * wanted, inputs))
@@ -207,7 +207,7 @@ def test_targets_of_frozen_models_get_no_gradient() -> None:
 
 
 def divergences_one_by_one(states: list[Tensor], final: Tensor, head: Tensor, bias: Tensor | None) -> list[Tensor]:
-    """Loss, agreement and entropy of each head, token by token."""
+    """Return each block's KL divergence from the last, agreement with it, and entropy, computed token by token."""
     targets = [probabilities(row) for row in F.linear(final, head, bias)]
     losses, agreements, entropies = [], [], []
     for state in states:

@@ -1,4 +1,4 @@
-"""Attention of a new model's heads before any training."""
+"""What the attention heads of a new model attend to before any training."""
 
 import random
 from typing import Any
@@ -26,7 +26,7 @@ def made(family: Any, neighbour_heads: int) -> Any:
 
 
 def attended(model: Any, text: str = TEXT) -> tuple[Tensor, ...]:
-    """Attention over the text, [1, H, T, T] a block; without the end of text."""
+    """Return the attention weights of each block over the text, [1, H, T, T]; the end-of-text token is left out."""
     ids = make_tokenizer(TokenizerRecipe(kind="builtin"), [])(text, return_tensors="pt").input_ids[:, :-1]
     stack = model.get_encoder() if model.config.is_encoder_decoder else model.get_decoder()
     with torch.no_grad():
@@ -51,7 +51,7 @@ def test_without_them_no_head_looks_at_a_neighbour(family: str) -> None:
 def test_the_second_block_of_a_causal_model_looks_behind_earlier_equal_tokens(
     neighbour_heads: int, least: float, most: float
 ) -> None:
-    """At the second occurrence of a name, head h attends to token h + 1 after the first occurrence."""
+    """At a name's second occurrence, head h (from 0) attends to the token h + 1 places after the first occurrence."""
     model, draw = made("llama", neighbour_heads), random.Random(0)
     results = []
     for _ in range(30):

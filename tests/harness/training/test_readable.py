@@ -1,4 +1,4 @@
-"""Trained states equal those of transformers' own blocks, norm and head, at the positions of the labels."""
+"""The states that training reads out, and their logits, equal those of transformers' own blocks, norm and head."""
 
 from collections.abc import Callable
 from typing import Any
@@ -116,7 +116,10 @@ def model(request: pytest.FixtureRequest) -> Any:
 
 
 def batch_for(model: Any) -> Inputs:
-    """Three texts of 5, 3 and 4 tokens; a decoder-only model has them padded in front and learns their last two."""
+    """Return a batch of texts with 5, 3 and 4 tokens.
+
+    For decoder-only models, padding comes first and the last two tokens have labels.
+    """
     rng, longest = torch.Generator().manual_seed(2), 5
     mask = (torch.arange(longest) < torch.tensor([5, 3, 4])[:, None]).long()
     if not model.config.is_encoder_decoder:
@@ -132,7 +135,7 @@ def batch_for(model: Any) -> Inputs:
 
 
 def label_positions(model: Any, batch: Inputs) -> list[tuple[int, int, int]]:
-    """(row, position of the state, label), written out."""
+    """Return (row, position whose state predicts it, label) for every label, by a plain loop."""
     shift = 0 if model.config.is_encoder_decoder else 1
     return [
         (row, t - shift, label)

@@ -104,7 +104,7 @@ def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 
 def changed(value: Any, path: tuple[Any, ...]) -> Any:
-    """The nested dataclass with one leaf made different."""
+    """Return a copy of the nested dataclass in which the value at a path is different."""
     if not path:
         if value is None:
             return "x"

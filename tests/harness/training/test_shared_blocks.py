@@ -29,7 +29,7 @@ def model() -> Any:
 
 
 def one_module(model: Any) -> Any:
-    """Return the slow reference, in which blocks 2..L are the same object."""
+    """Make blocks 2 to L one module, as the slow reference of blocks with shared weights; return the model."""
     blocks = decoder_blocks(model)
     for i in range(2, BLOCKS):
         blocks[i] = blocks[1]
@@ -37,7 +37,7 @@ def one_module(model: Any) -> Any:
 
 
 def learn(model: Any, steps: int, shared: SharedBlocks | None) -> list[float]:
-    """AdamW on a fixed batch."""
+    """Train with AdamW on one fixed batch; return the loss of each step."""
     ids = torch.arange(2, 26).view(3, 8)
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-2), []
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""The models that come along: small, deep, of today's recipes and data, and as good as their cards say."""
+"""Bundled models are small, were trained with the current recipes and data, and reach the quality in their cards."""
 
 import functools
 import json

@@ -48,7 +48,7 @@ def interrupted(*_: Any) -> None:
 
 
 def log_of(folder: Path) -> dict[tuple[str, str], list[float]]:
-    """Values by metric and block, in order of the steps."""
+    """Return the values of a training log by metric and block, in the order of the steps."""
     results: dict[tuple[str, str], list[float]] = {}
     with (folder / "training_log.csv").open(newline="") as file:
         for row in csv.DictReader(file):
@@ -157,7 +157,7 @@ def test_exit_heads_learn_to_imitate_a_frozen_model(
 
 
 def of_heads(base: Path, **settings: Any) -> str:
-    """A recipe of exit heads on another recipe's model."""
+    """Return the text of a recipe that trains exit heads on the model of another recipe."""
     text = base.read_text()
     table = "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
     return (
@@ -230,7 +230,7 @@ def test_cached_states_are_those_of_the_frozen_model_each_once_an_epoch(
 
 
 def test_cached_states_are_read_out_without_dropout(write_recipe: WriteRecipe, data_dir: Path, tmp_path: Path) -> None:
-    """T5 has dropout after its final norm."""
+    """T5 applies dropout after its final norm, which must be off here."""
     base = write_recipe(("dropout_rate = 0.0", "dropout_rate = 0.5")).rename(tmp_path / "base.toml")
     path = tmp_path / "heads.toml"
     path.write_text(of_heads(base, kind="lens", after_blocks=[1], cached_tokens=10))
@@ -393,7 +393,7 @@ def test_time_spent_before_a_kill_is_in_the_card(
 
 
 class Full:
-    """An objective that finds no memory for more than some rows."""
+    """Objective that raises an out-of-memory error for batches of more than ``most_rows`` rows."""
 
     extras = None
 

@@ -28,7 +28,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 class Theirs(HFLM):  # type: ignore[misc]
-    """lm-eval's backend without a model: its processing of texts, and the tokens that it would score."""
+    """lm-eval's backend without a model: it processes texts, and records the tokens that it would score."""
 
     def __init__(self, tokenizer: Any, kind: str, max_length: int) -> None:
         self.tokenizer, self.backend, self._max_length = tokenizer, kind, max_length

@@ -1,4 +1,4 @@
-"""The lm-eval adapter: budgets and stop strings count new decoder tokens, order and batches change nothing."""
+"""The lm-eval adapter: budgets and stop strings apply to new tokens; order and batches do not affect results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Extra records of probes and timings are separate cells for the first documents."""
+"""Extra records (parts of blocks, prompts, times of tokens) are made by separate cells, on the first documents."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def items(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 @pytest.fixture(scope="module")
 def runs(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of two runs: first a suite without extra records, then the same suite with them."""
+    """Run a suite without extra records, then the same suite with them; return the folder of both."""
     folder = tmp_path_factory.mktemp("recorded")
     for text in (PLAIN, RECORDING):
         plan = planned(folder, worded_model, text)
@@ -167,7 +167,7 @@ def test_database_and_spool_say_the_same(runs: Path) -> None:
 
 @pytest.fixture(scope="module")
 def clocked(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Database:
-    """Return a database of a suite that records prompts and times of tokens; the recording cells run last."""
+    """Run a suite that records prompts and times of tokens, with the recording cells last; return the database."""
     folder = tmp_path_factory.mktemp("clocked")
     (group,) = planned(folder, worded_model, CLOCKED).groups
     assert group.folder is not None

@@ -1,4 +1,4 @@
-"""Replays of all replayable methods that read their probe once equal separate replays."""
+"""Replays of many cells that read their probe once in common give the results of replays that read it separately."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ documents = 4
 
 
 def replayable(depth: int = 4) -> Iterator[str]:
-    """Methods that a model without exit heads can be replayed with."""
+    """Yield the names of the methods that can be replayed on a model without exit heads."""
     for name in method_names():
         method = get_method(name)()
         try:
@@ -80,14 +80,14 @@ def spec(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Worker
 
 @pytest.fixture(scope="module")
 def expected(spec: WorkerSpec, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Tables of each replay that reads for itself."""
+    """Return the tables of each replay, each run with its own reading of the probe."""
     alone = replace(spec, spool=tmp_path_factory.mktemp("alone"), shares=False)
     assert set(run(alone).values()) == {1}
     return stored(alone)
 
 
 def run(spec: WorkerSpec) -> dict[str, int]:
-    """How many cells each reading saw to, by the label of the cell that read."""
+    """Run the cells; return how many were replayed in each common reading, by the label of its first cell."""
     events: list[dict[str, Any]] = []
     assert worker.run(spec, events.append) == 0
     return {event["label"]: event["cells"] for event in events if event["event"] == "start"}
@@ -103,7 +103,7 @@ def stored(spec: WorkerSpec) -> dict[str, Any]:
 
 @pytest.fixture
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many rules each reading applied, in their order."""
+    """Return a list that gets the number of exit rules applied in each reading of a probe."""
     seen, exits = [], ReplaySource.exits
 
     def counted(recorded: ReplaySource, rules: dict[str, str]) -> Any:
@@ -153,7 +153,7 @@ def test_a_rule_that_cannot_be_read_fails_alone(
 def test_what_is_read_does_not_depend_on_the_name_of_the_folder(
     spec: WorkerSpec, expected: dict[str, Any], tmp_path: Path, name: str
 ) -> None:
-    """The result does not depend on other folders whose names match the name as a pattern either."""
+    """The folder's name may look like a partition (`entropy=0.5`) or a pattern (`a*b`) that matches other folders."""
     for folder in (name, "x1", "ab", "a-b"):
         shutil.copytree(spec.inputs, tmp_path / folder)
     of_scores = next(item for item in spec.cells if item.cell.scores_cell_id is not None)

@@ -1,4 +1,4 @@
-"""Tasks declare the role of their metrics, so that third-party tasks need no entry in SQL."""
+"""A task declares the role (topic) of each of its metrics, so that a third-party task needs no change in SQL."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,7 +17,7 @@ from exitbench.tasks.document import Document, DocumentScore
 
 
 class Moderation(Task):
-    """Its headline metric is called as one of ours is."""
+    """Third-party task whose headline metric has the name of one of this project's metrics (`acceptance_rate`)."""
 
     name: ClassVar[str] = "moderation"
     metric_version: ClassVar[str] = "3"

@@ -1,4 +1,4 @@
-"""Methods may decode in one pass if they differ only in what their scores are compared with."""
+"""Methods may decode in one pass only if their parts are the same except for the threshold."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_what_the_model_computes_may_not(method: str, one: dict[str, Any], other
 
 
 class Knowing(Gate):
-    """Remembers something."""
+    """Gate that stores a value in an attribute."""
 
     def __init__(self, what: Any) -> None:
         self.what = what
@@ -61,7 +61,7 @@ class Knowing(Gate):
 
 
 class Hiding(Knowing):
-    """Gate that stores this value where attributes do not show it."""
+    """Gate with a slot, a place for a value that `vars` does not show."""
 
     __slots__ = ("hidden",)
 

@@ -51,7 +51,7 @@ kinds = ["quality", "timing"]
 
 @pytest.fixture
 def spec(worded_model: Path, tmp_path: Path) -> WorkerSpec:
-    """Full depth, and a method with four thresholds."""
+    """Return the specification of a worker with quality cells of full depth and of a method with four thresholds."""
     (tmp_path / "suite.toml").write_text(SUITE.format(model=worded_model, thresholds=THRESHOLDS))
     plan = make_plan(load_suite(tmp_path / "suite.toml"), tmp_path / "spool", tmp_path / "models", None)
     (group,) = plan.groups
@@ -98,7 +98,7 @@ def stored(spec: WorkerSpec) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture
 def expected(spec: WorkerSpec, tmp_path: Path) -> dict[str, dict[str, Any]]:
-    """Tables of each cell run for itself, one row at a time."""
+    """Return the tables of all cells, each run in a separate pass."""
     by_itself = replace(spec, spool=tmp_path / "alone", shares=False)
     assert set(Run(by_itself).cells.values()) == {1}
     return stored(by_itself)
@@ -158,7 +158,7 @@ def test_a_cell_that_cannot_be_decoded_fails_alone(
 def test_scores_that_are_not_finite_fail_one_cell_and_not_those_beside(
     spec: WorkerSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of one prompt have equal logits, so that only the thresholds differ."""
+    """Only scores of rows with the fourth threshold are made NaN, so that only this threshold's cell fails."""
     level, score = THRESHOLDS[3], type(get_method("calm-softmax")().gate({})).score
 
     def broken(gate: Gate, view: BlockView) -> Tensor:

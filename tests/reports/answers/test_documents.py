@@ -1,4 +1,4 @@
-"""Data of the document browser: equal to the database, bounded, reproducible and safe."""
+"""Data of the document browser: equal to the database, limited in size, reproducible, and safe for any text."""
 
 import base64
 import gzip
@@ -25,7 +25,7 @@ HOSTILE = ("</script><script>alert(1)</script>", "w" * 10_000, "\u202eevil\u0000
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the header and the flat columns given to `pack`."""
+    """Return the header and the columns from which `pack` made `data`."""
     plain = gzip.decompress(data)
     end = 4 + int.from_bytes(plain[:4], "little")
     header = json.loads(plain[4:end])
@@ -37,7 +37,7 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def opened(payload: bytes) -> tuple[list[dict[str, Any]], list[tuple[dict[str, Any], dict[str, np.ndarray]]]]:
-    """Return the groups of the index, and the unpacked content of each group."""
+    """Return the groups listed in the payload's index, and the unpacked header and columns of each."""
     end = 4 + int.from_bytes(payload[:4], "little")
     groups = json.loads(gzip.decompress(payload[4:end]))["groups"]
     packs = [payload[end + group["offset"] : end + group["offset"] + group["length"]] for group in groups]
@@ -162,13 +162,13 @@ def test_documents_have_the_score_of_the_tasks_first_metric(payload: bytes, smal
 
 @pytest.fixture
 def answers(world: Any) -> Any:
-    """Answers and probes, and nothing else."""
+    """Return settings of synthetic data with quality and probe cells only."""
     omitted = {"timing", "replay", "failures", "scores", "fit", "calibration"}
     return replace(world, n_boot=2, omitted_kinds=frozenset(omitted))
 
 
 def large(answers: Any, example: ModuleType) -> Any:
-    """200 documents of 40 tokens by 10 methods."""
+    """Return settings of synthetic data: 200 documents of 40 tokens by 10 methods."""
     levels = (0.2, 0.3, 0.4, 0.6, 0.8, 0.9)
     usual = {"min_exit": 1, "decay": "none"}
     return replace(
@@ -195,7 +195,7 @@ def test_two_hundred_documents_by_ten_methods_fit_into_three_megabytes(
 
 
 def _fewer(database: Database, everything: dict[str, Any]) -> None:
-    """With less room there are fewer documents, spread over all depths, and full depth stays."""
+    """Check a smaller budget: fewer documents, spread over all exit depths, and full depth is kept."""
     payload = documents_payload(database, budget_bytes=200_000)
     assert payload is not None and len(payload) <= 200_000
     ((group,), _) = opened(payload)

@@ -17,7 +17,7 @@ Written = Callable[[], tuple[bytes, int]]
 
 @pytest.fixture
 def database(small_database: Path, tmp_path: Path) -> Path:
-    """Two groups of answers, to change."""
+    """Return a copy of the small database, with two groups of answers, that a test may change."""
     return Path(shutil.copy(small_database, tmp_path / "exitbench.duckdb"))
 
 
@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def write(database: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
-    """Return the payload, and how many groups were packed for it."""
+    """Return a function that returns the payload, and the number of groups that were packed for it."""
     packed, packed_groups = documents._packed, []
 
     def noted(*arguments: Any) -> bytes:
@@ -53,7 +53,7 @@ def change(database: Path, sql: str) -> None:
 
 
 def content_of_table(table: str) -> str:
-    """Return SQL that changes only rows of one attempt whose answers are on the page."""
+    """Return an SQL condition that selects the rows of one attempt whose answers are on the page."""
     return f"attempt_id = (SELECT min(attempt_id) FROM {table})"
 
 

@@ -1,4 +1,6 @@
-"""Packs of an encoder's runs: texts, true labels, predictions of every block, and the runs that evaluated it."""
+"""Document browser's data for an encoder: texts, true labels, predictions by block, and the runs that evaluated a
+block.
+"""
 
 import base64
 import gzip
@@ -23,7 +25,7 @@ HOSTILE = ("</script><script>alert(1)</script>", "\u202eevil\u0000\u001b[31m", "
 
 
 def unpacked(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, np.ndarray]]:
-    """The only group's entry in the index, the header and the columns of its pack."""
+    """Return the index entry, the header and the columns of the only group of answers."""
     with open_database(path) as database:
         payload = documents_payload(database)
         assert payload is not None and documents_payload(database) == payload

@@ -1,4 +1,4 @@
-"""Verdicts follow from interval and bound, name their models and data, and can have either outcome."""
+"""Verdicts on claims follow from interval and bound, name their models and data, and can have either outcome."""
 
 import hashlib
 import json
@@ -280,7 +280,7 @@ def test_what_was_not_measured_names_the_commands_that_measure_it() -> None:
 
 
 def test_comparisons_of_trained_exit_heads_name_the_suite_that_trains_all_of_them() -> None:
-    """The suite of the papers' figures trains one kind of heads; the suite of settings trains the others."""
+    """The suite of the papers' figures trains one kind of exit heads; the suite of settings trains the other kinds."""
     compares = {
         claim.claim_id: claim.suite for claim in read_claims() if "entropy_weight" in (claim.evidence_sql or "")
     }
@@ -319,7 +319,9 @@ FULL_SOFTMAX = "kind = 'quality' AND method = 'calm-softmax' AND (params ->> 'he
 
 
 def _copy_runs(opened: Database, suffix: str, runs: str, changed: str, shift: float) -> None:
-    """Copy the runs selected by a condition on their cells, with columns changed and metrics moved by `shift`."""
+    """Copy runs under new ids: `runs` is the condition that selects cells, `changed` the new columns, `shift` is added
+    to metrics.
+    """
     cells = f"WHERE cell_id IN (SELECT cell_id FROM cell WHERE {runs})"
     attempts = f"WHERE attempt_id IN (SELECT attempt_id FROM attempt {cells})"
     cell, attempt = f"cell_id || '{suffix}' AS cell_id", f"attempt_id || '{suffix}' AS attempt_id"
@@ -337,7 +339,7 @@ def _copy_runs(opened: Database, suffix: str, runs: str, changed: str, shift: fl
 
 @pytest.fixture(scope="module")
 def pairs_database(small_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two models trained for their last block, each with softmax and contrastive gates over full and pruned heads."""
+    """Return a database of two models trained for their last block, each with two gates over full and pruned heads."""
     path = tmp_path_factory.mktemp("pairs") / "pairs.duckdb"
     shutil.copy(small_database, path)
     card = json.dumps({"recipe": {"objective": {"loss": "last"}}})

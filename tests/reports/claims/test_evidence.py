@@ -1,4 +1,4 @@
-"""Queries of single entries, on rows made so that the right answer is known."""
+"""Evidence for single claims: their queries, on hand-written rows for which the right verdict is known."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +29,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
 
 @contextmanager
 def shadowed(database: Database, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[None]:
-    """Hide views behind temporary tables of their names."""
+    """Replace views by temporary tables of the same names within the context."""
     with database.engine.connect() as connection:
         duck = driver_connection(connection)
         try:
@@ -47,7 +47,7 @@ def shadowed(database: Database, tables: Mapping[str, Sequence[Mapping[str, Any]
 
 
 def judge(database: Database, losses: np.ndarray, n: int, rule: str = "binomial", chosen: bool = True) -> Verdict:
-    """The verdict on calibrations with these mean losses on `n` documents that they did not see."""
+    """Return the verdict on the calibration claim, given each calibration's mean loss on `n` held-out documents."""
     ids = [f"a{number}" for number in range(len(losses))]
     same = {"delta": DELTA, "epsilon": EPSILON, "chosen": chosen, "rule": rule, "random_weights": False}
     metric_row = {"metric": "held_out_loss", "n": n, "is_current": True}

@@ -1,4 +1,4 @@
-"""The ledger's files: every claim has a quotation, kinds are separate, and errors in a file are named."""
+"""Files of the ledger of claims: every claim quotes its authors, and errors in a file are named with claim and key."""
 
 import re
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Figures and tables of encoders: their queries against slow computations in Python, and that everything is drawn."""
+"""Figures and tables of encoders: queries are compared with slow Python, and every point is drawn."""
 
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -37,7 +37,7 @@ STATIC = (1, 3)
 
 
 def exits_of(method: str, params: dict[str, Any]) -> np.ndarray:
-    """The block after which each document leaves."""
+    """Return the exit layer of each document under a method."""
     if method == "static":
         return np.full(DOCUMENTS, params["exit_layer"])
     if method == "oracle":
@@ -63,7 +63,9 @@ def trace_of(method: str, exits: np.ndarray) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An encoder of four blocks on one task by four methods, timed at two batch sizes; trained on the last block."""
+    """Return a database of an encoder of four blocks, trained on the last: one task, four methods, timed at two batch
+    sizes.
+    """
     folder = tmp_path_factory.mktemp("encoders")
     settings: list[tuple[str, dict[str, Any]]] = [
         ("full", {}),
@@ -122,7 +124,7 @@ def _write_timing(example: ModuleType, root: Path, cell: Any, speedup: float) ->
 
 @pytest.fixture
 def gated_only(example: ModuleType, tmp_path: Path) -> Path:
-    """Full depth and one gate, which let documents leave after every block."""
+    """Return a database of only full depth and one gate, which may exit after any block."""
     full = _cell(example, "full", {}, "quality", 1, None)
     gated = _cell(example, "max-prob", {"threshold": 0.6}, "quality", 1, full["cell_id"])
     for cell in (full, gated):

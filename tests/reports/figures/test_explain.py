@@ -1,4 +1,6 @@
-"""Figures that explain published numbers: their queries on any database, and their numbers on one made by hand."""
+"""Figures that explain published numbers: their queries run on any database, and their numbers are checked on written
+rows.
+"""
 
 import json
 import re
@@ -27,7 +29,10 @@ MACROS = "\n".join(re.findall(r"^CREATE OR REPLACE MACRO.*?;$", VIEWS, re.M | re
 
 
 def query(sql: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Run `sql` over the views that runs made by hand would give; tokens are (doc, exit layer, rows of the head)."""
+    """Run `sql` over tables that replace the views and contain the given runs.
+
+    A run's tokens are (document, exit layer, LM-head rows).
+    """
     connection = duckdb.connect()
     connection.execute(MACROS)
     connection.execute(

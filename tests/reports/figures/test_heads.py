@@ -34,8 +34,8 @@ def params(**changes: Any) -> dict[str, Any]:
 
 
 def exits(margin: np.ndarray, epsilon: float) -> np.ndarray:
-    """Return the exit layer of every token, with heads after blocks 1 and 2; the larger epsilon never uses the
-    first.
+    """Return the exit layer of every token, with exit heads after blocks 1 and 2; at the larger epsilon, none exits
+    after 1.
     """
     exits_here = np.stack([(margin[:, 0] > 0.5) & (epsilon < 0.8), margin[:, 1] > epsilon], axis=1)
     return np.where(exits_here.any(axis=1), exits_here.argmax(axis=1) + 1, BLOCKS)
@@ -43,8 +43,9 @@ def exits(margin: np.ndarray, epsilon: float) -> np.ndarray:
 
 @pytest.fixture
 def database(example: ModuleType, world: Any, make_database: Callable[[Any], Path]) -> Path:
-    """Return a database of one model with heads at two epsilons, and with another confidence, sampling and a
-    constant rule.
+    """Return a database of one model with exit heads at two epsilons.
+
+    Three other settings differ in the confidence, in the temperature, and in having a constant rule.
     """
     other_params = (params(confidence="entropy"), params(temperature=1.0), params(rule="constant"))
     swept = tuple(

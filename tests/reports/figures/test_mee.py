@@ -43,7 +43,7 @@ T = {2: 12.706, DOCUMENTS: 2.306}
 
 @dataclass(frozen=True)
 class Probed:
-    """Probes of one model, made at random: top-1 and its probability, the final token's, and cosines; [N, L]."""
+    """Random probe columns of one model, [N, L]: best token ids and probabilities, the final token's, and cosines."""
 
     doc_key: list[str]
     position: list[int]
@@ -111,13 +111,13 @@ MODELS = {name: make_probed(blocks, seed) for seed, (name, blocks) in enumerate(
 
 @pytest.fixture
 def make_database(tmp_path: Path, example: ModuleType) -> Callable[..., Path]:
-    """Make the database of these probes, by name of the model, one run each, and of nothing else."""
+    """Return a function that builds a database of probes only; each argument maps names of models to their probes."""
     return lambda *runs: database_of(tmp_path, example, *runs)
 
 
 @pytest.fixture(scope="module")
 def database(tmp_path_factory: pytest.TempPathFactory, example: ModuleType) -> Path:
-    """The database of MODELS. Read only."""
+    """Return the read-only database of the probes in `MODELS`."""
     return database_of(tmp_path_factory.mktemp("probes"), example, MODELS)
 
 
@@ -161,7 +161,7 @@ def half_width(probed: Probed, values: np.ndarray) -> np.ndarray:
 
 
 def expected_by_block(values: Callable[[Probed], np.ndarray]) -> dict[tuple[str, int], float]:
-    """Return the result of `values` for each block [L], by model and block."""
+    """Return what `values` computes for each block, by model and block."""
     return {(name, i + 1): value for name, probed in MODELS.items() for i, value in enumerate(values(probed))}
 
 
@@ -279,7 +279,9 @@ def test_candidates_are_spelled_as_the_tokenizer_does(database: Path, rows_of: R
 
 
 def quarters(probed: Probed) -> dict[str, list[str]]:
-    """Documents of the two classes, by the mean of s over tokens and blocks."""
+    """Return the easiest and the most difficult quarter of the documents, by their mean cosine to the last block's
+    state.
+    """
     s, keys = probed.signals["cosine_last"][:, :-1], np.array(probed.doc_key)
     order = sorted(set(probed.doc_key), key=lambda key: -s[keys == key].astype(float).mean())
     quarter = len(order) // 4
@@ -287,7 +289,7 @@ def quarters(probed: Probed) -> dict[str, list[str]]:
 
 
 def of_documents(probed: Probed, documents: list[str]) -> Probed:
-    """The probes of some documents alone."""
+    """Return the probes of some documents only."""
     selected = np.isin(probed.doc_key, documents)
     return Probed(
         list(np.array(probed.doc_key)[selected]),

@@ -1,4 +1,4 @@
-"""Quality against speed of the MEE measures: ours as shares of full depth's, and the published runs likewise."""
+"""Quality against speed of the MEE measures: local and published runs, both as shares of full depth's values."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +23,7 @@ def rows(small_database: Path, rows_of: Any) -> Frame:
 
 
 def metrics(database: Path, kind: str) -> dict[tuple[str, str, str], dict[str, float]]:
-    """Values by model, method and threshold, then by metric, of one kind of real cells."""
+    """Return the metric values of real cells of one kind: by model, method and parameters, and then by metric."""
     printed_values: dict[tuple[str, str, str], dict[str, float]] = {}
     with open_database(database) as opened:
         for row in opened.query("FROM metric_values WHERE execution = 'real'").to_pylist():
@@ -70,7 +70,7 @@ def test_published_runs_are_relative_to_their_own_without_early_exit(rows: Frame
 
 
 def points(axes: Axes, *, published: bool) -> list[tuple[float, float]]:
-    """Return the points drawn with filled markers (local), or crosses (published)."""
+    """Return the local points (filled markers) or the published ones (crosses)."""
     lines = [line for line in axes.lines if line.get_marker() not in ("None", "", None)]
     selected = [
         line

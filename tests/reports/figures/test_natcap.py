@@ -43,7 +43,7 @@ T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
 
 
 def exits(method: Any, beliefs: Any) -> np.ndarray:
-    """Exit layers of the oracle and of a gate that leaves at its threshold."""
+    """Return the exit layers under full depth, the oracle, and a gate whose score is the margin."""
     blocks = beliefs.margin.shape[1]
     leaves = {
         "full": np.zeros_like(beliefs.margin, bool),
@@ -54,7 +54,9 @@ def exits(method: Any, beliefs: Any) -> np.ndarray:
 
 
 def swept(example: ModuleType) -> Any:
-    """A gate swept over thresholds, with a replay of each, and the oracle of first matches."""
+    """Return settings of synthetic data: a gate at three thresholds, each also replayed, and the oracle of first
+    matches.
+    """
     return replace(
         example.WORLD,
         tasks=example.TASKS[:1],
@@ -68,7 +70,7 @@ def swept(example: ModuleType) -> Any:
 
 
 def probed_again(example: ModuleType) -> Any:
-    """Return the world of `swept` in which newer code probes the documents again, once with sublayers."""
+    """Return the settings `swept` with a second probe by newer code, and a cell that recorded sublayers."""
 
     def write(world: Any, root: Path, model: Any, task: Any) -> None:
         full = world.cell(model, task, example.FULL, "quality")
@@ -84,13 +86,16 @@ def probed_again(example: ModuleType) -> Any:
 
 @pytest.fixture(scope="module")
 def database(example: ModuleType, database_of: Callable[[Any], Path]) -> Path:
-    """Probes, gates and oracle of two models; sub-layers, pairs of blocks, spellings and tags are written by hand."""
+    """Return a database of probes, gates and the oracle of two models, to which hand-written rows are added.
+
+    These rows are about sublayers, pairs of blocks, spellings of tokens, and tags.
+    """
     return completed(database_of(swept(example)))
 
 
 @pytest.fixture(scope="module")
 def database_again(example: ModuleType, database_of: Callable[[Any], Path]) -> Path:
-    """The database of `probed_again`."""
+    """Return the database of `probed_again`."""
     return completed(database_of(probed_again(example)))
 
 
@@ -136,7 +141,9 @@ def token_text(token_id: int) -> str:
 
 
 def pairs(attempt: str, documents: list[str], blocks: int) -> list[dict[str, Any]]:
-    """Return cosine and divergence computed from the distance of two blocks, slightly different for each document."""
+    """Return rows for pairs of blocks: cosine and divergence follow from their distance and differ a little by
+    document.
+    """
     return [
         {
             "attempt_id": attempt,
@@ -154,7 +161,7 @@ def pairs(attempt: str, documents: list[str], blocks: int) -> list[dict[str, Any
 
 
 def sublayers(attempt: str, documents: list[str], blocks: int) -> list[dict[str, Any]]:
-    """Read-outs at random."""
+    """Return random read-outs for each part of each block."""
     rng = np.random.default_rng(blocks)
     return [
         {
@@ -185,7 +192,7 @@ def tags(attempt: str, documents: list[str]) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def probed(database: Path) -> list[Row]:
-    """Every probed token."""
+    """Return every probed token."""
     return query_rows(
         database,
         "SELECT model, attempt_id, doc_key, position, token_id, first_match, p1, top1_id, top2_id, top3_id, p_final, "
@@ -207,7 +214,9 @@ def reach(share: float, half: float, documents: int) -> float:
 
 
 def mean_and_half(pairs: Iterable[tuple[str, float]]) -> tuple[float, float]:
-    """Mean of (document, value), and half its 95 % interval from the documents' residuals."""
+    """Return the mean of the values, and half of its 95 % interval from residuals per document; a pair is (document,
+    value).
+    """
     sums, counts = defaultdict(float), defaultdict(int)
     for document, value in pairs:
         sums[document] += value
@@ -246,7 +255,7 @@ def drawn(name: str, frame: Frame) -> Figure:
 
 
 def heights(axes: Iterable[Axes]) -> list[float]:
-    """y of every marker."""
+    """Return the y coordinates of all markers."""
     return [
         y for panel in axes for line in panel.lines if line.get_marker() not in ("None", "") for y in line.get_ydata()
     ]
@@ -319,7 +328,7 @@ def test_a_letter_that_the_font_lacks_is_a_box(database: Path, rows_of: Rows) ->
 
 
 def gates(database: Path) -> dict[str, Row]:
-    """Return the lowest threshold of each model that keeps 98 % of the score."""
+    """Return each model's row with the lowest mean exit layer among thresholds that keep 98 % of full depth's score."""
     exits = query_rows(
         database,
         "SELECT * FROM frontier WHERE method = 'max-prob' AND execution = 'real' AND value >= 0.98 * full_value",

@@ -16,7 +16,9 @@ FLOOR = (0.98, 1.02)
 
 @pytest.fixture(scope="module")
 def views(small_database: Path) -> dict[str, pa.Table]:
-    """Return the tables that the queries read: one row of the frontier, and other tables whole."""
+    """Return the tables that the queries read: one row of the frontier, no published results, and the other views
+    whole.
+    """
     names = ("runs", "cell", "dataset_artifact", "paired", "pareto", "calibrations", "qc")
     with open_database(small_database) as database:
         views_by_name = {name: database.query(f"SELECT * FROM {name}") for name in names}

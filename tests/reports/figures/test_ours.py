@@ -1,4 +1,4 @@
-"""Our own figures and tables: their queries against slow computations in Python, and that everything is drawn."""
+"""Figures and tables of this project, not of a paper: queries agree with slow Python, and every point is drawn."""
 
 import shutil
 from collections import Counter, defaultdict
@@ -55,7 +55,7 @@ def drawn_x(axes: Axes) -> list[float]:
 
 
 def answers(database: Path) -> dict[tuple[Any, ...], Rows]:
-    """Return the answers of real runs with those of full depth, by setting."""
+    """Return the answers of real runs by setting, each next to full depth's answer."""
     rows = query_rows(
         database,
         "SELECT r.model, r.task_label AS task, r.method, r.params, r.kv_policy, a.doc_key, a.output_ids, "
@@ -173,7 +173,7 @@ def test_the_realised_speedup_is_of_the_tokens_that_were_timed(small_database: P
 
 @pytest.fixture
 def policies(world: Any, make_database: Callable[[Any], Path]) -> Path:
-    """One gate under two KV policies, and its replay."""
+    """Return a database in which one gate was run with two KV policies, and replayed."""
     exact = replace(world.swept[1], kv_policy="exact")
     return make_database(replace(world, methods=(*world.methods, exact)))
 
@@ -256,7 +256,10 @@ def test_depth_by_kind_is_what_the_view_says_with_intervals_by_document(small_da
 
 @pytest.fixture(scope="module")
 def kinds(example: ModuleType, database_of: Callable[[Any], Path]) -> Path:
-    """Two models, each probed again with other outcomes; every document has two words of one kind."""
+    """Return a database in which each model is probed twice; the second probe shifts all predictions by one token.
+
+    Every document has two words of one kind.
+    """
 
     def probe_again(world: Any, root: Path, model: Any, task: Any) -> None:
         full = world.cell(model, task, example.FULL, "quality")["cell_id"]
@@ -273,7 +276,7 @@ def kinds(example: ModuleType, database_of: Callable[[Any], Path]) -> Path:
 
 
 def newest_tokens(database: Path) -> dict[tuple[str, ...], Rows]:
-    """Tokens of the newest probe of each model on each task, by task, model and kind."""
+    """Return the tokens of each model's newest probe on each task, by task, model and kind of word."""
     rows = query_rows(database, "SELECT *, task_label AS task, len(p1) AS blocks FROM probe_trace ORDER BY attempt_id")
     newest = {(row["task"], row["model"]): row["attempt_id"] for row in rows}
     tokens: dict[tuple[str, ...], Rows] = defaultdict(list)
@@ -347,7 +350,7 @@ def test_every_kind_has_its_marks_intervals_and_columns(kinds: Path, rows_of: Ro
 
 
 def of_kinds(*kinds: tuple[str, str, str, float], blocks: int = 8) -> Frame:
-    """Rows of (task, model, kind, mean first match), without intervals."""
+    """Return a frame with one row per (task, model, kind of word, mean first match), without intervals."""
     rows = [
         {
             "task": task, "model": model, "blocks": blocks, "token_kind": kind, "block": 1, "share": 1.0,
@@ -446,12 +449,14 @@ def choices_of(folder: Path, example: ModuleType, choice_example: ModuleType, **
 
 @pytest.fixture(scope="module")
 def choices(example: ModuleType, choice_example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Full depth, two thresholds and their replays over nine documents with three choices each; one is timed."""
+    """Return a database of nine documents with three choices each: full depth, two thresholds and their replays; one is
+    timed.
+    """
     return choices_of(tmp_path_factory.mktemp("choices"), example, choice_example)
 
 
 def chosen_by_run(database: Path) -> dict[tuple[str, str], dict[str, Rows]]:
-    """The choices of each document, by parameters and execution of the run."""
+    """Return the rows of each document's choices, by parameters and execution of the run."""
     by_setting: dict[tuple[str, str], dict[str, Rows]] = defaultdict(lambda: defaultdict(list))
     for row in query_rows(database, "SELECT * FROM choice_answers ORDER BY doc_key, choice"):
         by_setting[row["params"], row["execution"]][row["doc_key"]].append(row)

@@ -60,7 +60,7 @@ def size(block: int) -> int:
 
 
 def counted_by_rule(head: str, min_exit: int, exit_layer: int) -> int:
-    """Rows of the head that the published rule counts for one token, block by block."""
+    """Return the LM-head rows that the published counting rule gives for one token, summed over its blocks."""
     rows = 0
     for block in range(min_exit, exit_layer + 1):
         if head == "full" or block == BLOCKS:
@@ -71,14 +71,18 @@ def counted_by_rule(head: str, min_exit: int, exit_layer: int) -> int:
 
 
 def multiplied(method: str, head: str, min_exit: int, exit_layer: int) -> int:
-    """Rows really multiplied: the choice of ids is one read of all, and a contrast looks back to block 2."""
+    """Return the LM-head rows really multiplied for one token.
+
+    Choosing the ids of a pruned head reads all rows once. A contrast also reads all rows at earlier blocks, from block
+    2 on.
+    """
     chosen = 0 if head == "full" or min_exit == BLOCKS else VOCABULARY
     looked_back = VOCABULARY * (min_exit - 2) if method == "contrastive-jsd" and min_exit > 2 else 0
     return counted_by_rule(head, min_exit, exit_layer) + chosen + looked_back
 
 
 def exits(method: Any, beliefs: Any) -> np.ndarray:
-    """Exit layers that a gate would give; the contrast is a little surer."""
+    """Return the exit layers that a method would give; the contrastive gate's scores are 0.1 higher."""
     params = method.params
     margin = beliefs.margin + 0.1 * (method.name == "contrastive-jsd")
     allowed = (margin >= params.get("threshold", 9)) & (np.arange(1, BLOCKS + 1) >= params.get("min_exit", 1))
@@ -89,7 +93,10 @@ def exits(method: Any, beliefs: Any) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def world(example: ModuleType) -> Any:
-    """Two models by the gates of `SHOWN` from the blocks of `ASKED_FROM`, and a static exit at every block."""
+    """Return settings of synthetic data for two models.
+
+    Each gate of `CHECKED_FIGURES` starts at each block of `FIRST_GATE_BLOCKS`; `static` exits at every block.
+    """
     usual = {"threshold": 0.9, "rule": "constant", "decay": "none", "every": 1, "k_first": K_FIRST, "k_min": K_MIN}
     return replace(
         example.WORLD,
@@ -114,7 +121,7 @@ def database(world: Any, database_of: Callable[[Any], Path]) -> Path:
 
 
 def _write_beside_the_sweep(world: Any, root: Path, model: Any, task: Any) -> None:
-    """Write the model's training, and one setting again with another full depth, which belongs to no sweep."""
+    """Write the model's training, and a run compared with another full-depth cell, so that it belongs to no sweep."""
     trained = root.parent / model.name
     trained.mkdir()
     card = {"recipe": {"name": model.name, "objective": {"loss": LOSSES[model.name]}}}
@@ -130,14 +137,14 @@ def _write_beside_the_sweep(world: Any, root: Path, model: Any, task: Any) -> No
 
 
 def head_rows(method: Mapping[str, Any], exit_layers: np.ndarray) -> np.ndarray:
-    """Rows multiplied for every token."""
+    """Return the LM-head rows that are multiplied for every token."""
     params = method["params"]
     key = (method["name"], params["head"], params["min_exit"])
     return np.array([multiplied(*key, exit_layer) for exit_layer in exit_layers])
 
 
 def ranks(tokens: int) -> np.ndarray:
-    """Ranks of the final token, [N, L]."""
+    """Return random ranks of the final token, [N, L]."""
     return np.random.default_rng(0).integers(1, VOCABULARY, (tokens, BLOCKS))
 
 
@@ -146,7 +153,7 @@ def beliefs_of(world: Any, model: str) -> Any:
 
 
 def exits_of(world: Any, row: Mapping[str, Any]) -> np.ndarray:
-    """Exit layers of the tokens behind a row."""
+    """Return the exit layers of the tokens that a figure's row summarizes."""
     params = {"threshold": 0.9, "min_exit": row["min_exit"]}
     return exits(replace(world.swept[0], name=row["method"], params=params), beliefs_of(world, row["model"]))
 
@@ -160,7 +167,7 @@ def reach(share: float, half: float, documents: int) -> float:
 
 
 def half_width(world: Any, values: np.ndarray, counts: np.ndarray) -> float:
-    """Half of the 95 % interval of a ratio of sums over documents."""
+    """Return half of the 95 % interval of a ratio of sums over documents."""
     s, c = (column.reshape(world.documents, -1).sum(1) for column in (values, counts))
     residual = s - s.sum() / c.sum() * c
     half = float(T[len(s)] * np.sqrt(len(s) / (len(s) - 1) * (residual**2).sum()) / c.sum())
@@ -237,7 +244,9 @@ def test_gates_by_first_block_asked(world: Any, database: Path, rows_of: Rows) -
 def test_two_points_of_a_published_list_that_looks_shifted_are_left_out(
     database: Path, tmp_path: Path, rows_of: Rows
 ) -> None:
-    """Figure 11a, fixed pruning: 12.305 seems inserted, so that min exits 6 and 3 have each other's neighbours'."""
+    """In figure 11a (fixed pruning), 12.305 seems to be inserted, so that min exits 6 and 3 have values of their
+    neighbors.
+    """
     path = tmp_path / "samsum.duckdb"
     shutil.copyfile(database, path)
     with duckdb.connect(path) as connection:

@@ -1,4 +1,4 @@
-"""Figures of trainings: their queries on a database with logs made by hand, and the lines that are drawn."""
+"""Figures of trainings: their queries, on a database with hand-written training logs, and the lines that are drawn."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -60,7 +60,7 @@ def panels(module: Any, frame: Frame) -> list[Axes]:
 
 
 def drawn(axes: Axes) -> list[list[tuple[float, float]]]:
-    """The points of every line."""
+    """Return the points of every line."""
     return [list(zip(*line.get_data(), strict=True)) for line in axes.lines]
 
 

@@ -1,4 +1,4 @@
-"""Cards: the recommendation for every loss, computed again from the runs, and its wording."""
+"""Cards of the report: the recommendation for each allowed loss, computed again from the runs, and its wording."""
 
 import re
 import tomllib
@@ -29,7 +29,7 @@ def worded(card: Card, calibrations: tuple[Row, ...] = ()) -> CardText:
 
 
 def changed(results: tuple[Row, ...], condition: dict[str, Any], **values: Any) -> Card:
-    """The first card of results of which some rows are otherwise."""
+    """Return the card of the first task, with `values` set in the result rows that match `condition`."""
     rows = [
         {**row, **values} if all(row[name] == value for name, value in condition.items()) else row
         for row in results
@@ -108,7 +108,7 @@ def test_of_several_ways_to_run_a_task_the_one_of_most_documents_has_the_card(re
 
 
 def static_comparison(results: tuple[Row, ...], low: float, high: float) -> str:
-    """Return the verdict on the fastest method against a confirmed static depth with this interval of its speed."""
+    """Return the verdict on the fastest method against a confirmed static depth with speed-up interval [low, high]."""
     speeds = {"confirming_speedup_low": low, "confirming_speedup": (low + high) / 2, "confirming_speedup_high": high}
     card = changed(results, {"is_static_step": True}, **speeds)
     answer = card.recommendations[-1]

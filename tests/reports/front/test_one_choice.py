@@ -1,4 +1,4 @@
-"""Cards, the end of a run, the README's table and the frontier recommend the same setting by one rule."""
+"""Cards, the end of a run, the README's table and the frontier recommend the same setting."""
 
 import json
 from collections.abc import Callable
@@ -29,13 +29,13 @@ def chosen(row: Row) -> tuple[str, Any]:
 
 @pytest.fixture(scope="module")
 def database(many_documents_database: Path) -> Path:
-    """Results of which the cards have something to recommend at the usual loss."""
+    """Return a database for which the cards recommend a setting at the default loss."""
     return many_documents_database
 
 
 @pytest.fixture(scope="module")
 def of_cards(database: Path, rows_of: Rows) -> Choice:
-    """Return the settings that the cards name at the default loss."""
+    """Return the settings that the cards recommend at the default loss, by model and task."""
     answers = [
         (card.full, card.at(DEFAULT_PERCENT).headline) for card in cards(rows_of(database, tables, "summary").rows)
     ]

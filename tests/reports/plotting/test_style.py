@@ -44,7 +44,7 @@ OKLAB = (
 
 
 def perceived(colour: str, sight: str) -> np.ndarray:
-    """`colour` as such eyes see it, in Oklab [3]."""
+    """Return `colour` as seen with the given color vision (`sight`), as coordinates [3] of the color space Oklab."""
     rgb = np.array([int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)])
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     light: np.ndarray = np.clip(np.array(SIGHT[sight]) @ linear, 0, 1)
@@ -60,7 +60,7 @@ def test_text_and_series_can_be_read_on_the_paper_of_each_theme(which: Theme) ->
 
 
 def test_a_theme_sets_everything_whatever_its_user_has_set() -> None:
-    """The backend is excepted, because it draws nothing in this test."""
+    """Matplotlib's backend is exempt, because this test draws nothing."""
     with theme(DARK):
         expected = {name: value for name, value in mpl.rcParams.items() if name != "backend"}
     other_settings = {name: not value for name, value in expected.items() if isinstance(value, bool)}

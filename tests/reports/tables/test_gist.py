@@ -1,4 +1,4 @@
-"""Last lines of a run: one sentence per model and task that can be understood without the table."""
+"""Lines printed at the end of a run: one sentence per model and task that can be understood without the table."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from exitbench.results.database.connection import open_database
 
 @pytest.fixture(scope="module")
 def rows(example: ModuleType, database_of: Callable[[Any], Path]) -> tuple[Row, ...]:
-    """Results of one model on one task: full depth, static depths, random exits, three thresholds."""
+    """Return the results of one model on one task: full depth, static depths, random exits, three thresholds."""
     with open_database(database_of(replace(example.FRONT, tasks=example.FRONT.tasks[:1]))) as database:
         return text._result_rows(database, None)
 
 
 @pytest.fixture
 def conclusion_of(rows: tuple[Row, ...], monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """The only line of the results of some methods, of which some columns are otherwise."""
+    """Return a function that returns the line printed for some methods' results, with some columns changed."""
 
     def say(*methods: str, **changed: Any) -> str:
         selected = [
@@ -71,7 +71,7 @@ def test_times_that_could_not_be_measured_are_not_called_missing(conclusion_of: 
 
 
 def test_runs_that_another_suite_asked_for_first_are_told_of_too(small_database: Path) -> None:
-    """A suite that times settings scored by an older suite has separate cells for the times."""
+    """A suite may time settings that an older suite scored. The timing cells alone then lead to the same line."""
     with open_database(small_database) as database:
         timing = database.query("SELECT cell_id FROM cell WHERE kind = 'timing' ORDER BY ALL LIMIT 1")["cell_id"]
         (line,) = gist_lines(database, set(timing.to_pylist()))

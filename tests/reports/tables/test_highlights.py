@@ -25,7 +25,7 @@ def highlights(database: Database) -> tuple[Frame, FilledTable]:
 
 
 def every_setting(database: Database, row: dict[str, Any]) -> list[dict[str, Any]]:
-    """All that was timed on the model and task of the table, with the speed-up on the choosing documents."""
+    """Return every timed setting on the model and task of the table, with its speed-up on the choosing documents."""
     rows = Frame.query(
         database,
         "SELECT f.*, p.choosing_loss_high_percent, m.value AS choosing_speedup FROM frontier AS f "

@@ -122,7 +122,7 @@ HOSTILE = "<b>a|b*_`\x1b[31m%$"
 
 @pytest.fixture
 def hostile(example: ModuleType, world: Any, make_database: Callable[[Any], Path]) -> FilledTable:
-    """Return the results of a model with a hostile name, which is in the caption."""
+    """Return the table of results of a model with a hostile name, which its caption contains."""
     database = make_database(replace(world, models=(example.Model(HOSTILE, "causal", 4, 0),)))
     (table,) = (fill(*queried) for queried in read_only(database, tables, "highlights"))
     return table
@@ -168,7 +168,7 @@ def test_a_latex_table_that_fits_no_page_goes_on_in_another(hostile: FilledTable
 
 
 def _width(form: str) -> float:
-    """Return the width of a `tabular` in points: fixed columns, and other columns by their letters."""
+    """Return the estimated width in points of a LaTeX `tabular` with the column specification `form`."""
     fixed = [float(points) for points in re.findall(r"p{(\d+)pt}", form)]
     return (
         sum(fixed) + 8 * len(fixed) + 17 * 3.5 * form.count("r") + 8 * form.count("r") + (9 * 3.5 + 8) * form.count("l")

@@ -27,7 +27,7 @@ def mean(_task: str, _metric: str) -> Aggregate:
 
 
 def length_ratio(_task: str, metric: str) -> Aggregate:
-    """For `corpus`, a ratio of sums over documents."""
+    """Return the function that computes a metric from sums: their ratio for `corpus`, else a mean over documents."""
     return lambda total, n: total[..., 0] / (total[..., 1] if metric == "corpus" else n)
 
 
@@ -41,7 +41,7 @@ Write = Callable[..., str]
 
 @pytest.fixture
 def write(tmp_path: Path, example: ModuleType) -> Write:
-    """Write a quality run of a static method into a spool; returns its attempt id."""
+    """Return a function that writes a quality run of the method `static` into a spool and returns its attempt id."""
 
     def run(
         exit_layer: int, answers: Mapping[str, Answer], statistics: Mapping[str, Any] | None = None, **options: Any

@@ -28,7 +28,7 @@ def other_env(env: Json) -> Json:
 
 @pytest.fixture
 def attempts(example: ModuleType, env: Json, other_env: Json, tmp_path: Path) -> tuple[str, str, Json, Json]:
-    """Ids of two attempts in a spool, of different cells, and the cells."""
+    """Return the ids of two attempts at different cells, followed by the two cells."""
     cells = [
         example.cell_json(example.MODELS[0], example.TASKS[0], example.Method("static", {"exit_layer": n}), "quality")
         for n in (1, 2)

@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 @pytest.fixture
 def ask(example: ModuleType) -> Callable[..., Json]:
-    """cell.json of a static exit over 10 documents, with keys changed."""
+    """Return a function that returns the cell.json of a cell over 10 documents, with keys changed."""
 
     def make(kind: str = "quality", model: int = 0, task: int = 0, method: str = "static", **changed: Any) -> Json:
         cell = example.cell_json(example.MODELS[model], example.TASKS[task], example.Method(method, {}), kind)
@@ -29,7 +29,7 @@ def ask(example: ModuleType) -> Callable[..., Json]:
 
 
 def took(spool: Path, cell: Json, env: Json, seconds: float, outcome: str = "ok", pass_cells: int | None = None) -> int:
-    """Write an attempt that took some time; returns the size of its folder."""
+    """Write an attempt that took `seconds`, and return the size of its folder."""
     with AttemptWriter(spool, cell, env) as writer:
         writer.finish(outcome, pass_cells=pass_cells)
     file = writer.path / "status.json"
@@ -85,7 +85,7 @@ def test_the_nearest_attempts_count(tmp_path: Path, ask: Callable[..., Json], en
 
 
 def test_a_pass_is_the_sum_of_what_its_cells_took(tmp_path: Path, ask: Callable[..., Json], env: Json) -> None:
-    """Only the cell that decoded for the whole pass has its seconds."""
+    """In a shared pass, only the cell that decoded for all of them has the seconds of the decode."""
     for seconds in (21.0, 1.0, 2.0):
         took(tmp_path, ask(), env, seconds, pass_cells=3)
     shared = History(tmp_path).estimate(replace(CellWorkload.from_json(ask()), shares=True))

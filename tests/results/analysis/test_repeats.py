@@ -20,7 +20,7 @@ Rows = Mapping[str, list[Json]]
 
 @pytest.fixture
 def attempt(cell: Json, env: Json, tmp_path: Path) -> Callable[..., Path]:
-    """Write an attempt; returns its folder."""
+    """Return a function that writes an attempt and returns its folder."""
 
     def write(rows: Rows, fitted: bytes | None = None) -> Path:
         with AttemptWriter(tmp_path / "spool", cell, env) as writer:
@@ -86,7 +86,7 @@ def test_tokens_of_several_given_texts_are_told_apart_and_those_of_answers_have_
 def test_scores_of_exits_may_differ_in_their_last_digits(
     score: float | None, equal: bool, attempt: Callable[..., Path]
 ) -> None:
-    """Who shares a pass changes the order in which products add up."""
+    """The cells in a shared pass determine the order of summation in matrix products."""
     now = [token(1, score=score), *THREE[1:]]
     (compared,) = compare_attempts(attempt({"tokens": THREE}), attempt({"tokens": now}))
     assert compared.equal is equal

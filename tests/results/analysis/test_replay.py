@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Rule:
-    """A gate in SQL and in Python, both of them by hand."""
+    """Score of a gate, written by hand in SQL and in Python."""
 
     sql: str
     python: Callable[[Row, int], float]
@@ -81,7 +81,7 @@ def _exit(row: Row, rule: Rule, gate_blocks: Sequence[int], threshold: float) ->
 def _loop(
     rows: list[Row], rule: Rule, gate_blocks: Sequence[int], thresholds: np.ndarray
 ) -> list[list[tuple[int, int]]]:
-    """Exit layer and match, by token and threshold."""
+    """Return the exit layer and the match for each token and threshold; the match is 1 if the token is full depth's."""
     expected_exits = []
     for row in rows:
         at = thresholds[row["position"] - 1] if thresholds.ndim == 2 else thresholds
@@ -183,7 +183,10 @@ RULES_OF_METHODS = {
 
 @pytest.mark.parametrize("name", RULES_OF_METHODS)
 def test_equals_one_replay_a_threshold(connection: duckdb.DuckDBPyConnection, name: str) -> None:
-    """The exit rule as replay cells have it in SQL; scores off the grid, some thresholds equal to one when rounded."""
+    """One sweep over many thresholds equals one SQL query per threshold, as a replay cell runs it.
+
+    Scores are arbitrary numbers, and some thresholds equal a score after rounding to 32 bits.
+    """
     rng = np.random.default_rng(1)
     rows = [row | {"p1": rng.random(L).tolist(), "p2": rng.random(L).tolist()} for row in _probe(200)]
     margins = [float(np.float32(row["p1"][2]) - np.float32(row["p2"][2])) for row in rows]

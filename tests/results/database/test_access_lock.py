@@ -1,4 +1,4 @@
-"""The access lock of the database: one writer or several readers, and who waits is not overtaken for ever."""
+"""Access lock of the database: one writer or several readers; later processes cannot overtake a waiting one forever."""
 
 import threading
 import time

@@ -22,7 +22,7 @@ def _answer(path: Path, sql: str) -> Rows:
 
 
 def _cells(spool: Path) -> dict[str, tuple[Rows, Rows]]:
-    """Choices and tokens of every cell, by the method's threshold as JSON has it (``null``: full depth)."""
+    """Return the choices and tokens of each cell, by its threshold as JSON text (``null`` at full depth)."""
     accuracies = {}
     for done_file in spool.glob("??/*/*/DONE"):
         params = json.loads((done_file.parent / "cell.json").read_text())["method"]["params"]

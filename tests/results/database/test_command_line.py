@@ -84,7 +84,9 @@ def _ask_library(folder: Path, path: Path, script: str) -> str:
 
 
 def test_every_column_of_every_view_is_explained_where_tools_look(example_database: Path) -> None:
-    """Queries of DBeaver and other JDBC tools: columns and comments of the information schema, and a page of rows."""
+    """Runs the queries of DBeaver and other JDBC tools: columns and comments from the information schema, and a page of
+    rows.
+    """
     with duckdb.connect(example_database, read_only=True) as database:
         columns = database.execute(
             'SELECT table_name, column_name, "COLUMN_COMMENT" FROM information_schema.columns AS c '

@@ -1,4 +1,4 @@
-"""Opening, creating and rebuilding the database; and every way in which a file can refuse."""
+"""Opening, creating and rebuilding the database, and every way in which opening a file can fail."""
 
 import os
 import shutil
@@ -37,7 +37,7 @@ VIEWS = {
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """An empty, up-to-date database."""
+    """Return an empty, up-to-date database."""
     path = tmp_path / "runs" / "exitbench.duckdb"
     open_database(path, read_only=False).close()
     return path
@@ -359,7 +359,7 @@ def test_a_database_that_a_later_duckdb_stored_is_still_written(tmp_path: Path) 
 
 
 def test_a_database_opens_in_a_notebook_without_widgets(tmp_path: Path) -> None:
-    """DuckDB checks with IPython whether it runs in a notebook, where changing the progress bar needs ipywidgets."""
+    """DuckDB asks IPython whether it runs in a notebook. There, changing the progress bar needs ipywidgets."""
     code = """
 import pathlib, sys, types
 shell = types.SimpleNamespace(config={"IPKernelApp": {}})
@@ -374,7 +374,7 @@ open_database(pathlib.Path(sys.argv[1]), read_only=False).close()
 
 
 def test_no_progress_bar_is_drawn_among_rows(tmp_path: Path) -> None:
-    """DuckDB draws one on standard output wherever Python was started without a file, as by ``-c`` and in notebooks."""
+    """DuckDB draws a progress bar on standard output if Python runs no script file, as with ``-c`` and in notebooks."""
     script = """
 import duckdb, pathlib, sys
 from exitbench.results.database.connection import open_database
@@ -405,7 +405,7 @@ def test_settings_are_locked(read_only: bool, tmp_path: Path) -> None:
 
 @pytest.fixture
 def marked(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A database that another process has filled: this one remembers nothing of it."""
+    """Return a database as another process would have left it: this process forgets that it verified the file."""
     open_database(path, read_only=False).close()
     monkeypatch.setattr(access, "_verified", {})
     return path

@@ -47,14 +47,14 @@ DRAFTS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One finished attempt as its files describe it, read without the database."""
+    """One finished attempt at a cell, read from its files without the database."""
 
     record: Row
     path: Path
 
     @property
     def key(self) -> tuple[str, ...]:
-        """Key of an answer."""
+        """Names of model and task, method and parameters."""
         facts = self.record
         return (
             facts["model"]["name"],
@@ -72,7 +72,7 @@ class Cell:
         return rows
 
     def outputs(self) -> dict[str, list[dict[str, Any]]]:
-        """The traced tokens of each document by position."""
+        """Return the traced tokens of each document in order of position."""
         documents = defaultdict(list)
         for row in self.rows("tokens"):
             documents[row["doc_key"]].append(row)
@@ -135,7 +135,7 @@ def database(spool: Path) -> Iterator[Database]:
 
 @pytest.fixture(scope="module")
 def cells(spool: Path) -> list[Cell]:
-    """The latest good attempt at every cell."""
+    """Return the latest successful attempt at every cell."""
     by_attempt = {}
     for done_file in sorted(spool.glob("??/*/*/DONE"), key=lambda path: path.parent.name):
         if json.loads((done_file.parent / "status.json").read_text())["status"] == "ok":
@@ -173,20 +173,21 @@ def _extend(example: Any, root: Path) -> None:
 
 
 def _other(example: Any, cell: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """The cell with other fields, which are part of its identity."""
+    """Return a copy of the cell with some fields changed, also in its identity, and with the new id."""
     changed = {**cell, **changes}
     changed["identity"] = {**cell["identity"], **{name: changes[name] for name in changes if name in cell["identity"]}}
     return {**changed, "cell_id": example.content_id(changed["identity"])}
 
 
 def _spelling(token_id: int) -> str:
-    """Every third token begins a word; every tenth is punctuation."""
+    """Return a token's spelling: ids that end in 5 are punctuation, and other multiples of 3 begin a word."""
     return "." if token_id % 10 == 5 else f"\u2581w{token_id}" if token_id % 3 == 0 else f"w{token_id}"
 
 
 def _write_drafts(example: Any, root: Path, cell: dict[str, Any]) -> None:
-    """Write two documents: one continues after full depth's end (position 6), and some tokens follow rejected
-    drafts.
+    """Write a run of two documents. Some tokens of the first follow rejected drafts.
+
+    Its answer also continues after full depth's has ended, at position 6.
     """
     keys = example.WORLD.doc_keys()
     tokens = [
@@ -217,7 +218,7 @@ def _write_drafts(example: Any, root: Path, cell: dict[str, Any]) -> None:
 
 
 def _write_untraced(example: Any, root: Path, cell: dict[str, Any]) -> None:
-    """Write one document. For full depth, queries over tokens use the traced run alone."""
+    """Write a run of one document without a trace. Queries over full depth's tokens then use only the traced run."""
     sample = {
         "doc_key": example.WORLD.doc_keys()[0],
         "output_text": "t",
@@ -244,7 +245,7 @@ MEDIANS_S = (
 
 
 def _write_benchmarks(example: Any, root: Path) -> None:
-    """Runs of a benchmark as pytest-benchmark writes them, on two machines that differ in threads."""
+    """Write results of one benchmark in pytest-benchmark's format, from machines with different numbers of threads."""
     (root / "perf").mkdir()
     for (day, commit, dirty, threads), median_s in MEDIANS_S:
         benchmark = {"fullname": "tests/benchmarks/test_ingest.py::test_rows[a/b]", "params": None}
@@ -273,7 +274,7 @@ def _planned_once(database: Database, sql: str, parameters: Mapping[str, Any] | 
 
 
 def _answer(database: Database, name: str, **parameters: Any) -> list[dict[str, Any]]:
-    """Rows of a saved query, with the parameters that their labels are short for."""
+    """Return the rows of a saved query. A row with a setting's label also gets the setting's parameters."""
     rows = _rows(database, name, **parameters)
     return [row | {"params": _params(database)[row["method"], row["label"]]} if "label" in row else row for row in rows]
 
@@ -288,7 +289,7 @@ def _params(database: Database) -> Mapping[tuple[str, str], str]:
 
 
 def _run_key(row: Row) -> str:
-    """A row as text; sums of floats differ in their last digits with the order in which threads add."""
+    """Return a row as text for comparison. Floats are rounded, because threads add in different orders."""
     return str([f"{value:.6g}" if isinstance(value, float) else value for value in row.values()])
 
 
@@ -307,12 +308,12 @@ def _probe_of(cell: Cell, cells: Iterable[Cell]) -> dict[tuple[str, int], Row]:
 
 
 def _differs_at(tokens: Iterable[Row]) -> float:
-    """First position with another token than full depth's."""
+    """Return the first position whose token differs from full depth's, or infinity."""
     return min((row["position"] for row in tokens if row["token_id"] != row["full_token_id"]), default=math.inf)
 
 
 def _is_whole(tokens: Sequence[Row]) -> bool:
-    """Return whether no position is missing; every version writes all positions."""
+    """Return whether no position is missing."""
     return [row["position"] for row in tokens] == list(range(1, len(tokens) + 1))
 
 
@@ -492,7 +493,7 @@ def test_score_groups_of_exits_are_equal_and_go_up_to_the_first_difference(
 
 
 def _blocks(cells: Iterable[Cell]) -> dict[tuple[str, str], list[Row]]:
-    """Tokens of each probe."""
+    """Return the tokens of each probe, by model and task."""
     return {cell.key[:2]: cell.rows("probe") for cell in cells if cell.record["kind"] == "probe"}
 
 

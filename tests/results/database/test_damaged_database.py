@@ -29,7 +29,7 @@ os.kill(os.getpid(), 9)
 
 @pytest.fixture
 def path(few_database: Path, tmp_path: Path) -> Path:
-    """A database with every row."""
+    """Return an undamaged copy of the small example database."""
     return shutil.copyfile(few_database, tmp_path / "exitbench.duckdb")
 
 
@@ -45,7 +45,10 @@ def write(path: Path) -> None:
 
 
 def overwrite(path: Path, start: int, size: int) -> None:
-    """Overwrite bytes with noise. DuckDB's checksum misses equal changes of equal words, as in a constant column."""
+    """Overwrite bytes with random ones.
+
+    A constant would not do: DuckDB's checksum misses equal changes of equal words, as in a column with one value.
+    """
     with path.open("r+b") as file:
         file.seek(start)
         file.write(random.Random(start).randbytes(size))
@@ -84,7 +87,7 @@ def test_a_block_that_was_overwritten_is_never_read_as_rows(path: Path, few_spoo
 
 @pytest.fixture
 def log(few_spool: Path, tmp_path: Path) -> Path:
-    """Return the log next to a database whose writer was killed; it contains the rows of every attempt."""
+    """Return the write-ahead log of a database whose writer was killed; it contains the rows of every attempt."""
     path = tmp_path / "exitbench.duckdb"
     killed = subprocess.run([sys.executable, "-c", KILLED_WRITER, path, few_spool], check=False)
     assert killed.returncode == -signal.SIGKILL
@@ -106,7 +109,7 @@ def test_what_a_killed_writer_had_not_finished_is_ingested_again(log: Path, few_
 
 
 def test_a_log_that_was_overwritten_offers_to_rebuild(log: Path, few_spool: Path) -> None:
-    """DuckDB treats the log as cut short if the length in an entry points beyond the file."""
+    """If the length in an entry points beyond the end of the write-ahead log, DuckDB takes the log for truncated."""
     path = log.with_suffix("")
     content, database, expected = log.read_bytes(), path.read_bytes(), read_all(path)
     offered = 0

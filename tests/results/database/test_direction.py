@@ -58,5 +58,5 @@ def rows(database: Database, name: str, **parameters: float) -> list[dict[str, A
 
 
 def near(value: Any) -> Any:
-    """Return what equals a float up to the order of its summation; other values as they are."""
+    """Return a float as a value that equals it up to rounding, and any other value unchanged."""
     return pytest.approx(value, rel=1e-9, abs=1e-9) if isinstance(value, float) else value

@@ -16,8 +16,9 @@ from exitbench.results.statistics.speed import speedup_interval
 
 
 def _make(example: ModuleType, root: Path) -> None:
-    """Write full depth and runs on the same documents: short answers, all blocks run, a large batch, an unused
-    threshold.
+    """Write cells of full depth and of four settings on the same documents.
+
+    The settings have, in turn, short answers, all blocks run, a larger batch, and a threshold without effect.
     """
     model, task = example.MODELS[1], example.TASKS[0]
     world, full = example.WORLD.beliefs(model, task), example.cell_json(model, task, example.FULL, "quality")
@@ -52,7 +53,7 @@ def database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> I
 
 
 def _frontier(database: Database) -> dict[str, dict[str, Any]]:
-    """Rows by exit layer, or else by method."""
+    """Return the rows of the frontier by exit layer, or by method if they have none."""
     rows = database.query("FROM frontier").to_pylist()
     return {str(json.loads(row["params"]).get("exit_layer", row["method"])): row for row in rows}
 
@@ -102,7 +103,7 @@ def test_more_time_saved_than_work_is_a_finding(database: Database, tmp_path: Pa
 
 @pytest.fixture(scope="module")
 def errors(database: Database, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    """Return the same database with an error as headline metric."""
+    """Yield a copy of the database in which the headline metric is an error: lower is better."""
     path = tmp_path_factory.mktemp("errors") / "exitbench.duckdb"
     shutil.copy(database.path, path)
     with duckdb.connect(str(path)) as connection:
@@ -170,7 +171,7 @@ def test_an_interval_of_ten_times_is_measurable(changed: duckdb.DuckDBPyConnecti
 def test_a_stalled_reading_is_in_no_time_of_the_view_and_sql_has_frontiers_speedup(
     changed: duckdb.DuckDBPyConnection,
 ) -> None:
-    """Ten readings a document and arm, of which one of the method's stalls."""
+    """Each document has ten readings per arm, and one of the method's ten stalls."""
     changed.execute("DELETE FROM timing_sample")
     changed.execute("""
         INSERT INTO timing_sample BY NAME

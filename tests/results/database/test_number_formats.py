@@ -48,7 +48,7 @@ def _write(
     n_output: int | None = None,
     random_weights: bool = False,
 ) -> None:
-    """A quality run of a gate: score and tokens of each document; of the run, its value and mean exit layer."""
+    """Write a gate's quality run, given each document's score and tokens, and the run's value and mean exit layer."""
     cell = example.cell_json(example.MODELS[0], example.TASKS[0], example.CALM[0], "quality", "full-depth")
     cell["random_weights"] = random_weights
     for part in (cell, cell["identity"]):
@@ -101,7 +101,7 @@ Ask = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture
 def ask(database: Database) -> Ask:
-    """The answer's rows of one case."""
+    """Return a function that runs the query `number_formats` and returns the rows of one case, which is a seed."""
 
     def run(case: int, **parameters: Any) -> list[dict[str, Any]]:
         query = saved_query("number_formats")

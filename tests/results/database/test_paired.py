@@ -22,7 +22,7 @@ BASELINES = ("random", "oracle")
 
 
 def reference(moved: Floats) -> tuple[float, float]:
-    """The ends of the interval of the mean of `moved` [n], on a scale of 0..100, by drawing the document weights."""
+    """Return the ends of the 95 % interval of the mean of `moved` [n], in points, from random document weights."""
     weights = np.random.default_rng(0).dirichlet(np.ones(len(moved) + 1), size=40_000)
     low, high = (weights @ np.append(moved, extreme) for extreme in (-100.0, 100.0))
     return float(np.quantile(low, 0.025)), float(np.quantile(high, 0.975))
@@ -46,7 +46,7 @@ def differences(database: Database, row: dict[str, Any]) -> Floats:
 
 
 def refilled(path: Path) -> None:
-    """Differences made again: scores were changed behind the back of ingest."""
+    """Compute the stored differences again, after a test has changed scores without ingest."""
     with open_database(path, read_only=False) as database, database.engine.begin() as connection:
         connection.exec_driver_sql("DELETE FROM quality_difference")
         fill_differences(connection)
@@ -193,7 +193,7 @@ def test_a_metric_of_the_whole_text_has_the_intervals_of_both_runs_joined(
 
 @pytest.fixture(scope="module")
 def made_up() -> list[dict[str, Any]]:
-    """Return runs of two settings, with ties in every column and with runs that are no candidates."""
+    """Return made-up runs of two settings, with ties in every column and some runs that cannot be recommended."""
     rng = random.Random(1)
     methods = ("a", "b", "static", *BASELINES)
     rows: list[dict[str, Any]] = []
@@ -299,7 +299,7 @@ def test_what_to_use_is_the_fastest_run_of_one_part_and_is_confirmed_by_the_othe
 
 
 def test_where_lower_is_better_what_may_be_lost_is_what_may_be_added(mixed_database: Path, tmp_path: Path) -> None:
-    """An error that grows is a loss: else the setting with most errors would be recommended."""
+    """An error that grows is a loss; otherwise, the setting with most errors would be recommended."""
     path = tmp_path / "errors.duckdb"
     shutil.copyfile(mixed_database, path)
     with duckdb.connect(path) as connection:

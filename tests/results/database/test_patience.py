@@ -1,4 +1,4 @@
-"""Whoever fills the database is waited for, however long it takes; a stranger that does nothing is not."""
+"""Waiting for an open database: without limit for a process that fills it, and for a limited time otherwise."""
 
 import subprocess
 import sys
@@ -30,7 +30,7 @@ time.sleep(float(sys.argv[2]))
 
 @contextmanager
 def holding(path: Path, script: str, seconds: float) -> Iterator[int]:
-    """A process that has the database open for some time; gives its id."""
+    """Run `script` in a process that keeps the database open for some seconds, and yield its process id."""
     command = [sys.executable, "-c", script, str(path), str(seconds)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "open\n"

@@ -1,4 +1,6 @@
-"""Published results are in every database as printed, with the comparable local result or the reason why none is."""
+"""Every database has the published results as printed, each with a comparable local result or the reason for having
+none.
+"""
 
 import csv
 import tomllib
@@ -119,7 +121,7 @@ def test_what_was_measured_by_a_broken_clock_or_counter_compares_with_nothing(da
 
 
 def _local_database(example: Any, folder: Path, **changes: Any) -> Database:
-    """A database of one run of full depth that scored 80 points, on squad from `source`."""
+    """Return a database of one full-depth run that scored 80 points; `changes` replaces keys of its cell."""
     cell = example.cell_json(example.MODELS[0], example.TASKS[0], example.FULL, "quality")
     cell["task"] = {**cell["task"], "source": "huggingface"} | changes.pop("task", {})
     metrics = [{"metric": "f1", "metric_version": "1", "value": 80.0, "ci_low": 70.0, "ci_high": 90.0, "n": 8}]

@@ -39,7 +39,7 @@ def timing(wall_ns: int, device_ns: int | None = None, *, cpu_ns: int | None = N
 
 
 def rounds(*wall_ms: float, ran: float = 1.0) -> list[Json]:
-    """Return timing readings of one document; `ran` is the share of the time that the process ran."""
+    """Return timing readings of one document, one per round; `ran` is the CPU time divided by the wall time."""
     return [timing(int(ms * MS), cpu_ns=int(ms * ran * MS), round_=round_) for round_, ms in enumerate(wall_ms)]
 
 
@@ -104,7 +104,7 @@ def count(metric: str, value: int) -> Json:
 
 @pytest.fixture
 def findings(example: ModuleType, env: Json, tmp_path: Path) -> Callable[..., list[tuple[str, int, str]]]:
-    """Write attempts at one cell and return the findings about it: rule, severity, message."""
+    """Return a function that writes attempts and returns the findings about them: rule, severity, message."""
 
     def write(
         *attempts: Rows,
@@ -398,7 +398,7 @@ def scored(value: float, low: float, high: float, method: str | None = "Korn-Gra
 
 
 def answered(*scores: float) -> tuple[list[Json], list[Json]]:
-    """Samples of documents with these scores, and their tokens."""
+    """Return samples of documents with these scores, and one token for each document."""
     keys = [f"d{number}" for number in range(len(scores))]
     samples = [{**sample(1, key), "scores": f'{{"own": {score}}}'} for key, score in zip(keys, scores, strict=True)]
     return samples, [token(1, key=key) for key in keys]
@@ -443,7 +443,10 @@ def test_what_is_not_near_the_floor_of_a_scale_is_not_found(
 
 
 def choosing(scores: tuple[float, ...], low: float, right: int = 1) -> Rows:
-    """Return documents with four choices each, of which the first are correct, and their accuracy."""
+    """Return the rows of a run over documents with four choices each, the first `right` of which are correct.
+
+    The interval of its accuracy begins at `low`.
+    """
     samples, _ = answered(*scores)
     choice = {
         "text": "x",

@@ -96,7 +96,7 @@ def test_calibration_path_is_one_walk_to_the_first_failure(database: Database) -
 def _write_quality(
     example: Any, root: Path, method: Any, kv_policy: str, scores: list[float], source: str = ""
 ) -> None:
-    """A quality run of four documents (or so many as there are scores)."""
+    """Write a quality run of one document per score."""
     model, task = example.MODELS[1], example.TASKS[0]
     reference = example.cell_json(model, task, example.FULL, "quality")["cell_id"]
     full_id = None if method is example.FULL else reference

@@ -1,4 +1,4 @@
-"""Questions of people who study early exit: short SQL over the views, compared with plain loops over the spool.
+"""Questions of early-exit researchers: short SQL over the views, compared with plain loops over the spool.
 
 SQL that begins with @ is a saved query with its default parameters. No query needs a JSON operator.
 """
@@ -49,7 +49,7 @@ OVER_VIEWS: Final = {
 
 
 class WorldRows:
-    """Tables of the spool, read without the database: rows, each with the names of its run."""
+    """Rows of the spool's tables, read without the database. Each row also has the names of its run."""
 
     def __init__(self, root: Path) -> None:
         latest: dict[str, AttemptRecord] = {}
@@ -81,19 +81,18 @@ class WorldRows:
 
     @property
     def real(self) -> Rows:
-        """Tokens that were decoded."""
+        """Tokens of quality cells, which decode for real."""
         return [row for row in self.tokens if row["kind"] == "quality"]
 
     def early(self) -> Rows:
-        """Return the tokens of methods that exit."""
+        """Return the tokens of all methods except full depth."""
         return [row for row in self.real if row["method"] != "full"]
 
     def metric(self, name: str, kind: str = "quality") -> dict[str, float]:
-        """Values of a metric by run."""
+        """Return the values of a metric by run."""
         return {row["attempt"]: row["value"] for row in self.metrics if (row["metric"], row["kind"]) == (name, kind)}
 
     def runs_of(self, kind: str) -> Rows:
-        """Runs of a kind."""
         return [run for run in self.runs if run["kind"] == kind]
 
 
@@ -140,7 +139,9 @@ def correlation(a: list[float], b: list[float]) -> float | None:
 
 
 def before_and_at(world_rows: WorldRows) -> Rows:
-    """Return the tokens up to the first difference from full depth, with the probe's columns at their positions."""
+    """Return each answer's tokens up to its first difference from full depth, with the probe's columns for their
+    positions.
+    """
     return [
         row | {"probe": world_rows.probed[_place(row)]}
         for row in world_rows.tokens
@@ -167,7 +168,7 @@ def overlap(world_rows: WorldRows) -> Iterator[tuple[Any, ...]]:
 
 
 def documents(world_rows: WorldRows) -> Rows:
-    """Return each answer with full depth's: scores of the headline metric, equal tokens, and the first difference."""
+    """Return each answer compared with full depth's: both scores, number of equal tokens, and first difference."""
     headline = {"squad": "f1", "samsum": "rougeL", "wmt-en-fr": "bleu"}
     full = {(row["model"], row["task"], row["doc_key"]): row for row in world_rows.samples if row["method"] == "full"}
     rows = []
@@ -181,7 +182,7 @@ def documents(world_rows: WorldRows) -> Rows:
 
 
 def time_by_document(world_rows: WorldRows, phase: str, arm: str = "method") -> dict[tuple[Any, ...], float]:
-    """Mean ms of a phase by run and document."""
+    """Return the mean time of a phase in ms, by run and document."""
     rows = [row for row in world_rows.timings if row["phase"] == phase and row["arm"] == arm]
     return {
         key: mean(row["wall_ns"] for row in members) / 1e6
@@ -190,7 +191,7 @@ def time_by_document(world_rows: WorldRows, phase: str, arm: str = "method") -> 
 
 
 def faster(world_rows: WorldRows) -> dict[str, float]:
-    """Speed-up of whole requests by run: sums over all readings."""
+    """Return the speed-up of whole requests by run, from times summed over all readings."""
     arms = {
         arm: grouped([r for r in world_rows.timings if (r["phase"], r["arm"]) == ("total", arm)], "attempt")
         for arm in ("full", "method")
@@ -253,7 +254,7 @@ def retained_quality(world_rows: WorldRows) -> Iterator[tuple[Any, ...]]:
 
 
 def whole_answers(world_rows: WorldRows) -> Iterator[tuple[Any, ...]]:
-    """Shares of answers that are full depth's to the last token."""
+    """Yield each setting with the share of its answers that equal full depth's to the last token."""
     unchanged_answers = {
         key: all(row["equal"] for row in rows)
         for key, rows in grouped(world_rows.early(), "attempt", "doc_key").items()
@@ -591,7 +592,7 @@ AUDIT: Final = (
 
 
 def decoded(world_rows: WorldRows) -> Iterator[Row]:
-    """Blocks and ms of every timed answer."""
+    """Yield each timed answer with its decode time in ms and the sum of its exit layers."""
     blocks = {
         key: sum(r["exit_layer"] for r in members)
         for key, members in grouped(world_rows.real, *SETTING.split(), "doc_key").items()
@@ -913,7 +914,7 @@ def test_there_are_fifty() -> None:
 
 
 def _rounded(row: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Numbers as far as floats of 32 bits and other orders of adding agree."""
+    """Return a row with numbers rounded, so that 32-bit floats and other orders of summation agree."""
     return tuple(
         float(f"{value:.4g}") + 0.0
         if isinstance(value, float | int) and not isinstance(value, bool) and math.isfinite(value)

@@ -1,4 +1,4 @@
-"""Views of the example: each number is computed here from the files of the spool."""
+"""Views of the example: the tests compute each number from the files of the spool."""
 
 import json
 import math
@@ -496,7 +496,7 @@ def test_half_width_is_the_bootstraps_over_documents(database: Database) -> None
 
 @pytest.mark.parametrize(("documents", "least"), [(5, 0.95), (16, 0.95), (40, 0.9)])
 def test_half_width_of_shares_near_1_holds_them(database: Database, documents: int, least: float) -> None:
-    """98 of 100 tokens, in documents of which most have them all: three in four samples of five are of such alone."""
+    """98 of 100 tokens agree. Most documents agree completely; in three of four samples of five documents, all do."""
     rng, trials = np.random.default_rng(documents), 1000
     c = rng.integers(2, 30, (trials, documents))
     s = rng.binomial(c, rng.beta(9.8, 0.2, (trials, documents)))
@@ -529,7 +529,9 @@ def test_where_no_document_differs_half_width_is_what_others_could_make_or_nothi
 
 @pytest.mark.parametrize(("documents", "t"), [(2, 12.706), (5, 2.776), (11, 2.228), (12, 2.201), (31, 2.042)])
 def test_half_width_of_few_documents_is_as_wide_as_students_t(database: Database, documents: int, t: float) -> None:
-    """For equally long documents the ratio is a mean, so that t is exact: 95 of 100 intervals contain the truth."""
+    """For equally long documents the ratio is a mean, and Student's t is exact: 95 % of the intervals contain the
+    truth.
+    """
     trials, tokens = 1000, 10
     sums = np.random.default_rng(documents).normal(4 * tokens, tokens, (trials, documents))
     rows = _query(
@@ -594,7 +596,7 @@ def test_a_label_has_what_tells_a_setting_from_others(settings: list[Json], labe
 
 
 def _anything(data_type: str) -> Any:
-    """A value of a column that must have one."""
+    """Return any value of a column's type."""
     if data_type.endswith("[]"):
         return []
     return {"VARCHAR": "x", "JSON": "{}", "BOOLEAN": False}.get(data_type, 1)

@@ -1,4 +1,4 @@
-"""Files written as a whole: readers find the new or the old content, and only regular files are replaced."""
+"""Atomic writing of files: readers find the old or the new content, and only regular files are replaced."""
 
 import os
 import socket

@@ -1,4 +1,4 @@
-"""Sealed folders are complete, for any number of writers and processes."""
+"""Atomically written folders are complete, for any number of writers and processes."""
 
 import contextlib
 import errno
@@ -68,7 +68,7 @@ def test_a_folder_without_a_seal_in_its_place_is_told(tmp_path: Path) -> None:
 
 
 def test_what_others_have_begun_is_not_touched(tmp_path: Path) -> None:
-    """Two machines that share a folder may have processes with equal numbers."""
+    """Two machines that share a folder may have processes with equal ids."""
     unfinished = tmp_path / f".one-{os.getpid()}"
     unfinished.mkdir()
     write_digested_folder(tmp_path / "one", write("first"))

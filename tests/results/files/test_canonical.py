@@ -1,4 +1,4 @@
-"""One spelling and one digest for equal content."""
+"""Equal content has one canonical text and one digest."""
 
 import hashlib
 import math

@@ -1,6 +1,4 @@
-"""Tables of documents agree with their tokens, and queries that use them give the results of queries over all
-tokens.
-"""
+"""Tables with one row per document agree with the token tables, and queries give the same results from both."""
 
 import shutil
 from collections.abc import Iterator
@@ -97,7 +95,7 @@ REPLAY = """
 
 @pytest.fixture(scope="module")
 def edited(example_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
-    """Yield the example, edited, with its tables of documents written again.
+    """Yield the example database after edits, with its tables of one row per document filled again.
 
     One run's trace lacks full depth's tokens, another lacks a token of each document, and first tokens of causal models
     are read from the prompt's own pass.
@@ -117,7 +115,7 @@ def edited(example_database: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def fill(table: str) -> str:
-    """Return the SQL that fills a table of documents."""
+    """Return the SQL that fills a table of one row per document."""
     sql = fill_sql(table, f"FROM {table}")
     assert sql is not None
     return sql

@@ -34,7 +34,7 @@ def path(spool: Path) -> Path:
 
 
 def rows(path: Path) -> dict[str, list[str]]:
-    """Every row, as text, of every table that databases have from each other."""
+    """Return every row as text, by table, without the tables that are never imported."""
     with open_database(path) as database:
         names = database.query("SELECT table_name FROM duckdb_tables()")["table_name"].to_pylist()
         return {
@@ -53,13 +53,13 @@ def snapshot_of(path: Path, folder: Path) -> Path:
 
 @pytest.fixture
 def exported(few_database: Path, tmp_path: Path) -> Path:
-    """The example as a snapshot."""
+    """Return a snapshot of the example database."""
     return snapshot_of(few_database, tmp_path / "exported")
 
 
 @pytest.fixture(params=["spool", "snapshot"])
 def source(request: pytest.FixtureRequest, few_spool: Path, exported: Path) -> Path:
-    """The example in each of the forms that can be imported."""
+    """Return the example as a spool and as a snapshot, the two forms that can be imported."""
     return few_spool if request.param == "spool" else exported
 
 
@@ -122,7 +122,7 @@ VERSION = "qa-2(other)"
 
 
 def rescored(few_database: Path, path: Path) -> Path:
-    """Return a copy of the example with scores of another metric version, and word classes, for two attempts."""
+    """Return a copy of the example in which two attempts also have scores of another metric version, and tags."""
     shutil.copyfile(few_database, path)
     with open_database(path, read_only=False) as database, database.engine.begin() as connection:
         two = "WHERE attempt_id IN (SELECT DISTINCT attempt_id FROM metric ORDER BY 1 LIMIT 2)"

@@ -39,7 +39,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def write(spool: Path, cell: Json, env: Json, tokens: pa.Table) -> Write:
-    """Write an attempt with three tokens at the cell, or at one that differs from it."""
+    """Return a function that writes an attempt, with three tokens by default; keyword arguments change its cell."""
 
     def write_attempt(status: str = "ok", tables: dict[str, pa.Table] | None = None, **changes: Any) -> AttemptWriter:
         with AttemptWriter(spool, {**cell, **changes}, env) as writer:
@@ -52,7 +52,7 @@ def write(spool: Path, cell: Json, env: Json, tokens: pa.Table) -> Write:
 
 
 def rewrite(attempt: Path, name: str, changes: Json) -> None:
-    """Change keys of a JSON file, and its digest with it."""
+    """Change keys of an attempt's JSON file, and the file's digest in DONE."""
     (attempt / name).write_text(json.dumps({**json.loads((attempt / name).read_text()), **changes}))
     digests = json.loads((attempt / "DONE").read_text())
     digests[name] = hashlib.sha256((attempt / name).read_bytes()).hexdigest()
@@ -158,7 +158,7 @@ def test_what_comes_back_damaged_from_a_copy_is_moved_away_again(write: Write, s
 
 @pytest.mark.parametrize("name", ["lr=0.1", "r[1]", "star*", "what?", "it's here"])
 def test_a_spool_may_lie_anywhere(write: Write, spool: Path, path: Path, name: str, tokens: pa.Table) -> None:
-    """DuckDB reads paths as patterns, and folders with = in their names as columns."""
+    """DuckDB reads paths as patterns, and a folder name with = as a column's value."""
     write()
     place = spool.parent / name
     shutil.copytree(spool, place / "spool")

@@ -1,4 +1,4 @@
-"""Snapshots are read without a folder of results; those that come with ExitBench have no texts of data sets."""
+"""Snapshots are read without a folder of results; bundled snapshots contain no texts of data sets."""
 
 from pathlib import Path
 

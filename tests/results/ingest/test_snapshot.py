@@ -29,7 +29,7 @@ COLUMNS = """
 
 
 def rows(database: Database) -> dict[str, list[str]]:
-    """Every row, as text (NaN equals NaN then), of every table that databases have from each other."""
+    """Return every row as text (so that NaN equals NaN), by table, without the tables that are never imported."""
     names = [name for name in database.query(TABLES)["table_name"].to_pylist() if not DECLARED[name].local]
     return {
         name: [str(row) for row in database.query(f"SELECT * FROM {name} ORDER BY ALL").to_pylist()] for name in names
@@ -110,7 +110,7 @@ def test_the_bytes_do_not_depend_on_the_order_in_which_rows_were_stored(
 
 @pytest.fixture
 def licensed(example_database: Path, tmp_path: Path) -> Database:
-    """Return the example database as if SAMSum and SQuAD had been read from files."""
+    """Return the example database as if SAMSum and SQuAD had been read from local files, whose texts are not shared."""
     path = tmp_path / "licensed.duckdb"
     shutil.copyfile(example_database, path)
     database = open_database(path, read_only=False)

@@ -23,7 +23,7 @@ def export(database: Path, lake: str) -> None:
 
 
 def killed_before(step: int) -> None:
-    """Have this process killed before its n-th step: before, within or after the writing of a table's rows."""
+    """Make this process kill itself at the n-th step of its writing: before, within or after a table's rows."""
     steps = 0
     write = deltalake.write_deltalake
 
@@ -47,7 +47,7 @@ def killed_before(step: int) -> None:
 
 
 def main(how: str, database: str, lake: str, count: str) -> None:
-    """Start processes, wait, and say how each ended."""
+    """Start `count` processes, wait for them, and print the exit code of each."""
     children = []
     for number in range(int(count)):
         child = os.fork()

@@ -1,4 +1,4 @@
-"""Script: an S3 server on this machine (moto's) with ten buckets. It prints its port and ends with its standard input.
+"""Script: an S3 server on this machine (moto's) with ten buckets. It prints its port, and ends when its input closes.
 
 It is a separate process, because deltalake holds Python's lock while it waits for a response.
 """

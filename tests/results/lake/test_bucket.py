@@ -25,7 +25,7 @@ SERVER = Path(__file__).with_name("s3_server.py")
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[str]:
-    """The port of a server."""
+    """Start the S3 server and yield its port."""
     command = [sys.executable, str(SERVER)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None

@@ -28,12 +28,12 @@ RowsOf = Callable[[Database], dict[str, list[str]]]
 
 
 def files(lake: Path) -> dict[str, int]:
-    """Every file's time of writing, by name."""
+    """Return the modification time of every file, by path."""
     return {str(path.relative_to(lake)): path.stat().st_mtime_ns for path in lake.rglob("*") if path.is_file()}
 
 
 def exported(how: str, database: Path, lake: Path, count: int) -> list[int]:
-    """Return how processes ended."""
+    """Run exporters.py and return the exit codes of its processes."""
     command = [sys.executable, str(EXPORTERS), how, str(database), str(lake), str(count)]
     process = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "Traceback" not in process.stderr, process.stderr
@@ -62,7 +62,7 @@ def test_saved_queries_answer_as_in_the_database(few_lake: Path, few_database: P
 
 
 def rounded(rows: list[str]) -> list[str]:
-    """Without the last digits, which depend on the order in which numbers are added."""
+    """Return rows without the last digits of their numbers, which depend on the order of summation."""
     return sorted(re.sub(r"(\d\.\d{6})\d+(e-?\d+)?", r"\1", row) for row in rows)
 
 
@@ -164,7 +164,7 @@ def test_texts_of_others_stay_at_home(few_database: Path, tmp_path: Path) -> Non
 
 
 def test_other_programs_read_a_table(few_lake: Path, few_rows: dict[str, list[str]]) -> None:
-    """As Polars, Spark and Trino do: a Delta table with the partition as a column."""
+    """Polars, Spark and Trino read it in this way: as a Delta table with the partition as a column."""
     (folder,) = few_lake.glob("schema=*/token_exit")
     table = deltalake.DeltaTable(folder).to_pyarrow_dataset().to_table(columns=["attempt_id", "exit_layer"])
     assert table.num_rows == len(few_rows["token_exit"])

@@ -1,4 +1,4 @@
-"""`db check` reads every block of a database that a query reads: each is changed in turn."""
+"""`db check` reads every block of a database that a query reads: the test damages each block in turn."""
 
 import shutil
 from pathlib import Path
@@ -14,9 +14,7 @@ AT = 100_000
 
 
 def answers(path: Path) -> dict[str, object] | None:
-    """Return a digest of every table and view, and one row of each table found by its key; None if the database is
-    damaged.
-    """
+    """Return a digest of every table and view, and counts of rows found by key; None if the database is damaged."""
     try:
         with duckdb.connect(path, read_only=True) as connection:
             names = connection.execute(

@@ -30,8 +30,9 @@ def old(path: Path) -> None:
 
 @pytest.fixture
 def runs(tmp_path: Path, cell: Json, env: Json, tokens: pa.Table) -> Path:
-    """Return runs of one cell that was killed, ok, quarantined, failed, ok, failed and running, and a killed
-    rebuild.
+    """Return a runs folder with a killed rebuild and six attempts at one cell.
+
+    In order, they were killed, ok, quarantined, failed, ok and failed.
     """
     spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
 
@@ -125,7 +126,7 @@ def superseded(runs: Path) -> list[Path]:
 
 
 def good_attempts(runs: Path) -> list[Path]:
-    """The two that ended well."""
+    """Return the folders of the two successful attempts."""
     return [a.path for a in scan_spool(runs / "spool") if a.finished and read_status(a).status == "ok"]
 
 

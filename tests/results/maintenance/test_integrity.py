@@ -17,7 +17,7 @@ from exitbench.results.spool.attempts import free_tables, read_attempt, read_sta
 
 @pytest.fixture(scope="session")
 def intact(example_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A runs folder with a spool of some cells, one rescored, and its database."""
+    """Return a runs folder with its database and a spool of some cells, one of which was rescored."""
     runs = tmp_path_factory.mktemp("whole")
     for prefix in sorted(example_spool.iterdir())[:20]:
         shutil.copytree(prefix, runs / "spool" / prefix.name)
@@ -33,7 +33,7 @@ def intact(example_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture
 def runs(intact: Path, tmp_path: Path) -> Path:
-    """A copy to damage."""
+    """Return a copy of `intact` that a test may damage."""
     return Path(shutil.copytree(intact, tmp_path / "runs"))
 
 
@@ -42,7 +42,7 @@ def problems(runs: Path) -> tuple[str, ...]:
 
 
 def traced(runs: Path) -> Path:
-    """The folder of a good attempt with answers and their tokens."""
+    """Return the folder of a successful attempt with answers."""
     attempts = (a for a in scan_spool(runs / "spool") if a.finished and read_status(a).status == "ok")
     return next(attempt.path for attempt in attempts if (attempt.path / "samples.parquet").exists())
 

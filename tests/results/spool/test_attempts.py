@@ -30,7 +30,7 @@ Json = dict[str, Any]
 
 @pytest.fixture
 def finished(tmp_path: Path, cell: Json, env: Json, tokens: pa.Table) -> Path:
-    """The folder of a finished attempt with tokens and a log, in the spool `tmp_path`."""
+    """Return the folder of a finished attempt with tokens and a log, in the spool `tmp_path`."""
     with AttemptWriter(tmp_path, cell, env) as writer:
         writer.log_path.write_text("first\nlast\n")
         writer.write("tokens", tokens)

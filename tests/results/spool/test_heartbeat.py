@@ -1,4 +1,4 @@
-"""A running attempt is distinguished from one whose process has ended, for whatever reason."""
+"""Heartbeat of attempts: a running attempt is distinguished from one whose process has ended for any reason."""
 
 import json
 import os

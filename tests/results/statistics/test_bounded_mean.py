@@ -15,23 +15,23 @@ Rng = np.random.Generator
 
 
 def few_lose_some_all(rng: Rng, n: int) -> np.ndarray:
-    """A tenth of the documents loses, four fifths of them little, one fifth everything."""
+    """Draw losses in points: 10 % of the documents lose, most of them little, and a fifth of them everything."""
     loses, all_of_it = rng.random(n) < 0.1, rng.random(n) < 0.2
     return np.where(loses, np.where(all_of_it, 100.0, 10 * rng.random(n)), 0.0)
 
 
 def some_change(rng: Rng, n: int) -> np.ndarray:
-    """15 of 100 documents change, seven tenths of them lose."""
+    """Draw losses in points: 15 % of the documents change, and 70 % of these lose."""
     return np.where(rng.random(n) < 0.15, np.where(rng.random(n) < 0.7, 1, -1) * 100 * rng.random(n), 0.0)
 
 
 def all_move_one_loses_all(rng: Rng, n: int) -> np.ndarray:
-    """All documents move by a point, one of a hundred loses everything."""
+    """Draw losses around 0 with a spread of one point; one document in a hundred loses everything instead."""
     return np.where(rng.random(n) < 0.01, 100.0, rng.normal(0, 1, n).clip(-100, 100))
 
 
 def few_lose_evenly(rng: Rng, n: int) -> np.ndarray:
-    """One of twenty documents loses, up to everything."""
+    """Draw losses in points: 5 % of the documents lose, with uniform amounts up to everything."""
     return np.where(rng.random(n) < 0.05, 100 * rng.random(n), 0.0)
 
 
@@ -49,14 +49,14 @@ def gaffke(losses: np.ndarray) -> float:
 
 
 def students_t(losses: np.ndarray) -> float:
-    """Return an upper bound from the sample's spread alone, for comparison."""
+    """Return an upper bound from Student's t, for comparison: it depends only on the sample's mean and spread."""
     return float(losses.mean() + t_quantile(len(losses)) * standard_error(losses))
 
 
 def coverage_and_width(
     what: str, n: int, samples: int, bound: Callable[[np.ndarray], float] = gaffke
 ) -> tuple[float, float]:
-    """Return the share of valid bounds, in percent, and their mean distance above the true loss, in points."""
+    """Return the percentage of valid bounds, and their mean distance above the true loss in points."""
     draw, truth = LOSSES[what]
     rng = np.random.default_rng(n)
     bounds = np.array([bound(draw(rng, n)) for _ in range(samples)])
@@ -95,7 +95,7 @@ def test_more_loss_never_tightens_the_bound(values: list[float], data: st.DataOb
 
 
 def test_what_was_told_of_one_small_loss_of_a_hundred_is_not_below_what_is_told_of_none() -> None:
-    """At n = 100 an earlier interval gave 3.62 points for no loss but 0.06 for one document that lost one point."""
+    """At n = 100, an earlier method's bound was 3.62 points for no loss, but 0.06 if one document lost one point."""
     none, ones, three, large = np.zeros((4, 100))
     ones[0], three[:3], large[0] = 1.0, 1.0, 100.0
     bounds = [upper_bound(losses, 100.0) for losses in (none, ones, three, large)]

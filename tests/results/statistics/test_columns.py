@@ -1,4 +1,4 @@
-"""A metric of columns has the intervals and tests that it would have as a metric of sums."""
+"""A metric computed from columns has the same intervals and tests as the same metric computed from sums."""
 
 import numpy as np
 import pytest
@@ -12,12 +12,12 @@ RUN_B[:12] = RUN_A[:12]
 
 
 def of_sums(total, n):
-    """A ratio of sums, on 0..100."""
+    """Return a ratio of sums, on 0..100."""
     return 100 * total[..., 0] / (total[..., 0] + total[..., 1])
 
 
 def of_columns(rows, counts):
-    """Return the ratio of rows that are repeated by weights."""
+    """Return the same ratio from the documents' rows, each counted `counts` times."""
     return of_sums(counts @ rows, counts.sum(-1))
 
 

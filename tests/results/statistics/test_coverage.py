@@ -3,12 +3,13 @@
 The tests assert a band of three standard errors around the coverage from 4,000 samples per size, in percent, in the
 order of `SIZES`. Most values are 93 to 97.
 
-Higher: full depth against itself, and scores, losses and equal tokens of 5 documents, equal tokens of 10, and exact
-intervals of binary outcomes, which cover at least 95 % by construction.
+Coverage is higher for full depth against itself, for scores, losses and equal tokens of 5 documents, and for equal
+tokens of 10. It is also higher for exact intervals of binary outcomes, which cover at least 95 % by construction.
 
-Lower: times dominated by a few long documents, 88 to 91 up to 20 documents (bootstrap percentiles: 67 to 82); means
-of numbers with a skewness of 6, 91 and 92 up to 10; and losses that are mostly zero, 92 at 20 documents (percentiles:
-82). No other tested interval did better at the same width.
+Coverage is lower for times dominated by a few long documents: 88 to 91 up to 20 documents (bootstrap percentiles: 67 to
+82). It is 91 and 92 for means of numbers with a skewness of 6, up to 10 documents. It is 92 for losses that are mostly
+zero, at 20 documents (percentiles: 82). No other tested interval did better at the same width.
+
 `python tests/results/statistics/test_coverage.py 4000` prints the numbers again.
 """
 
@@ -38,19 +39,19 @@ Sample = tuple[np.ndarray, ...]
 
 
 def readings(rng: Rng, ns: np.ndarray) -> np.ndarray:
-    """Two rounds of two readings each of times [...]: a twentieth of noise, and now and then half as much again."""
+    """Return the sum of four noisy readings of each time: 5 % noise, and 3 % of the readings take 1.5 times as long."""
     noise = np.exp(rng.normal(0, 0.05, (*ns.shape, 4))) * np.where(rng.random((*ns.shape, 4)) < 0.03, 1.5, 1)
     return ns * noise.sum(axis=-1)
 
 
 def times(rng: Rng, shape: tuple[int, int]) -> Sample:
-    """Answers of very different lengths, decoded about twice as fast, some much more and some less."""
+    """Draw times of answers of very different lengths, decoded about twice as fast, some much more and some less."""
     length, faster = rng.lognormal(0, 0.5, shape), 2 * rng.lognormal(0, 0.3, shape)
     return readings(rng, 0.3 + length), readings(rng, 0.3 + length / faster)
 
 
 def twins(rng: Rng, shape: tuple[int, int]) -> Sample:
-    """Full depth against itself."""
+    """Draw two timings of full depth, whose true ratio is 1."""
     length = rng.lognormal(0, 0.5, shape)
     return readings(rng, 0.3 + length), readings(rng, 0.3 + length)
 
@@ -63,7 +64,7 @@ def uneven_times(rng: Rng, shape: tuple[int, int]) -> Sample:
 
 
 def lognormal(rng: Rng, shape: tuple[int, int]) -> Sample:
-    """A mean of numbers with a skewness of 6."""
+    """Draw numbers with a skewness of 6, whose mean is estimated."""
     return rng.lognormal(size=shape), np.ones(shape)
 
 
@@ -74,7 +75,7 @@ def scores(rng: Rng, shape: tuple[int, int]) -> Sample:
 
 
 def losses(rng: Rng, shape: tuple[int, int]) -> Sample:
-    """Nothing lost by 85 of 100 documents."""
+    """Draw losses: 85 of 100 documents lose nothing."""
     return (np.where(rng.random(shape) < 0.15, rng.beta(1, 2, shape), 0),)
 
 
@@ -134,7 +135,7 @@ SIMULATED: dict[str, tuple[Callable[..., Sample], Callable[..., Interval], float
 
 
 def coverage(what: str, size: int, samples: int) -> float:
-    """The share of intervals that hold the truth; none counts as all there is."""
+    """Return the share of intervals that contain the truth; a missing interval counts as one that does."""
     make, interval_of, truth, _ = SIMULATED[what]
     parts = make(np.random.default_rng(size), (samples, size))
     intervals = [interval_of(*(part[i] for part in parts)) for i in range(samples)]

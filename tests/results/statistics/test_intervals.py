@@ -1,4 +1,4 @@
-"""Intervals: properties for every input, known values, and no claims for too few documents."""
+"""Intervals: properties for every input, known values, and no interval for too few documents."""
 
 import math
 
@@ -167,7 +167,7 @@ def test_a_ratio_of_many_alike_documents_has_students_t_of_its_logarithm() -> No
 
 
 def test_one_document_unlike_the_others_widens_a_ratio_and_not_without_end() -> None:
-    """Twenty documents at 1.2 times the speed, of which one took 64 ms more in one arm; a bootstrap reaches 1e43."""
+    """Twenty documents are 1.2 times as fast; one took 64 ms longer at full depth. A bootstrap reaches 1e43."""
     full = np.array([2.6 + 0.44 * number for number in range(20)])
     method = full / 1.2 * (1 + 0.01 * (np.arange(20) % 3))
     full[3] += 64

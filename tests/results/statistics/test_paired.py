@@ -43,7 +43,7 @@ def columns(pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def slow_permutation(rows_a: np.ndarray, rows_b: np.ndarray, aggregate: paired.Aggregate) -> float:
-    """Every way of exchanging the two outputs of every document, summed one by one."""
+    """Return the exact p-value by exchanging the two outputs of every document in every possible way."""
     n = np.asarray(float(len(rows_a)))
     observed = abs(aggregate(rows_b.sum(axis=0), n) - aggregate(rows_a.sum(axis=0), n))
     far = 0
@@ -156,7 +156,7 @@ def test_p_values_are_uniform_where_nothing_differs() -> None:
 
 @pytest.mark.parametrize(("n", "tolerance"), [(8, 0.06), (10, 0.04), (12, 0.04)])
 def test_a_difference_of_the_detectable_size_is_found_four_times_in_five(n: int, tolerance: float) -> None:
-    """Tested with the same exact permutation test, whose p-value cannot be small for few documents."""
+    """It is found by the exact permutation test, whose p-value cannot be small for few documents."""
     samples = 4000
     noise = np.random.default_rng(n).normal(size=(samples, n))
     # The typical promise of samples with this spread, which has an error of its own.

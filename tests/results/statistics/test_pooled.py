@@ -1,4 +1,4 @@
-"""Contributions of documents to metrics that are no means over documents."""
+"""Contributions of single documents to metrics that are not means over documents."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ BLEU = st.lists(
 
 
 def left_out_one_by_one(rows: Floats, aggregate: Aggregate) -> Floats:
-    """Return value plus influence of each document, by computing the metric n + 1 times."""
+    """Return the metric plus each document's influence on it, by computing the metric n + 1 times."""
     value = float(aggregate(rows.sum(axis=0), np.array(float(len(rows)))))
     without = [
         float(aggregate(np.delete(rows, i, axis=0).sum(axis=0), np.array(len(rows) - 1.0))) for i in range(len(rows))

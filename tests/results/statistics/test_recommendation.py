@@ -1,4 +1,4 @@
-"""The best of many settings, by simulation: chosen on a third of the documents, confirmed and reported on the rest."""
+"""The best of many settings, by simulation: it is chosen on a third of the documents, and confirmed on the others."""
 
 from dataclasses import dataclass
 
@@ -18,10 +18,10 @@ class Outcome:
     Attributes:
         tasks: Number of simulated tasks.
         chosen: Number of tasks with a chosen setting.
-        confirmed: Number of chosen settings that the other documents confirm, which are recommended.
+        confirmed: Number of chosen settings that the other documents confirm. Only these are recommended.
         broken: Number of recommended settings that truly lose more than allowed.
         quality_error: Reported minus true loss of chosen settings, summed, in points.
-        speed_error: Reported over true speed-up of chosen settings minus 1, summed.
+        speed_error: Reported divided by true speed-up of chosen settings, minus 1, summed.
     """
 
     tasks: int = 0
@@ -33,7 +33,10 @@ class Outcome:
 
 
 def losses(rng: Rng, n: int, shares: np.ndarray) -> np.ndarray:
-    """Losses [n, settings] in points: of documents that change, 7 of 10 lose; settings agree on half of them."""
+    """Draw losses [n, settings] in points. Each setting changes its share of the documents, of which 7 in 10 lose.
+
+    For half of the documents, one random number decides for all settings whether they change it.
+    """
     common, method_noise = rng.random((n, 1)), rng.random((n, len(shares)))
     which = np.where(rng.random((n, 1)) < 0.5, common, method_noise)
     size = 100 * rng.random((n, len(shares))) * np.where(rng.random((n, len(shares))) < 0.7, 1, -1)
@@ -44,11 +47,11 @@ def simulate(rng: Rng, n: int, true_loss: np.ndarray, allowed: float, tasks: int
     """Recommend a setting on each of many tasks.
 
     Args:
-        rng: Draws documents and times.
-        n: Documents of a task.
-        true_loss: Of the settings from which one is chosen, the slowest first, [settings].
-        allowed: Points.
-        tasks: How many.
+        rng: Generator of documents and times.
+        n: Number of documents per task.
+        true_loss: True loss of each setting that can be chosen, in points, the slowest setting first, [settings].
+        allowed: Allowed loss in points.
+        tasks: Number of tasks.
     """
     outcome = Outcome(tasks)
     true_speed = np.linspace(1.1, 2.0, len(true_loss))

@@ -1,4 +1,4 @@
-"""Risk control: p-values against their definitions, the walk along the levels, and its guarantee in a known world."""
+"""Risk control: p-values against their definitions, testing levels in sequence, and the guarantee in simulations."""
 
 import itertools
 import math
@@ -42,7 +42,7 @@ fractional = st.lists(st.floats(0, 1), min_size=1, max_size=60)
 
 
 def binomial_cdf(k: int, n: int, delta: float) -> Fraction:
-    """P[Bin(n, delta) <= k] without rounding."""
+    """Return P[Bin(n, delta) <= k] without rounding."""
     yes, denominator = Fraction(delta).as_integer_ratio()
     return Fraction(
         sum(math.comb(n, i) * yes**i * (denominator - yes) ** (n - i) for i in range(k + 1)), denominator**n
@@ -105,7 +105,7 @@ def test_wsr_rejects_exactly_the_risks_above_the_upper_confidence_bound(losses: 
 
 
 def wsr_upper_bound(losses: list[float], epsilon: float) -> float:
-    """Upper confidence bound by bisection, step by step as in Bates et al. 2021."""
+    """Return the upper confidence bound of Bates et al. 2021, step by step and with bisection."""
 
     def wealth_reaches(r: float) -> bool:
         wealth, total, squares, variance = 1.0, 0.5, 0.25, 0.25
@@ -162,7 +162,7 @@ def test_tighter_bounds_are_tighter(losses: list[float], delta: float) -> None:
 @every_p_value
 @pytest.mark.parametrize("delta", [0.05, 0.3, 0.8])
 def test_the_null_is_rejected_no_more_often_than_claimed(p_value: PValue, delta: float) -> None:
-    """Over all outcomes of n documents at a true risk of just delta, P(p <= u) <= u for every u."""
+    """P(p <= u) <= u for every u, over all outcomes of n documents whose true risk is exactly delta."""
     n = 8
     outcomes = [list(map(float, outcome)) for outcome in itertools.product((0, 1), repeat=n)]
     probability = [math.prod(delta if loss else 1 - delta for loss in outcome) for outcome in outcomes]
@@ -332,14 +332,14 @@ Losses = dict[float, np.ndarray]
 
 
 def binary_worlds() -> Iterator[Losses]:
-    """Yield losses of 0 and 1 that are correlated across thresholds within a document."""
+    """Yield losses of 0 or 1. They are correlated: one random number per document decides at all thresholds."""
     draws = np.random.default_rng(1).random((DRAWS, DOCUMENTS))
     for draw in draws:
         yield {level: (draw < risk).astype(float) for level, risk in RISKS.items()}
 
 
 def fractional_worlds() -> Iterator[Losses]:
-    """As likely again to be wrong, by half on average."""
+    """Yield losses from 0 to 1: a document is wrong twice as often as the risk, and then loses a half on average."""
     draws = np.random.default_rng(2).random((2, DRAWS, DOCUMENTS))
     for draw, size in zip(*draws, strict=True):
         yield {level: (draw < 2 * risk) * size for level, risk in RISKS.items()}
@@ -370,7 +370,7 @@ def test_too_much_risk_is_chosen_in_at_most_epsilon_of_calibrations(rule: Rule, 
 
 
 def test_the_exact_test_spends_most_of_epsilon() -> None:
-    """So the world is a hard one: p-values somewhat too small would be found out."""
+    """The simulated data are therefore a hard case: p-values that are slightly too small would be noticed."""
     assert (
         violations([calibration.chosen for calibration in calibrations("binomial", "binary")]) > 0.5 * EPSILON * DRAWS
     )

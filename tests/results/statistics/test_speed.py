@@ -24,13 +24,13 @@ Times = tuple[np.ndarray, np.ndarray]
 
 
 def various(rng: Rng, shape: tuple[int, ...]) -> Times:
-    """Answers of very different lengths, decoded about twice as fast, some much more and some less."""
+    """Draw times of answers of very different lengths, decoded about twice as fast, some much more and some less."""
     length, faster = rng.lognormal(0, 0.5, shape), 2 * rng.lognormal(0, 0.3, shape)
     return 0.3 + length, 0.3 + length / faster
 
 
 def similar(rng: Rng, shape: tuple[int, ...]) -> Times:
-    """Answers of similar lengths, each decoded about one and a half times as fast."""
+    """Draw times of answers of similar lengths, each decoded about one and a half times as fast."""
     length, faster = rng.lognormal(0, 0.3, shape), 1.5 * rng.lognormal(0, 0.1, shape)
     return 0.3 + length, 0.3 + length / faster
 
@@ -67,7 +67,7 @@ class Coverage:
 
 
 def simulate(what: str, size: int, stalled: float, samples: int) -> Coverage:
-    """Estimate a speed-up from many samples of `size` documents, of which this share of the readings stalls."""
+    """Estimate a speed-up from many samples of `size` documents; `stalled` is the share of readings that stall."""
     rng, simulation = np.random.default_rng(size), SIMULATED[what]
     full, method = (readings(rng, times, stalled) for times in simulation.times(rng, (samples, size)))
     intervals = [speedup_interval(pairs(a), pairs(b), seed=0, n_boot=N_BOOT) for a, b in zip(full, method, strict=True)]
@@ -79,7 +79,7 @@ def simulate(what: str, size: int, stalled: float, samples: int) -> Coverage:
 
 
 def readings(rng: Rng, times: np.ndarray, stalled: float) -> np.ndarray:
-    """Readings of each document's time, [..., READINGS]."""
+    """Return noisy readings of each document's time, [..., READINGS]."""
     noise = np.exp(rng.normal(0, 0.05, (*times.shape, READINGS)))
     stalls = np.where(rng.random(noise.shape) < stalled, rng.uniform(2, 20, noise.shape), 1)
     return times[..., None] * noise * stalls

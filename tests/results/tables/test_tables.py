@@ -1,4 +1,4 @@
-"""Tables are declared once; creation, filling, checks, exports and documentation follow the declaration."""
+"""Tables are declared in one place; creation, filling, checks, exports and documentation follow the declarations."""
 
 import json
 import shutil

@@ -30,7 +30,7 @@ L, D, C, N = 4, 16, 3, 12
 
 @dataclass(frozen=True)
 class World:
-    """A model with off-ramps, texts, and the logits of every block for every text from a slow reference: [N, L, C]."""
+    """Model with off-ramps, texts, and every block's logits from a slow reference for every text: [N, L, C]."""
 
     model: EncoderClassifier
     texts: Sequence[EncodedText]
@@ -90,7 +90,7 @@ def first(holds: Callable[[Array], bool]) -> Callable[[Array], int]:
 
 
 def by_patience(said: Array, needed: int) -> int:
-    """Leave when as many off-ramps in a row have confirmed the label before."""
+    """Return the block after which `needed` off-ramps in a row have repeated the label of the one before, or else L."""
     confirmed = 0
     for block in range(2, L):
         confirmed = confirmed + 1 if said[block - 1].argmax() == said[block - 2].argmax() else 0
@@ -149,7 +149,7 @@ def test_texts_leave_where_the_definition_says_with_that_blocks_label(case: str,
 
 
 def test_the_cases_spread_their_exits(classifier: Classifier) -> None:
-    """Else the comparisons above would say little."""
+    """If all exits were equal, the comparisons above would show little."""
     said = world(classifier, "bert").said
     for case, (name, _, rule) in RULES.items():
         if name not in ("full", "static") and case != "pabee-2":  # of which all three off-ramps would have to agree
@@ -263,7 +263,7 @@ def test_logits_that_are_not_finite_are_refused_where_numbers_are_checked(classi
 
 
 def test_a_block_costs_what_its_products_cost(classifier: Classifier) -> None:
-    """Four D x D maps, two of D x F, and attention's two products over T x T."""
+    """A block has four D x D products, two D x F products, and attention's two products over T x T."""
     model = world(classifier, "bert").model
     inner = 32
     for length in (3, 10):

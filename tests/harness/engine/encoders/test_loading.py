@@ -26,7 +26,7 @@ FAMILIES = ("bert", "roberta", "albert", "electra", "distilbert", "deberta-v2", 
 
 @pytest.fixture
 def saved(classifier: Classifier, tmp_path: Path) -> Callable[..., Path]:
-    """Saves a random classifier of a family."""
+    """Return a function that saves a random classifier of a family and returns its folder."""
 
     def save(name: str, **options: Any) -> Path:
         classifier(name, **options).save_pretrained(tmp_path)
@@ -36,7 +36,7 @@ def saved(classifier: Classifier, tmp_path: Path) -> Callable[..., Path]:
 
 
 def changed(folder: Path, **values: Any) -> Path:
-    """The folder with another config.json."""
+    """Change values in a folder's config.json, and return the folder."""
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
     return folder
@@ -95,7 +95,7 @@ def test_buffers_of_earlier_versions_are_left(saved: Callable[..., Path]) -> Non
     [("BertModel", "BertLMHeadModel, "), ("BertForMaskedLM", "BertLMHeadModel, "), ("DistilBertModel", "")],
 )
 def test_an_encoder_without_a_head_is_told_as_such(saved: Callable[..., Path], architecture: str, allowed: str) -> None:
-    """And not as a quantised decoder, for a buffer of whole numbers in its file."""
+    """The message does not call it a quantised decoder, although its file has a buffer of integers."""
     folder = saved("distilbert" if architecture.startswith("Distil") else "bert")
     folder = changed(folder, architectures=[architecture])
     tensors = {name.partition(".")[2]: tensor for name, tensor in load_file(folder / "model.safetensors").items()}

@@ -57,9 +57,9 @@ class Hub:
     Attributes:
         commits: Files of each commit.
         refs: Commit of each branch and tag.
-        gated: Whether files require `TOKEN`, as after accepting terms.
+        gated: Whether files require `TOKEN`, as if users had to accept terms.
         asked: Method and path of every request.
-        cut: File of which only half is sent, and whether at every request.
+        cut: Files whose download breaks off. False: once, after half of the file. True: always, before the first byte.
         answers: Overrides of the API's answer on a model.
         headers: Overrides of a file's headers, by file name.
         listing: Overrides of the API's listing of a file, by file name.
@@ -196,7 +196,7 @@ def _described(content: bytes) -> dict[str, Any]:
 
 
 def _saved(folder: Path) -> Files:
-    """Save a sharded bfloat16 checkpoint: tied weights, several end tokens, added tokens, spare embedding rows."""
+    """Save a sharded bfloat16 checkpoint with tied weights, added tokens and spare embedding rows; return its files."""
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=build_tokenizer(), pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
     )
@@ -225,7 +225,7 @@ def _saved(folder: Path) -> Files:
 
 @pytest.fixture(scope="session")
 def published(tmp_path_factory: pytest.TempPathFactory) -> Files:
-    """Return the files of a checkpoint and no other files."""
+    """Return the files of a checkpoint, without those that `hub` adds."""
     return _saved(tmp_path_factory.mktemp("published"))
 
 

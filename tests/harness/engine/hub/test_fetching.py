@@ -266,7 +266,7 @@ def test_a_hub_that_is_switched_off_is_told(hub: Any, monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """huggingface_hub does not wait between one try and the next."""
+    """Let huggingface_hub retry without waiting."""
     time = huggingface_hub.file_download.time
     unhurried = types.SimpleNamespace(**{**vars(time), "sleep": lambda _: None})
     monkeypatch.setattr(huggingface_hub.file_download, "time", unhurried)

@@ -42,7 +42,7 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Run a command on the suite with this model, in this process: exit code, stdout, stderr."""
+    """Return a function that runs a command on a suite with a given model; it returns exit code, stdout and stderr."""
 
     def run(word: str, path: str | Path, *arguments: str) -> tuple[int, str, str]:
         suite = tmp_path / "hubs.toml"

@@ -36,7 +36,10 @@ def zones(tmp_path: Path) -> Powercap:
 
 @pytest.fixture
 def server(zones: Powercap) -> Powercap:
-    """Return zones of two packages, one with a dram zone; parts of a package, and the first package again by MMIO."""
+    """Return a powercap folder of a machine with two packages, one of which also has a zone for its memory (dram).
+
+    Other zones must not be counted with them: the cores of a package, the board, and a package a second time.
+    """
     zones.zone("intel-rapl:0", "package-0", 1_000)
     zones.zone("intel-rapl:0:0", "core", 700)
     zones.zone("intel-rapl:0:1", "dram", 50, 65_712_999_613)

@@ -1,4 +1,4 @@
-"""Energy from counters to views: a timing with a meter of known joules, one without counters, and stored results."""
+"""Energy from counters to views: a timing whose meter returns known joules, and a timing without counters."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ DOMAINS = {"package-0": 0.75, "package-0/dram": 0.25, "psys": 4.0}
 
 
 class KnownMeter:
-    """Meter that returns the known energy of each decode's arm, within 1%, in the order in which a timing reads it."""
+    """Meter that returns a known energy for each decode, by whether full depth or the method is timed, within 1%.
+
+    It relies on the order in which a timing decodes (ORDER).
+    """
 
     def __init__(self) -> None:
         self.counters = tuple(Counter(name, name != "psys", 10**12, 1_000, lambda: 0) for name in DOMAINS)
@@ -73,7 +76,7 @@ Query = Callable[[str], list[dict[str, Any]]]
 
 
 def run_suite(folder: Path, model: Path) -> Path:
-    """Run the suite with this process's meter and return the database."""
+    """Run the suite in this process, so that it uses the replaced meter; return the database."""
     (folder / "suite.toml").write_text(SUITE.format(model=model))
     (group,) = make_plan(load_suite(folder / "suite.toml"), folder / "spool", folder / "models", None).groups
     spec = WorkerSpec(tuple(planned.item for planned in group.cells), model, None, folder / "spool", "cpu", 1)

@@ -13,7 +13,7 @@ MS = 1_000_000
 
 
 class Clock:
-    """Clock that advances when it is read or slept on, and advances the counters of a folder too."""
+    """Fake clock that advances when it is read or slept on, and with it the energy counters of a folder."""
 
     def __init__(self, zones: Any, watts: dict[str, int], step_ns: int = MS) -> None:
         self.zones, self.watts, self.step_ns = zones, watts, step_ns
@@ -31,7 +31,7 @@ class Clock:
         self._tell()
 
     def _tell(self) -> None:
-        """Counters move in steps."""
+        """Advance the counters, which change only once per ``step_ns``."""
         if steps := (self.ns - self.told_ns) // self.step_ns:
             self.told_ns += steps * self.step_ns
             for zone, watts in self.watts.items():

@@ -1,4 +1,4 @@
-"""RAPL's counters are found among zones and read from regular files only; if anything is wrong, there are none."""
+"""RAPL's counters are found among powercap zones. If one is malformed or not a regular file, none is used."""
 
 import errno
 import os

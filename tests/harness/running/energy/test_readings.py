@@ -1,4 +1,4 @@
-"""Energy of a timing: of all decodes or none, and joules per token, net of idle power, compared with full depth."""
+"""Energy of a timing: readings of all decodes or none, and joules per token, gross and net of idle power."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ class Scripted:
 
 
 def spent(by_arm: dict[tuple[str, bool], int], documents: tuple[int, ...] = (1, 2, 3, 4), rounds: int = 2) -> Energy:
-    """Return energy readings in which each arm takes a given multiple; other work lies between the decodes."""
+    """Return readings in which a decode takes its document's number times its arm's microjoules.
+
+    An arm is full depth, its twin or the method. The counter also advances between decodes, which must not be counted.
+    """
     places = [(r, d, p, *arm) for r, d, (p, arm) in product(range(rounds), documents, enumerate(ORDER))]
 
     def script() -> Iterator[tuple[int, int]]:

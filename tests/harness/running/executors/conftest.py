@@ -98,7 +98,7 @@ def die(code, last):
 
 @pytest.fixture
 def spec(tmp_path: Path) -> WorkerSpec:
-    """Return three cells, named one, two, three."""
+    """Return the specification of a worker with three cells, labeled one, two and three."""
     items = tuple(
         CellJob(replace(CELL, seed=seed), label, DataRequest("squad", "builtin", "test"))
         for seed, label in enumerate(("one", "two", "three"))

@@ -13,7 +13,7 @@ from exitbench.harness.running.executors.gpus import Gpu, free_gpu, lock_folder
 
 @pytest.fixture
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The temporary directory; there is no runtime directory."""
+    """Return a temporary directory that all users share, on a machine without a runtime directory of the user."""
     folder = tmp_path / "tmp"
     folder.mkdir(mode=0o777)
     monkeypatch.setattr(tempfile, "tempdir", str(folder))

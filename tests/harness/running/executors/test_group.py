@@ -26,7 +26,7 @@ LONG_S = 300.0
 
 @pytest.fixture
 def run(spec: WorkerSpec, tmp_path: Path) -> Callable[..., list[str]]:
-    """Run the three cells; returns their statuses in order."""
+    """Return a function that runs the three cells and returns their statuses in order."""
 
     def run_cells(command: tuple[str, ...], timeouts_s: Sequence[float | None] = (None, None, None)) -> list[str]:
         timed = replace(spec, cells=with_timeouts(spec, timeouts_s))
@@ -183,7 +183,7 @@ def test_a_process_that_a_method_leaves_behind_is_ended_with_the_worker(
 
 
 def _stats() -> list[list[str]]:
-    """Of every process: id, name, state, parent, group."""
+    """Return for every process its fields in /proc/PID/stat: id, name, state, parent, group, and so on."""
     results = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -185,7 +185,7 @@ def test_timing_cells_run_alone_after_all_others(spec: WorkerSpec, worker: Worke
 def test_an_interrupt_among_cells_side_by_side_loses_nothing_finished(
     spec: WorkerSpec, worker: Worker, tmp_path: Path
 ) -> None:
-    """The model that has finished keeps its results; the other model's cell ends as interrupted."""
+    """Two groups run in parallel. The finished one keeps its result; the other's cell ends as interrupted."""
     _, path = worker("two", "wait()")
     (tmp_path / "spec.json").write_text(replace(spec, cells=spec.cells[:2]).to_json())
     script = INTERRUPTED.replace("cores=1", "cores=2").replace("[spec, spec]", "groups")

@@ -124,7 +124,7 @@ def test_slurm_that_does_not_answer_is_not_an_empty_queue(squeue: Answer) -> Non
 
 @pytest.fixture
 def submission(spec: WorkerSpec, tmp_path: Path) -> Path:
-    """One job with three cells, as a controller that was killed has left it."""
+    """Return the folder of a submitted Slurm job with three cells, whose controller was killed."""
     folder = tmp_path / "slurm" / "run-a"
     (folder / "jobs").mkdir(parents=True)
     (folder / "task-0.json").write_text(spec.to_json())
@@ -133,13 +133,13 @@ def submission(spec: WorkerSpec, tmp_path: Path) -> Path:
 
 
 def ended(spec: WorkerSpec) -> list[tuple[str, str | None] | None]:
-    """Status and reason of each cell."""
+    """Return status and reason of each cell's attempt, or None for a cell without an attempt."""
     result = [attempt_status(spec.spool, item.cell.cell_id) for item in spec.cells]
     return [status and (status.status, status.reason) for status in result]
 
 
 def begin(spec: WorkerSpec, cell: int) -> None:
-    """Start a cell as a worker that dies before it ends the cell."""
+    """Start the attempt of a cell without finishing it, as a worker that dies."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Heartbeat, "release", lambda self: None)
         AttemptWriter(

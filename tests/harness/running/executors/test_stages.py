@@ -1,4 +1,4 @@
-"""Cells that run in parallel: untimed cells by model, parts of a large model by dependency; timed cells run alone."""
+"""Models run in parallel, and so do independent parts of a large model's cells. Timed cells run alone."""
 
 from __future__ import annotations
 

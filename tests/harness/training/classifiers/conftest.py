@@ -1,4 +1,4 @@
-"""Fixtures of a classifier that trains in a second, and its sentences."""
+"""Fixtures: the recipe of a classifier that trains in a second, and the sentences that it learns from."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Whole trainings of classifiers: an ordinary one of Hugging Face comes out, and off-ramps that read its blocks."""
+"""Whole trainings of classifiers: the result is an ordinary Hugging Face checkpoint, with off-ramps for its blocks."""
 
 import csv
 import json
@@ -41,7 +41,7 @@ def weights(folder: Path) -> bytes:
 
 @pytest.fixture
 def write_further(write_recipe: WriteRecipe) -> WriteRecipe:
-    """Write the tiny recipe with a [start] in place of tokenizer and architecture."""
+    """Return a function that writes a recipe that continues from a trained model, given by its [start] table."""
 
     def write(start: str, *changes: tuple[str, str]) -> Path:
         path = write_recipe(*changes, name="further")
