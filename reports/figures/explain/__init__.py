@@ -1,4 +1,4 @@
-"""Figures that explain published numbers. This module: values by the first gated block, with intervals."""
+"""Figures that explain published numbers. This module: shared code to draw values by the first gated block."""
 
 from collections.abc import Mapping, Sequence
 
@@ -70,7 +70,8 @@ def draw_by_block(
 def pairs_of_panels(frame: Frame) -> tuple[Figure, list[tuple[Axes, Axes, Frame]]]:
     """Return a figure with two panels side by side per task, model and setting, and what to draw in each pair.
 
-    That is the left panel, which has a title, the right panel, and the frame's rows of this task, model and setting.
+    An entry of the list is (left panel, right panel, the frame's rows of this task, model and setting). The left panel
+    has a title.
     """
     groups = list(frame.groups("task", "model", "setting"))
     figure, panels = grid_of_panels(2 * len(groups), columns=2)

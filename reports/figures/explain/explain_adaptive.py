@@ -47,10 +47,7 @@ def plot(frame: Frame) -> Figure:
         draw_by_block(work, series, styles, ("later_rows", "later_rows_low", "later_rows_high"))
         adaptive = {label: part for label, part in series.items() if label != HEADS["pruned-fixed"]}
         draw_by_block(same, adaptive, styles, ("same", "same_low", "same_high"))
-        work.set_ylabel(
-            "head rows read after\
-the first gated block, per token"
-        )
+        work.set_ylabel("head rows read after\nthe first gated block, per token")
         work.set_ylim(bottom=0)
         same.set_ylim(0, 1.02)
         same.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))

@@ -1,4 +1,4 @@
-"""Mean gain of PRUNE's JSD gate over the softmax gate: it includes settings that gain by breaking the output."""
+"""Mean gain of PRUNE's JSD gate over the softmax gate, which includes settings that gain at the cost of quality."""
 
 from collections.abc import Mapping
 
@@ -32,7 +32,7 @@ MEANS = (
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on one model and task: mean blocks saved over all settings and over those that keep quality."""
+    """Return a sentence on one model and task: mean blocks saved in all settings, and in those that keep quality."""
     row = frame.rows[0]
     gain = "none keeps the quality" if row["mean_kept"] is None else f"{row['mean_kept']:.2f} where quality is kept"
     scope = row_label(row, ("model", "task"))
