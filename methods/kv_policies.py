@@ -167,14 +167,14 @@ class Verified(SyncParallel):
         them, so the surplus is subtracted.
         """
         in_vain = Cost()
-        for cost, layers, wasted in zip(block_costs, drafting.rejected_layers, drafting.wasted, strict=True):
-            flops = cost.matmul_flops * model.n_blocks * wasted
-            in_vain += Cost(flops, read_numel=cost.read_numel * sum(layers[:wasted]))
+        for cost, layers, n_fed in zip(block_costs, drafting.rejected_layers, drafting.n_fed_rejected, strict=True):
+            flops = cost.matmul_flops * model.n_blocks * n_fed
+            in_vain += Cost(flops, read_numel=cost.read_numel * sum(layers[:n_fed]))
         rejected = sum(map(len, drafting.rejected_layers))
         tail = sum(1 for _ in itertools.takewhile(lambda layer: layer < model.n_blocks, reversed(exit_layers)))
         accepted = sum(layer < model.n_blocks for layer in exit_layers)
         accepted -= 0 if self.verifies_tail else tail
-        endings = rejected - sum(drafting.wasted) + (self.verifies_tail and tail > 0)
+        endings = rejected - sum(drafting.n_fed_rejected) + (self.verifies_tail and tail > 0)
         verified = accepted + rejected
         shared = Cost(read_numel=-float((verified - endings) * model.vocab_size * model.d_model))
         return in_vain + shared + self.judging_cost(model) * verified

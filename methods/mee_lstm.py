@@ -13,7 +13,7 @@ from exitbench.methods.exit_networks import TrainedGate, exit_probability, norme
 from exitbench.methods.registry import register
 
 
-class OverBlocks(nn.Module):
+class BlockLSTM(nn.Module):
     """LSTM over the states of a token after successive blocks, with two logits (stay, exit) per block."""
 
     def __init__(self, d_model: int, hidden: int, layers: int) -> None:
@@ -117,7 +117,7 @@ class MeeLstm(TrainedGate):
 
     def build_network(self, d_model: int) -> nn.Module:
         """Return the untrained LSTM with its output layer."""
-        return OverBlocks(d_model, self.hidden, self.layers)
+        return BlockLSTM(d_model, self.hidden, self.layers)
 
     def features(self, data: FitData) -> Tensor:
         """Return the final-normed states of N tokens after blocks 1..L-1, [L-1, N, D]."""

@@ -16,7 +16,7 @@ from exitbench.methods.registry import register
 from exitbench.methods.thresholds import Constant
 
 
-class SteadyPrediction(Streak):
+class PredictionStreak(Streak):
     """Gate whose score is the number of consecutive gate blocks that predict the same label, or nearly the same number.
 
     Args:
@@ -79,9 +79,9 @@ class Pabee(PeriodicGating):
         """Return the head that reads a block's off-ramp, or the model's own classifier where there is none."""
         return TrainedHead()
 
-    def gate(self, fitted: Mapping[str, Tensor]) -> SteadyPrediction:
+    def gate(self, fitted: Mapping[str, Tensor]) -> PredictionStreak:
         """Return the gate that counts consecutive equal predictions."""
-        return SteadyPrediction(self.tolerance, self.batch == "whole")
+        return PredictionStreak(self.tolerance, self.batch == "whole")
 
     def threshold_rule(self, fitted: Mapping[str, Tensor]) -> Constant:
         """Return the patience as a constant threshold, which the count of equal predictions must exceed."""

@@ -69,7 +69,7 @@ def discover(package: ModuleType) -> tuple[ReportSource, ...]:
     Args:
         package: The package `figures` or `tables`: a folder of .sql/.py pairs, or of such folders.
     """
-    return tuple(sorted(_sources(package.__name__, Path(package.__path__[0])), key=_place))
+    return tuple(sorted(_sources(package.__name__, Path(package.__path__[0])), key=_sort_key))
 
 
 def _sources(package: str, folder: Path) -> Iterator[ReportSource]:
@@ -88,7 +88,7 @@ def _full_query(path: Path) -> str:
     return _CONTINUED.sub(lambda match: (path.parent / match[1]).read_text("utf-8").rstrip("\n"), text)
 
 
-def _place(source: ReportSource) -> tuple[int, float, list[tuple[str, float]]]:
+def _sort_key(source: ReportSource) -> tuple[int, float, list[tuple[str, float]]]:
     """Return the key by which figures and tables are sorted: section, ORDER, and name with numbers in numeric order."""
     order = getattr(source.module, "ORDER", 0)
     return list(SECTIONS).index(source.section), order, natural_key(source.name)

@@ -39,7 +39,7 @@ class MetricValue(float):
         return self
 
 
-class Bound(partial[Any]):
+class NamedPartial(partial[Any]):
     """A `functools.partial` whose repr is only the function's name.
 
     lm-eval writes the repr of every callable into its results. The repr of a plain partial would contain the texts of
@@ -58,17 +58,17 @@ def config(task: "Task", documents: "Sequence[Document]", kind: "ModelKind") -> 
     )
     return {
         "task": task.name,
-        "custom_dataset": Bound(_dataset, records),
+        "custom_dataset": NamedPartial(_dataset, records),
         "test_split": "test",
         "output_type": "generate_until",
         # column names, which lm-eval uses verbatim; it would evaluate a rendered target that looks like a list
         "doc_to_text": "prompt",
         "doc_to_target": "target",
-        "process_results": Bound(_process_results, task),
+        "process_results": NamedPartial(_process_results, task),
         "metric_list": [
             {
                 "metric": metric,
-                "aggregation": Bound(_aggregate, task, metric),
+                "aggregation": NamedPartial(_aggregate, task, metric),
                 "higher_is_better": metric not in task.lower_is_better,
             }
             for metric in task.metrics

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, settings
 
 from exitbench.results.database import connection as database
 from exitbench.results.database import current
-from exitbench.results.database.access import remember
+from exitbench.results.database.access import mark_verified_in_process
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import scan_spool
 from exitbench.tasks import builtin
@@ -110,7 +110,7 @@ def _databases_begin_as_copies(tmp_path_factory: pytest.TempPathFactory) -> Iter
             return
         path.with_name(f"{path.name}.wal").unlink(missing_ok=True)
         shutil.copyfile(made[version], path)
-        remember(path, version)
+        mark_verified_in_process(path, version)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(database, "_create", copy)

@@ -198,7 +198,7 @@ STOREYS = {
     ),
     "exitbench.harness.engine": ("model", "products", "hosted", "encoders", "checkpoints", "decoding"),
     "exitbench.results": (
-        *("snapshots", "files", "tables", "statistics", "spool", "queries", "database", "beside"),
+        *("snapshots", "files", "tables", "statistics", "spool", "queries", "database", "side_records"),
         *("ingest", "lake", "analysis", "maintenance"),
     ),
 }

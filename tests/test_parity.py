@@ -32,13 +32,13 @@ def scripts() -> Iterator[dict[str, ModuleType]]:
 
 def changed(scripts: Any, **changes: Any) -> Any:
     """Return the comparison of two equal answers, the second of which is changed on one side."""
-    asked = [[(1, 0.25), (2, 0.75)], [(1, 0.5)], [(1, 0.125), (2, 0.25)]]
-    one = scripts["comparing"].Answer("squad 0 ab12", [7, 9, 1], [2, 1, 8], asked, 2)
+    gate_scores = [[(1, 0.25), (2, 0.75)], [(1, 0.5)], [(1, 0.125), (2, 0.25)]]
+    one = scripts["comparing"].Answer("squad 0 ab12", [7, 9, 1], [2, 1, 8], gate_scores, 2)
     return scripts["comparing"].compared([one, one], [one, dataclasses.replace(one, **changes)])
 
 
 def test_answers_that_differ_in_rounding_are_equal(scripts: Any) -> None:
-    same = changed(scripts, asked=[[(1, 0.25), (2, 0.75001)], [(1, 0.5)], [(1, 0.125), (2, 0.25)]])
+    same = changed(scripts, gate_scores=[[(1, 0.25), (2, 0.75001)], [(1, 0.5)], [(1, 0.125), (2, 0.25)]])
     assert same.equal
     assert (same.documents, same.identical, same.tokens, same.equal_tokens, same.equal_exits) == (2, 2, [6, 6], 6, 6)
     assert (same.scores, same.rolled_back, same.depth, same.first) == (10, [4, 4], [22, 22], "")
@@ -49,13 +49,28 @@ def test_answers_that_differ_in_rounding_are_equal(scripts: Any) -> None:
     ("changes", "says", "tokens", "exits"),
     [
         ({"tokens": [7, 8, 1]}, "token 2: 9 there, 8 here", 5, 5),
-        ({"tokens": [7, 9], "exits": [2, 1], "asked": [[(1, 0.25), (2, 0.75)], [(1, 0.5)]]}, "3 tokens there, 2", 5, 5),
+        (
+            {"tokens": [7, 9], "exits": [2, 1], "gate_scores": [[(1, 0.25), (2, 0.75)], [(1, 0.5)]]},
+            "3 tokens there, 2",
+            5,
+            5,
+        ),
         ({"exits": [2, 2, 8]}, "token 2: leaves after block 1 there, 2 here", 6, 5),
         ({"rolled_back": 3}, "2 tokens undone there, 3 here", 6, 6),
-        ({"asked": [[(1, 0.25), (2, 0.75)], [(1, 0.51)], []]}, "token 2: scores 0.500000 at block 1 there, 0.51", 6, 6),
-        ({"asked": [[(1, 0.25), (2, float("nan"))], [], []]}, "token 1: scores 0.750000 at block 2 there, nan", 6, 6),
-        ({"asked": [[(1, 0.25)], [], []]}, "token 1: asked at blocks [1, 2] there, [1] here", 6, 6),
-        ({"asked": [[(2, 0.25)], [], []]}, "token 1: asked at blocks [1, 2] there, [2] here", 6, 6),
+        (
+            {"gate_scores": [[(1, 0.25), (2, 0.75)], [(1, 0.51)], []]},
+            "token 2: scores 0.500000 at block 1 there, 0.51",
+            6,
+            6,
+        ),
+        (
+            {"gate_scores": [[(1, 0.25), (2, float("nan"))], [], []]},
+            "token 1: scores 0.750000 at block 2 there, nan",
+            6,
+            6,
+        ),
+        ({"gate_scores": [[(1, 0.25)], [], []]}, "token 1: asked at blocks [1, 2] there, [1] here", 6, 6),
+        ({"gate_scores": [[(2, 0.25)], [], []]}, "token 1: asked at blocks [1, 2] there, [2] here", 6, 6),
     ],
 )
 def test_a_made_up_difference_is_found_and_named(
@@ -105,7 +120,7 @@ def test_the_noted_scores_are_those_of_the_tokens_that_stay(scripts: Any) -> Non
     assert any(answer.rolled_back for answer in made)
     n_blocks = load_checkpoint(ours.folder(asked.model)).model.n_blocks
     for answer in made:
-        for layer, ((block, score),) in zip(answer.exits, answer.asked, strict=True):
+        for layer, ((block, score),) in zip(answer.exits, answer.gate_scores, strict=True):
             assert block == asked.params["exit_layer"]
             assert layer in (block, n_blocks)
             assert score > asked.params["threshold"] or layer == n_blocks

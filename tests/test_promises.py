@@ -13,7 +13,7 @@ CLASSES = {"Task": "tasks/base.py", "Method": "methods/base/method.py", "Gate": 
 
 
 @dataclass(frozen=True)
-class Read:
+class AttributeRead:
     """Place in the code where an attribute is read.
 
     Attributes:
@@ -35,7 +35,7 @@ class Read:
 class Product(ast.NodeVisitor):
     """Visitor that collects all attributes read, and the names of each class's base classes."""
 
-    reads: set[Read] = field(default_factory=set)
+    reads: set[AttributeRead] = field(default_factory=set)
     bases: dict[str, set[str]] = field(default_factory=dict)
     package: str = ""
     inside: str = ""
@@ -54,13 +54,13 @@ class Product(ast.NodeVisitor):
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if isinstance(node.ctx, ast.Load):
-            self.reads.add(Read(self.package, self.inside, self.functions, last_name(node.value), node.attr))
+            self.reads.add(AttributeRead(self.package, self.inside, self.functions, last_name(node.value), node.attr))
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
         match node:
             case ast.Call(func=ast.Name("getattr"), args=[of, ast.Constant(str(name)), *_]):
-                self.reads.add(Read(self.package, self.inside, self.functions, last_name(of), name))
+                self.reads.add(AttributeRead(self.package, self.inside, self.functions, last_name(of), name))
         self.generic_visit(node)
 
     def family(self, name: str) -> set[str]:

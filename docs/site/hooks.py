@@ -18,8 +18,8 @@ from exitbench.results.database.schema_doc import schema_markdown
 from exitbench.results.queries.cookbook import cookbook_markdown
 
 ROOT = Path(__file__).parents[2]
-BESIDE = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-PAGES = {**BESIDE, "README.md": "index.md"}
+OUTSIDE_DOCS = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+PAGES = {**OUTSIDE_DOCS, "README.md": "index.md"}
 """Documents outside docs/, and the names of their pages on the site."""
 REFERENCE = {"schema.md": schema_markdown, "sql.md": cookbook_markdown}
 """Pages that are generated from the code."""
@@ -46,9 +46,9 @@ def on_config(config: MkDocsConfig) -> None:
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
     """Add documents outside docs/, generated references of the database and its queries, and a gallery of figures."""
-    for name in BESIDE:
+    for name in OUTSIDE_DOCS:
         text = (ROOT / name).read_text("utf-8").replace("](docs/", "](")
-        files.append(File.generated(config, BESIDE[name], content=text))
+        files.append(File.generated(config, OUTSIDE_DOCS[name], content=text))
     for page, content in REFERENCE.items():
         files.append(File.generated(config, page, content=content()))
     pictures = ROOT / "runs" / "docs" / "report" / "figures"
@@ -59,7 +59,7 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Rewrite links to documents outside docs/ as links to their pages, and turn links to source files into text."""
-    folder = "" if page.file.src_uri in BESIDE.values() else f"docs/{posixpath.dirname(page.file.src_uri)}"
+    folder = "" if page.file.src_uri in OUTSIDE_DOCS.values() else f"docs/{posixpath.dirname(page.file.src_uri)}"
     up = "../" * page.file.src_uri.count("/")
 
     def kept(found: re.Match[str]) -> str:

@@ -12,7 +12,7 @@ from statistics import fmean
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TextIO
 
-from exitbench.terminal import number_of, tell, visible
+from exitbench.terminal import number_of, print_escaped, visible
 
 if TYPE_CHECKING:
     import rich.progress
@@ -224,7 +224,7 @@ class Lines:
                 documents, started_s = self._running.pop(label)
                 seconds = now_s - started_s
                 outcome = f" ({number_of(documents, self._unit)}): {status}, {seconds:.1f} s"
-            tell(f"[{self._ended}/{self._cells}] {label}{outcome}", self._stream)
+            print_escaped(f"[{self._ended}/{self._cells}] {label}{outcome}", self._stream)
             self._time_left.end(label, seconds)
             self._write_time_left(now_s)
 
@@ -234,7 +234,7 @@ class Lines:
         if n_left > 0 and left_s is not None and now_s - self._estimated_at_s >= LEFT_S:
             self._estimated_at_s = now_s
             about = f"{left_s / 60:.0f} min" if left_s >= 90 else f"{left_s:.0f} s"
-            tell(f"{self._ended} of {self._cells} done, {n_left} left: about {about}", self._stream)
+            print_escaped(f"{self._ended} of {self._cells} done, {n_left} left: about {about}", self._stream)
 
     def note(self, text: str) -> None:
         """Write a message on a line of its own."""

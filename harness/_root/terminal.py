@@ -29,7 +29,7 @@ def visible(text: str, keep: str = "") -> str:
     )
 
 
-def tell(text: str, file: TextIO | None = None) -> None:
+def print_escaped(text: str, file: TextIO | None = None) -> None:
     """Print text that may contain untrusted input, with control characters escaped; to stderr by default."""
     print(visible(text, keep="\n"), file=file or sys.stderr, flush=True)
 

@@ -11,8 +11,8 @@ import pyarrow as pa
 from exitbench.harness.afterwards.taggers import Tagger, tags_of
 from exitbench.results.analysis.selection import Run, RunIndex
 from exitbench.results.analysis.traces import token_texts
-from exitbench.results.beside.derived import TAG_SCHEMA, TAGS, record_tags
 from exitbench.results.database.connection import Database
+from exitbench.results.side_records.derived import TAG_SCHEMA, TAGS, record_tags
 
 _RUNS: Final = """
     SELECT attempt_id, cell_id, model, task_label, method, params, suite, documents, tokenizer_sha256
@@ -50,7 +50,7 @@ def annotate(
 
     Args:
         database: Open database that contains the answers.
-        spool_root: Folder of the spool, to which the tags are written (`results.beside.derived`).
+        spool_root: Folder of the spool, to which the tags are written (`results.side_records.derived`).
         names: Runs to tag: attempt or cell ids, or globs over MODEL/TASK/METHOD (`results.analysis.selection`).
         tagger: Tagger for the language of the answers.
         progress: Callback that receives (number of runs done, number of runs to do).

@@ -110,7 +110,7 @@ def verify(
         UserError: Weights, documents, or the version of engine, method or metric differ from the stored ones, or
             scoring would execute code that the model wrote, without confirmation.
     """
-    item = _item(stored, repetitions, folder, data_dir)
+    item = _job(stored, repetitions, folder, data_dir)
     if not confirm_run_unsafe_code and getattr(item.data.task_object, "is_unsafe", False):
         raise UserError(
             f"{item.label}: scoring runs what the model wrote. Allowed with --confirm-run-unsafe-code, which runs it "
@@ -202,7 +202,7 @@ def _json(path: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _item(stored: StoredAttempt, repetitions: Path, folder: Path, data_dir: Path | None) -> CellJob:
+def _job(stored: StoredAttempt, repetitions: Path, folder: Path, data_dir: Path | None) -> CellJob:
     """Return a job that runs a stored cell again with the current code and data.
 
     Raises:
@@ -213,7 +213,9 @@ def _item(stored: StoredAttempt, repetitions: Path, folder: Path, data_dir: Path
     corpora = Corpora(repetitions.parent)
     corpus = corpora.describe(data, data_dir)
     held_out_sha256 = corpora.describe(held_out_data, data_dir).data_sha256 if held_out_data else ""
-    cell = _as_of_now(stored.cell, describe_checkpoint(stored.cell["model"]["name"], folder), corpus, held_out_sha256)
+    cell = _with_current_versions(
+        stored.cell, describe_checkpoint(stored.cell["model"]["name"], folder), corpus, held_out_sha256
+    )
     if changed := identity_differences(stored.cell["identity"], cell.identity):
         commit = stored.env["environment"]["git_commit"] or "unknown"
         raise UserError(
@@ -226,7 +228,7 @@ def _item(stored: StoredAttempt, repetitions: Path, folder: Path, data_dir: Path
     return CellJob(cell, label, data, held_out_data, latest_id, conformance=stored.cell["conformance"])
 
 
-def _as_of_now(record: dict[str, Any], model: ModelRef, corpus: Corpus, held_out_sha256: str) -> Cell:
+def _with_current_versions(record: dict[str, Any], model: ModelRef, corpus: Corpus, held_out_sha256: str) -> Cell:
     """Return a stored cell with current versions of engine, method and metric, and digests of model and data."""
     method = {**record["method"], "revision": revision(get_method(record["method"]["name"]))}
     task = {

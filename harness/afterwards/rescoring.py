@@ -13,7 +13,7 @@ from exitbench.errors import UserError
 from exitbench.harness.cells.job import DataRequest
 from exitbench.harness.work.metrics import metric_table, score_columns, task_metrics
 from exitbench.results.analysis.selection import Run, RunIndex
-from exitbench.results.beside.derived import Rescore, is_rescored, record_rescore
+from exitbench.results.side_records.derived import Rescore, is_rescored, record_rescore
 from exitbench.results.spool.attempts import AttemptRecord, read_attempt, scan_spool
 from exitbench.tasks.base import documents_sha256
 from exitbench.tasks.document import Document
@@ -82,7 +82,7 @@ def rescore(
     Runs that already have scores of that version are left out.
 
     Args:
-        spool_root: Folder of the spool, to which the scores are written (`results.beside.derived`).
+        spool_root: Folder of the spool, to which the scores are written (`results.side_records.derived`).
         names: Runs to score: suites (a name or TOML file), attempt or cell ids, or globs over MODEL/TASK/METHOD.
         data_dir: Root folder of the local files from which documents were read.
         progress: Callback that receives (number of runs done, number of runs to do).

@@ -276,7 +276,7 @@ def choose(tuning: Tuning, results: Sequence[tuple[Candidate, Row]]) -> Choice:
     most, fixed = tuning.max_loss_percent, fixed_depth_method()[0].name
     within_bound = [(candidate, row) for candidate, row in results if _is_shown(row, most)]
     is_shown = any(candidate.point.method.name != fixed for candidate, _ in within_bound)
-    pool = sorted(within_bound, key=lambda pair: _work(pair[1]))
+    pool = sorted(within_bound, key=lambda pair: _cost_key(pair[1]))
     if not is_shown:  # fall back to point estimates, the smallest risk first
         pool = sorted((pair for pair in results if _seems_kept(pair[1], most)), key=lambda pair: _risk(pair[1]))
     best: dict[str, tuple[Candidate, Row]] = {}
@@ -297,10 +297,10 @@ def _seems_kept(row: Row, most_percent: float) -> bool:
 
 def _risk(row: Row) -> tuple[float, float, float, float]:
     bound = row["loss_high_percent"]
-    return (math.inf if bound is None else bound, -row["delta"], *_work(row))
+    return (math.inf if bound is None else bound, -row["delta"], *_cost_key(row))
 
 
-def _work(row: Row) -> tuple[float, float]:
+def _cost_key(row: Row) -> tuple[float, float]:
     """Return a sort key of a result's cost: bytes read relative to full depth, then blocks run; smaller is cheaper."""
     saved = row["ideal_speedup_bytes"]
     return (-saved if saved is not None else math.inf, row["mean_blocks_run"])

@@ -39,7 +39,7 @@ from exitbench.tasks.lm_eval.configs import catalogue
 from exitbench.tasks.lm_eval.data import FILE_FORMATS
 from exitbench.tasks.lm_eval.settings import PREFIX, LmEvalSettings
 from exitbench.tasks.lm_eval.task import LmEvalTask
-from exitbench.terminal import tell
+from exitbench.terminal import print_escaped
 
 if TYPE_CHECKING:
     from exitbench.harness.api.lm_eval_model import ExitBenchLM
@@ -75,7 +75,7 @@ class PlannedTrace:
         assert group.folder is not None, "the model has been loaded"
         items = group.to_run("failed")
         if not items:
-            tell(f"trace: {self.folder} has all of this already.")
+            print_escaped(f"trace: {self.folder} has all of this already.")
             return
         spool, threads = self.folder / "spool", torch.get_num_threads()
         folder, data = group.folder.resolve(), self.data_dir.resolve()
@@ -91,8 +91,8 @@ class PlannedTrace:
         for item in traced:
             status = attempt_status(spool, item.cell.cell_id)
             if status is None or status.status != "ok":
-                tell(f"trace: {item.label}: {status.reason if status else 'not run'}")
-        tell(f"trace: exitbench import {spool}")
+                print_escaped(f"trace: {item.label}: {status.reason if status else 'not run'}")
+        print_escaped(f"trace: exitbench import {spool}")
 
 
 _watching: weakref.WeakSet[EarlyExitLM] = weakref.WeakSet()
@@ -275,7 +275,7 @@ def _label(name: str) -> str:
 
 def _say_started(event: Mapping[str, Any]) -> None:
     if event["event"] == "start":
-        tell(f"trace: {event['label']}")
+        print_escaped(f"trace: {event['label']}")
 
 
 def _all_answered(model: LoadedModel, item: CellJob, answers: RecordedAnswers) -> bool:
@@ -285,7 +285,9 @@ def _all_answered(model: LoadedModel, item: CellJob, answers: RecordedAnswers) -
     requests = [request for task_requests in work.instances().values() for request in task_requests]
     if all(_stored_answer(answers, request) is not None for request in requests):
         return True
-    tell(f"trace: {item.label} is left out: its requests are not those of a suite (another fewshot seed, or data).")
+    print_escaped(
+        f"trace: {item.label} is left out: its requests are not those of a suite (another fewshot seed, or data)."
+    )
     return False
 
 

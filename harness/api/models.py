@@ -32,7 +32,7 @@ from exitbench.harness.training.recipe import recipe_names
 from exitbench.harness.training.store import SHIPPED
 from exitbench.methods.base import Method
 from exitbench.methods.registry import baseline_method
-from exitbench.terminal import tell, visible
+from exitbench.terminal import print_escaped, visible
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -154,7 +154,7 @@ def find_model(name: str | Path, *, hub: bool = False) -> Path:
     Raises:
         UserError: The folder or model does not exist.
     """
-    folder = locate(name, query_hub=hub, say=tell).folder
+    folder = locate(name, query_hub=hub, say=print_escaped).folder
     if not folder.exists() and str(name) in recipe_names():
         trained = find_trained(load_recipe(str(name)), SHIPPED)
         if trained is None:

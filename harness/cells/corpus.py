@@ -23,7 +23,7 @@ from exitbench.tasks.registry import task_origin
 
 CACHE = ".exitbench-documents.json"
 
-_unkept: dict[Path, dict[str, Any]] = {}
+_pending: dict[Path, dict[str, Any]] = {}
 """Descriptions computed by this process for folders that do not exist yet, so that they cannot be cached on disk."""
 
 
@@ -55,7 +55,7 @@ class Corpora:
 
     def __init__(self, folder: Path) -> None:
         self._cache = folder / CACHE
-        self._known: dict[str, Any] = _unkept.get(self._cache) or _read(self._cache)
+        self._known: dict[str, Any] = _pending.get(self._cache) or _read(self._cache)
 
     def describe(self, data: DataRequest, data_dir: Path | None) -> Corpus:
         """Return the `Corpus` (description) of the requested documents, from the cache if it is there.
@@ -72,7 +72,7 @@ class Corpora:
         if key is not None:
             self._known[key] = asdict(corpus)
             if not _write(self._cache, self._known):
-                _unkept[self._cache] = self._known
+                _pending[self._cache] = self._known
         return corpus
 
 
@@ -100,9 +100,9 @@ def _of_lm_eval(data: DataRequest, data_dir: Path | None) -> Corpus:
     return _described(data, data_dir)
 
 
-def keep(folder: Path) -> None:
+def write_pending(folder: Path) -> None:
     """Write the `Corpus` objects held in memory to the cache file in `folder`, which was created after planning."""
-    if descriptions := _unkept.pop(folder / CACHE, None):
+    if descriptions := _pending.pop(folder / CACHE, None):
         _write(folder / CACHE, descriptions)
 
 

@@ -89,9 +89,9 @@ class DataRequest:
         Raises:
             UserError: A file is missing, damaged or malformed, or no document is left.
         """
-        return self.load_apart(data_dir)[0]
+        return self.load_with_excluded_count(data_dir)[0]
 
-    def load_apart(self, data_dir: Path | None) -> "tuple[list[Document], int]":
+    def load_with_excluded_count(self, data_dir: Path | None) -> "tuple[list[Document], int]":
         """Return the selected documents, and the number of documents left out because `apart_from` excludes them.
 
         Raises:
@@ -108,18 +108,18 @@ class DataRequest:
         if examples is not None:
             documents = [document for document in documents if not examples.excludes(task, document)]
         if not documents:
-            raise UserError(f"{self.task}: all documents of {self.place} have the passage of a few-shot example.")
+            raise UserError(f"{self.task}: all documents of {self.origin} have the passage of a few-shot example.")
         excluded = {task.likeness(document) for other in self.apart_from for document in other.load(data_dir)}
         remaining = [document for document in documents if task.likeness(document) not in excluded]
         if not remaining:
             raise UserError(
-                f"{self.task}: all {len(documents)} documents of {self.place} have prompts of documents with another "
+                f"{self.task}: all {len(documents)} documents of {self.origin} have prompts of documents with another "
                 "use, and drop_shared = true leaves none."
             )
         return take_by_hash(remaining, self.limit), len(documents) - len(remaining)
 
     @property
-    def place(self) -> str:
+    def origin(self) -> str:
         """Origin of the documents, for messages: file names, or the name of the split."""
         names = " and ".join(path for _, path in self.files) or f"split {self.split!r}"
         return names if self.part == "all" else f"part {self.part!r} of {names}"

@@ -77,7 +77,7 @@ class TextEncoding:
         return cut
 
 
-def label_places(task: str, wanted_labels: Sequence[str] | None, labels: Sequence[str]) -> tuple[int, ...]:
+def label_indices(task: str, wanted_labels: Sequence[str] | None, labels: Sequence[str]) -> tuple[int, ...]:
     """Return, for each label of a model, the index of the matching label of the task.
 
     Labels are matched by name, ignoring case, if task and model have the same names; otherwise by position.

@@ -17,7 +17,7 @@ from exitbench.errors import UserError, no_room, suggestion
 from exitbench.harness.processes.fork_server import prepare
 from exitbench.harness.processes.interrupts import Interruptible
 from exitbench.lm_eval_registration import quiet_lm_eval
-from exitbench.terminal import one_screen, tell, without_middle
+from exitbench.terminal import one_screen, print_escaped, without_middle
 
 if TYPE_CHECKING:
     from exitbench.harness.cli.arguments.common import Overview
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         with Interruptible():
             return _command(command_line)
     except UserError as error:
-        tell(f"exitbench: {one_screen(str(error))}")
+        print_escaped(f"exitbench: {one_screen(str(error))}")
         return 2
     except BrokenPipeError:
         # The reader of the pipe (head, less) has exited; redirect stdout so that the final flush does not fail.
@@ -48,18 +48,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            tell(f"exitbench: {without_middle(str(error.filename), _MAX_SHOWN_CHARS)}: {error.strerror}.")
+            print_escaped(f"exitbench: {without_middle(str(error.filename), _MAX_SHOWN_CHARS)}: {error.strerror}.")
             return 2
         if (cause := no_room(error)) is None:
             raise
         place = f"{cause.filename}: " if cause.filename else ""
-        tell(f"exitbench: {place}{cause.strerror}. What is finished is kept; the same command goes on.")
+        print_escaped(f"exitbench: {place}{cause.strerror}. What is finished is kept; the same command goes on.")
         return 2
     except MemoryError:
-        tell(f"exitbench: {command_line[0]}: not enough memory. Fewer documents (--limit) or smaller files need less.")
+        print_escaped(
+            f"exitbench: {command_line[0]}: not enough memory. Fewer documents (--limit) or smaller files need less."
+        )
         return 2
     except RecursionError:
-        tell(f"exitbench: {command_line[0]}: something that was read is nested too deep, or refers to itself.")
+        print_escaped(f"exitbench: {command_line[0]}: something that was read is nested too deep, or refers to itself.")
         return 2
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -91,7 +93,7 @@ def _trust(folder: Path) -> None:
 
     files = use_plugins(folder)
     names = ", ".join(path.name for path in files) or "no Python"
-    tell(f"Plug-ins of {folder}: {names}. Their code runs with your rights.")
+    print_escaped(f"Plug-ins of {folder}: {names}. Their code runs with your rights.")
 
 
 def console() -> NoReturn:

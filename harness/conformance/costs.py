@@ -55,7 +55,7 @@ def declared(trial: Trial) -> Iterator[str]:
     Also check that its gate declares a cost if it computes anything. Yield a message per violation.
     """
     yield from cost_mismatches(trial.checkpoint, trial.plain, PROMPTS[4], sorted({trial.first_exit, trial.n_blocks}))
-    yield from _forgotten(trial)
+    yield from _undeclared_gate_cost(trial)
 
 
 def cost_mismatches(
@@ -78,7 +78,7 @@ def cost_mismatches(
     if parts.gate.looks_ahead:
         parts = dataclasses.replace(parts, gate=_FixedExits())
     first = min([*parts.gate_blocks(model.n_blocks), model.n_blocks])
-    if not parts.reads_skipped:  # every token exits at the same block, so only this exit is tested
+    if not parts.may_read_skipped_keys:  # every token exits at the same block, so only this exit is tested
         exit_layers = [first]
     for exit_layer in exit_layers:
         layers = [first] * _FED + [exit_layer]
@@ -88,7 +88,7 @@ def cost_mismatches(
         memory = at.gate.start_answers(1, model.device)
         for position in range(1, _FED + 2):
             # torch has no FLOP formula for fused attention on CPUs; plain attention consists of products that have one.
-            counter = _Products()  # type: ignore[no-untyped-call]
+            counter = _FlopCounter()  # type: ignore[no-untyped-call]
             with counter if position > _FED else nullcontext(), sdpa_kernel(SDPBackend.MATH):
                 runner = BlockRunner(model, cache, at)
                 fed = (torch.tensor([5]), (position,), MAX_NEW_TOKENS, (0,))
@@ -122,7 +122,7 @@ class _Watching(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
 
-class _Products(_Watching):  # type: ignore[no-untyped-call]
+class _FlopCounter(_Watching):  # type: ignore[no-untyped-call]
     """Dispatch mode that counts the FLOPs of operations with a FLOP formula in torch, like its `FlopCounterMode`."""
 
     flops = 0
@@ -153,12 +153,12 @@ class _InputSizeRecorder(_Watching):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _forgotten(trial: Trial) -> Iterator[str]:
+def _undeclared_gate_cost(trial: Trial) -> Iterator[str]:
     """Yield a message if the method's gate declares no cost, although it computes from hidden states or logits."""
     gate, gate_blocks = trial.plain.gate, trial.gate_blocks
     if gate.looks_ahead or not gate_blocks or gate.cost(trial.model, gate_blocks) != Cost():
         return
-    counted = _Counted(gate)
+    counted = _InputSizeGate(gate)
     score_states(dataclasses.replace(trial.plain, gate=counted), trial.model, trial.states_LND[:, :1])
     if counted.most >= WIDTH:
         yield (
@@ -167,7 +167,7 @@ def _forgotten(trial: Trial) -> Iterator[str]:
         )
 
 
-class _Counted(Gate):
+class _InputSizeGate(Gate):
     """Gate wrapper that records the size of the largest tensor that the gate itself reads; the head does not count."""
 
     def __init__(self, gate: Gate) -> None:

@@ -46,16 +46,16 @@ class Breach(Exception):
     """Raised if a gate or head violates a contract during the checks; the message describes the violation."""
 
 
-def watched(parts: Parts) -> Parts:
+def monitored(parts: Parts) -> Parts:
     """Return a method's parts, wrapped to raise Breach if the gate returns invalid values or modifies its input.
 
     Parts are gate, threshold, head and KV policy; gate and head are wrapped.
     """
     read: TensorSnapshots = []
-    return dataclasses.replace(parts, gate=_watched_gate(parts.gate, read), head=_watched_head(parts.head, read))
+    return dataclasses.replace(parts, gate=_monitored_gate(parts.gate, read), head=_monitored_head(parts.head, read))
 
 
-def _watched_gate(gate: Gate, read: TensorSnapshots) -> Gate:
+def _monitored_gate(gate: Gate, read: TensorSnapshots) -> Gate:
     class MonitoredGate(Gate):
         needs_history = gate.needs_history
         looks_ahead = gate.looks_ahead
@@ -109,7 +109,7 @@ def _watched_gate(gate: Gate, read: TensorSnapshots) -> Gate:
     return MonitoredGate()
 
 
-def _watched_head(head: Head, read: TensorSnapshots) -> Head:
+def _monitored_head(head: Head, read: TensorSnapshots) -> Head:
     """Return a head, wrapped to record its logits in `read`, so that modifications of them by the gate are detected."""
 
     class MonitoredHead(Head):
@@ -214,7 +214,7 @@ class Trial:
         self.fitted = self._fit()
         self.plain = self.method.parts(self.n_blocks, self.fitted)
         """The parts as the method returns them. All checks except that of costs use the monitored `parts`."""
-        self.parts = watched(self.plain)
+        self.parts = monitored(self.plain)
 
     @property
     def gate_blocks(self) -> list[int]:
@@ -229,7 +229,7 @@ class Trial:
     def fresh(self) -> Parts:
         """Return the method's monitored parts, built again from its parameters as another process would build them."""
         method = type(self.method).from_params(self.method.params()).bound_to(self.model.exit_blocks)
-        return watched(method.parts(self.n_blocks, self.fitted))
+        return monitored(method.parts(self.n_blocks, self.fitted))
 
     def answers(self, parts: Parts, prompts: list[list[int]] = PROMPTS, first_seed: int = 0) -> list[Generation]:
         """Decode answers to prompts by a method's parts, in one batch; return them with their tokens' exit layers.

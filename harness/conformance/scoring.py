@@ -15,7 +15,7 @@ import duckdb
 import torch
 from torch import Tensor
 
-from exitbench.harness.conformance.decoder import ANSWERED, ANSWERS, MAX_NEW_TOKENS, PROMPTS, Trial, watched
+from exitbench.harness.conformance.decoder import ANSWERED, ANSWERS, MAX_NEW_TOKENS, PROMPTS, Trial, monitored
 from exitbench.harness.engine.decoding.generation import Generation
 from exitbench.harness.engine.decoding.probe import probe_table
 from exitbench.methods.base import Method, Parts
@@ -122,7 +122,7 @@ def _declared(method: Method) -> tuple[float | None, float | None]:
 
 def _swept(trial: Trial, level: float) -> Parts:
     changed: dict[str, Any] = {"threshold": level}
-    return watched(dataclasses.replace(trial.method, **changed).parts(trial.n_blocks, trial.fitted))
+    return monitored(dataclasses.replace(trial.method, **changed).parts(trial.n_blocks, trial.fitted))
 
 
 def _gate_reads_threshold(method: Method) -> bool:

@@ -99,19 +99,19 @@ class ClassifierInspection:
 
 def inspect_classifier(folder: Path) -> ClassifierInspection:
     """Load a classifier, describe it, and check which methods can run on it."""
-    lacks: list[str] = []
+    errors: list[str] = []
     model = tokenizer = stored = None
     try:
         stored = read_stored(folder)
         model = load_encoder(folder).model
     except UserError as refusal:
-        lacks.append(str(refusal))
+        errors.append(str(refusal))
     try:
         tokenizer = load_tokenizer(folder)
         if model is not None:
             check_vocabulary(folder, tokenizer, model.n_tokens)
     except UserError as refusal:
-        lacks.append(str(refusal))
+        errors.append(str(refusal))
     return ClassifierInspection(
         folder=str(folder),
         model_class=None if model is None else type(model.stack.lm).__name__,
@@ -120,7 +120,7 @@ def inspect_classifier(folder: Path) -> ClassifierInspection:
         tokenizer=None if tokenizer is None else type(tokenizer).__name__,
         n_tokens=None if tokenizer is None else len(tokenizer),
         methods=() if model is None else tuple(_runnable(name, model) for name in method_names()),
-        lacks=tuple(lacks),
+        lacks=tuple(errors),
     )
 
 

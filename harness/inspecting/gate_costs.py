@@ -26,7 +26,7 @@ WhyNot = Callable[[Parts, int], str | None]
 """Function of (method's parts, rows per batch): why the engine cannot run the method, or None if it can."""
 
 
-class Costed(ModelInterface, Protocol):
+class HasBlockCost(ModelInterface, Protocol):
     """Interface of a model that can tell the cost of its blocks."""
 
     def block_cost(self, place: TokenPlace) -> Cost:
@@ -80,7 +80,7 @@ class SkipCost:
     why_alone: str | None
 
 
-def gate_costs(model: Costed, place: TokenPlace, why_not: WhyNot) -> tuple[GateCost, ...]:
+def gate_costs(model: HasBlockCost, place: TokenPlace, why_not: WhyNot) -> tuple[GateCost, ...]:
     """Return the gate cost of every method on a model.
 
     Args:
@@ -91,7 +91,7 @@ def gate_costs(model: Costed, place: TokenPlace, why_not: WhyNot) -> tuple[GateC
     return tuple(_costs_of(name, model, place, why_not) for name in method_names())
 
 
-def _costs_of(name: str, model: Costed, place: TokenPlace, why_not: WhyNot) -> GateCost:
+def _costs_of(name: str, model: HasBlockCost, place: TokenPlace, why_not: WhyNot) -> GateCost:
     try:
         method = get_method(name)()
         method.check(model.n_blocks)
@@ -102,7 +102,7 @@ def _costs_of(name: str, model: Costed, place: TokenPlace, why_not: WhyNot) -> G
         return GateCost(name, why_not=f"{type(error).__name__}: {one_line(error)}")
 
 
-def _gate_cost(method: Method, model: Costed, place: TokenPlace, why_not: WhyNot) -> GateCost:
+def _gate_cost(method: Method, model: HasBlockCost, place: TokenPlace, why_not: WhyNot) -> GateCost:
     parts, is_fitted = method.parts(model.n_blocks), bool(method.fit_params())
     cost = GateCost(method.name, is_fitted=is_fitted, why_not=why_not(parts, 1), why_alone=why_not(parts, 2))
     if not (exit_blocks := parts.gate_blocks(model.n_blocks)):
@@ -138,7 +138,7 @@ def _rows_read(method: Method, shape: Shape) -> float:
     return generation.head_rows[0] / trial.model.vocab_size - 1
 
 
-def skippings(model: Costed, place: TokenPlace, why_not: WhyNot) -> tuple[SkipCost, ...]:
+def skip_costs(model: HasBlockCost, place: TokenPlace, why_not: WhyNot) -> tuple[SkipCost, ...]:
     """Return the cost of every KV policy that some method offers, on a model.
 
     ``place`` has the token's context and source lengths; ``why_not`` returns why the engine cannot run a method.
@@ -146,10 +146,10 @@ def skippings(model: Costed, place: TokenPlace, why_not: WhyNot) -> tuple[SkipCo
     parts_by_policy: dict[str, list[Parts]] = {}
     for parts, _ in _choices(model):
         parts_by_policy.setdefault(parts.kv_policy.name, []).append(parts)
-    return tuple(_skipping(parts, model, place, why_not) for parts in parts_by_policy.values())
+    return tuple(_skip_cost(parts, model, place, why_not) for parts in parts_by_policy.values())
 
 
-def _skipping(having: Sequence[Parts], model: Costed, place: TokenPlace, why_not: WhyNot) -> SkipCost:
+def _skip_cost(having: Sequence[Parts], model: HasBlockCost, place: TokenPlace, why_not: WhyNot) -> SkipCost:
     """Return the cost of the KV policy that all methods in `having` use; the policy is runnable if one of them is."""
     policy, block = having[0].kv_policy, model.block_cost(place)
     reasons = ([why_not(parts, n_rows) for parts in having] for n_rows in (1, 2))
@@ -160,7 +160,7 @@ def _skipping(having: Sequence[Parts], model: Costed, place: TokenPlace, why_not
     return SkipCost(policy.name, *_shares(work, block), policy.verifies, alone, together)
 
 
-def refused_choices(model: Costed, why_not: WhyNot) -> dict[str, tuple[str, ...]]:
+def refused_choices(model: HasBlockCost, why_not: WhyNot) -> dict[str, tuple[str, ...]]:
     """Return the method parameter values that the engine cannot run, as texts ``name = value``, by the reason."""
     choices_by_reason: dict[str, dict[str, None]] = {}
     for parts, choice in _choices(model):
@@ -169,7 +169,7 @@ def refused_choices(model: Costed, why_not: WhyNot) -> dict[str, tuple[str, ...]
     return {reason: tuple(choices) for reason, choices in choices_by_reason.items()}
 
 
-def _choices(model: Costed) -> Iterator[tuple[Parts, str]]:
+def _choices(model: HasBlockCost) -> Iterator[tuple[Parts, str]]:
     """Yield (parts, text ``name = value``) for every method: defaults, then each other enumerated value."""
     for cls in map(get_method, method_names()):
         settings: list[tuple[dict[str, str], str]] = [({}, "")]

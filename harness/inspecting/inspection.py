@@ -22,13 +22,13 @@ from exitbench.harness.engine.model.cost import TokenPlace
 from exitbench.harness.engine.model.exit_heads import ExitHeads
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.inspecting.gate_costs import (
-    Costed,
     GateCost,
+    HasBlockCost,
     SkipCost,
     WhyNot,
     gate_costs,
     refused_choices,
-    skippings,
+    skip_costs,
 )
 from exitbench.harness.inspecting.parameters import (
     Parameters,
@@ -171,7 +171,7 @@ class _Findings:
     """Collector of error messages during an inspection; each message is stored once."""
 
     def __init__(self) -> None:
-        self.lacks: list[str] = []
+        self.errors: list[str] = []
 
     def collect(self, look: Callable[[], T]) -> T | None:
         """Return the result of the function `look`; if it raises a `UserError`, store its message and return None."""
@@ -183,8 +183,8 @@ class _Findings:
 
     def add(self, message: str) -> None:
         """Add a message, unless it is stored already."""
-        if message not in self.lacks:
-            self.lacks.append(message)
+        if message not in self.errors:
+            self.errors.append(message)
 
 
 def inspect_folder(folder: Path, engine: EngineChoice = "auto", context: int | None = None) -> Inspection:
@@ -224,8 +224,8 @@ def inspect_folder(folder: Path, engine: EngineChoice = "auto", context: int | N
         tokens=tokens,
         stored=stored,
         exit_heads=None if sketch is None or sketch.exit_heads is None else _trained_heads(sketch.exit_heads),
-        work=None if sketch is None else _work(sketch, checkpoint, engines, context),
-        lacks=tuple(findings.lacks),
+        work=None if sketch is None else _token_cost(sketch, checkpoint, engines, context),
+        lacks=tuple(findings.errors),
         convert=None if stored else conversion(folder, auto_class, has_tokenizer=tokens.tokenizer is not None),
         remarks=checkpoint_remarks(folder) if stored else (),
     )
@@ -296,9 +296,11 @@ def _tokens(
     )
 
 
-def _work(sketch: Sketch, checkpoint: Checkpoint | None, engines: tuple[Tried, ...], context: int | None) -> TokenCost:
+def _token_cost(
+    sketch: Sketch, checkpoint: Checkpoint | None, engines: tuple[Tried, ...], context: int | None
+) -> TokenCost:
     """Return a token's decoding cost, counted by an engine with verified results or derived from the configuration."""
-    model: Costed = sketch
+    model: HasBlockCost = sketch
     why_not: WhyNot = _nothing_known
     if checkpoint is not None and engines[0].is_proved:
         model, why_not = checkpoint.model, checkpoint.model.why_not
@@ -315,7 +317,7 @@ def _work(sketch: Sketch, checkpoint: Checkpoint | None, engines: tuple[Tried, .
         kv_per_token=2 * model.kv_width * model.n_blocks,
         is_counted=model is not sketch,
         methods=gate_costs(model, place, why_not),
-        kv_policies=skippings(model, place, why_not),
+        kv_policies=skip_costs(model, place, why_not),
         refused_choices=refused_choices(model, why_not),
     )
 

@@ -15,7 +15,7 @@ from exitbench.harness.conformance import ConformanceResult, checks_version
 from exitbench.harness.conformance.process import examine_apart
 from exitbench.harness.conformance.shipped import conforming_sources
 from exitbench.harness.engine.checkpoints.exit_head_files import read_exit_blocks
-from exitbench.harness.planning.plan import Group, Plan
+from exitbench.harness.planning.plan import ModelGroup, Plan
 from exitbench.harness.planning.retry import RETRIED, Retry
 from exitbench.methods.registry import get_method, syntax_sha256
 from exitbench.results.files.atomic import write_whole_file
@@ -87,7 +87,7 @@ def _settings(plan: Plan, retry: Retry) -> dict[str, Setting]:
     return {cell_id: setting for group in plan.groups for cell_id, setting in _group_settings(group, retry)}
 
 
-def _group_settings(group: Group, retry: Retry) -> Iterator[tuple[str, Setting]]:
+def _group_settings(group: ModelGroup, retry: Retry) -> Iterator[tuple[str, Setting]]:
     cells = [planned.item.cell for planned in group.cells if planned.state in RETRIED[retry]]
     if cells and group.folder is not None:
         exit_blocks = read_exit_blocks(group.folder)

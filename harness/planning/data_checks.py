@@ -73,9 +73,9 @@ def _refusal(draft: CellTemplate, other: DataRequest, use: str, data_dir: Path |
     used = {prompt(document) for document in other.load(data_dir)}
     shared = [document for document in documents if prompt(document) in used]
     lines = [
-        f"{draft.task.location}: {len(shared)} of the {len(documents)} documents of {data.place}, "
+        f"{draft.task.location}: {len(shared)} of the {len(documents)} documents of {data.origin}, "
         f"{_FITTED if draft.kind == 'fit' else _CALIBRATED}, have prompts of documents of "
-        f"{other.place}, {use}:",
+        f"{other.origin}, {use}:",
         *(
             f"  {document.key}  {without_middle(visible(prompt(document)), _PROMPT_WIDTH)}"
             for document in shared[:_MAX_SHOWN_DOCUMENTS]

@@ -7,7 +7,7 @@ from exitbench.harness.cells.cell import Cell
 from exitbench.harness.cells.job import CellJob
 from exitbench.harness.planning.first_run import first_run_estimate, this_machine, typical_lengths
 from exitbench.harness.planning.passes import passes
-from exitbench.harness.planning.plan import Group, Plan
+from exitbench.harness.planning.plan import ModelGroup, Plan
 from exitbench.harness.planning.retry import Retry
 from exitbench.harness.work.kinds import work_class
 from exitbench.results.analysis.status import UNKNOWN, CellWorkload, Estimate, History, units
@@ -36,7 +36,7 @@ def estimate_plan(plan: Plan, spool: Path, retry: Retry) -> dict[str, Estimate]:
     }
 
 
-def of_group(group: Group, estimates: Mapping[str, Estimate]) -> list[Estimate]:
+def of_group(group: ModelGroup, estimates: Mapping[str, Estimate]) -> list[Estimate]:
     """Return the estimates of those cells of a model that are to be run, in their order; `estimates` is by cell id."""
     ids = (planned.item.cell.cell_id for planned in group.cells)
     return [estimates[cell_id] for cell_id in ids if cell_id in estimates]

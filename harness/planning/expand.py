@@ -128,7 +128,7 @@ def is_certified(suite: Suite, kind: Kind, method: Method) -> bool:
 
 
 def _cells_of_pair(suite: Suite, model: ModelEntry, task: TaskEntry) -> Iterator[CellTemplate]:
-    pair = _Pair(model, task, suite)
+    pair = _PairExpander(model, task, suite)
     for sweep in suite.sweeps:
         if model.name not in sweep.models or task.label not in sweep.tasks:
             continue
@@ -163,7 +163,7 @@ def _recording(cell: CellTemplate, record: RecordSettings) -> CellTemplate:
 
 
 @dataclass(frozen=True)
-class _Pair:
+class _PairExpander:
     """Builder of the cell templates of one model on one task."""
 
     model: ModelEntry
@@ -240,7 +240,7 @@ class _Pair:
         """
         why = f"method {method.name!r}, which is fitted on the train split,"
         data = self.task.other_split("train", self.suite.fit_documents, why)
-        label, bare = self._reduced(method, method.fit_params(), "fit")
+        label, bare = self._with_params(method, method.fit_params(), "fit")
         return CellTemplate(label, location, self.model, self.task, data, bare, "fit")
 
     def scores(self, location: str, method: Method) -> Iterator[CellTemplate]:
@@ -249,7 +249,7 @@ class _Pair:
         The template of the method's fit comes first if the gate needs one. `location` is the place in the suite file,
         for messages.
         """
-        label, bare = self._reduced(method, method.score_params(), "scores")
+        label, bare = self._with_params(method, method.score_params(), "scores")
         inputs = {"probe_cell_id": self.probe(location).label}
         if bare.fit_params():
             yield self.fit(location, bare)
@@ -328,7 +328,7 @@ class _Pair:
             label, entry.location, self.model, self.task, data, method, "calibration", None, inputs, settings
         )
 
-    def _reduced(self, method: Method, params: Mapping[str, Any], kind: Kind) -> tuple[str, Method]:
+    def _with_params(self, method: Method, params: Mapping[str, Any], kind: Kind) -> tuple[str, Method]:
         """Return a cell's label and its method, both with the parameters `params` and defaults for all others."""
         default = type(method)().params()
         stated = [(name, value) for name, value in params.items() if value != default[name]]

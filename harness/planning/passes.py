@@ -7,7 +7,7 @@ Methods are compared without their fitted tensors. Methods fitted by different c
 from collections.abc import Iterator, Sequence
 
 from exitbench.harness.cells.job import CellJob
-from exitbench.harness.work.partners import may_share, sharing
+from exitbench.harness.work.partners import may_share, select_partners
 from exitbench.methods.base import Parts
 from exitbench.methods.registry import get_method
 
@@ -37,7 +37,7 @@ def _divided(items: Sequence[CellJob]) -> Iterator[tuple[CellJob, ...]]:
     while remaining:
         first, *later = remaining
         task, generation = first.cell.task, first.cell.generation
-        shared = sharing(first, later, task.documents * generation.max_new_tokens, _unfitted) if later else ()
+        shared = select_partners(first, later, task.documents * generation.max_new_tokens, _unfitted) if later else ()
         shared_pass = (first, *(other for other, _ in shared))
         assigned = {item.cell.cell_id for item in shared_pass}
         remaining = [item for item in remaining if item.cell.cell_id not in assigned]

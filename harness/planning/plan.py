@@ -57,7 +57,7 @@ class PlannedCell:
 
 
 @dataclass(frozen=True)
-class Group:
+class ModelGroup:
     """Cells that share a loaded model.
 
     Attributes:
@@ -86,14 +86,14 @@ class Plan:
 
     Attributes:
         device: Resolved device.
-        of_tasks: Notes (not errors) about the tasks' documents, one sentence each.
+        task_remarks: Notes (not errors) about the tasks' documents, one sentence each.
         corpora: Descriptions of all documents, by the request that selects them.
     """
 
     suite: Suite
     device: str
-    groups: tuple[Group, ...]
-    of_tasks: tuple[str, ...]
+    groups: tuple[ModelGroup, ...]
+    task_remarks: tuple[str, ...]
     corpora: Mapping[DataRequest, Corpus]
 
     @property
@@ -113,9 +113,9 @@ class Plan:
         timed = [min(cell.timing.documents, cell.task.documents) for cell in cells if cell.timing is not None]
         fewest, enough = min(timed, default=0), TimingSettings().documents
         if not timed or fewest >= enough:
-            return self.of_tasks
+            return self.task_remarks
         return (
-            *self.of_tasks,
+            *self.task_remarks,
             f"Speed is timed on as few as {number_of(fewest, 'document')}: intervals are over documents, and those of "
             f"fewer than {enough} are wide ([timing] documents; limit of a task).",
         )
@@ -163,10 +163,10 @@ def make_plan(
         UserError: Documents or weights cannot be read, documents have conflicting uses, a parameter does not fit a
             model's depth, a model was trained on another difficulty level, or no cell is selected.
     """
-    suite = suite.located(data_dir, hub=hub)
+    suite = suite.with_sources_resolved(data_dir, hub=hub)
     drafts = select(expand(suite, limit), only, kinds)
     for draft in drafts:
-        draft.task.require_located(data_dir)
+        draft.task.require_source_resolved(data_dir)
     models = [(entry, list(templates)) for entry, templates in groupby(drafts, key=lambda draft: draft.model)]
     recipes = {entry.name: load_recipe(entry.recipe) if entry.recipe else None for entry, _ in models}
     for entry, templates in models:
@@ -223,15 +223,15 @@ def make_plan(
             if device_map is not None:
                 remarked = (*remarked, describe_map(device_map))
         cells = tuple(_planned(item, statuses, predecessors) for item in items)
-        groups.append(Group(entry, recipe, folder, tuple(draft.label for draft in templates), cells, remarked))
-    of_tasks = {
+        groups.append(ModelGroup(entry, recipe, folder, tuple(draft.label for draft in templates), cells, remarked))
+    task_remarks = {
         f"Task {label!r}: {remark}."
         for (label, data), (task, _) in wanted.items()
         if data == task.data
         for remark in described[label, data].remarks
     }
     corpus_by_request = {data: corpus for (_, data), corpus in described.items()}
-    return Plan(suite, device, tuple(groups), tuple(sorted(of_tasks)), corpus_by_request)
+    return Plan(suite, device, tuple(groups), tuple(sorted(task_remarks)), corpus_by_request)
 
 
 def _locate(entry: ModelEntry, recipe: Recipe | None, models_dir: Path) -> Located | None:

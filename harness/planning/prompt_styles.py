@@ -144,9 +144,9 @@ def _examples(entry: TaskEntry, task: Task, texts: StyleTexts, data_dir: Path | 
     if others is None:
         by_hash = sorted(evaluated, key=lambda document: document.key)
         pool, taken = by_hash[len(by_hash) - len(by_hash) // _HELD_OUT_SHARE :], ()
-        place = f"the last tenth of {data.place}"
+        place = f"the last tenth of {data.origin}"
     else:
-        pool, taken, place = _documents(entry, others, data_dir), evaluated, others.place
+        pool, taken, place = _documents(entry, others, data_dir), evaluated, others.origin
     examples = choose_examples(task, pool, taken, number, entry.prompts.fewshot_seed)
     if requested is not None and len(examples) < requested:
         raise UserError(

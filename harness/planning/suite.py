@@ -171,12 +171,12 @@ class Suite:
     fit_documents: int
     cell_timeout_s: float
 
-    def located(self, data_dir: Path | None, *, hub: bool) -> Suite:
+    def with_sources_resolved(self, data_dir: Path | None, *, hub: bool) -> Suite:
         """Return the suite with every source ``auto`` of a task replaced by local files or the hub.
 
         Local files are used if one exists below `data_dir`, else the hub if `hub` allows it; otherwise ``auto`` stays.
         """
-        return replace(self, tasks=tuple(task.located(data_dir, hub=hub) for task in self.tasks))
+        return replace(self, tasks=tuple(task.with_source_resolved(data_dir, hub=hub) for task in self.tasks))
 
     def task(self, label: str) -> TaskEntry:
         """Return the task with this label."""

@@ -9,7 +9,7 @@ from importlib.metadata import entry_points, requires, version
 from pathlib import Path
 from typing import Any, Final
 
-from exitbench.harness.engine.products.kept import cpu_model
+from exitbench.harness.engine.products.choice_store import cpu_model
 from exitbench.harness.processes.fork_server import SPINNING
 
 PROJECT = "exitbench"

@@ -222,7 +222,7 @@ def timing_pass(work: Work[Any], writer: AttemptWriter, on_progress: Progress) -
     meter = open_meter(timed.device.type)
     measured = timing.measure(timed, work.full_parts, parts, units, settings, seed, on_progress, meter)
     _write_readings(writer, measured)
-    speed = timing.request_metrics(measured, len(documents), len(units), seed)
+    speed = timing.common_metrics(measured, len(documents), len(units), seed)
     if any(reading.phase == "decode" for reading in measured.readings):
         speed["speedup_decode"] = timing.speedup(measured.readings, "decode", seed)
         speed |= timing.token_metrics(measured, len(units))
@@ -250,7 +250,7 @@ def _write_readings(writer: AttemptWriter, measured: timing.Timing[Any]) -> None
     energy = measured.energy
     tables: dict[str, Sequence[Any]] = {"timings": measured.readings, "device": measured.device}
     if energy.readings:
-        tables |= {"energy": energy.readings, "energy_domains": energy.domains}
+        tables |= {"energy": energy.readings, "energy_domains": energy.idle}
     for table, rows in tables.items():
         writer.write(table, pa.Table.from_pylist([asdict(row) for row in rows], schema=TABLES[table]))
     log = f"stopped reading: {measured.stop_reason}\nenergy: {energy.summary}\n"

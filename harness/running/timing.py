@@ -18,7 +18,7 @@ from typing import Any, Final, Generic, Literal
 from exitbench.harness.cells.cell import TimingSettings
 from exitbench.harness.running.device_readings import DeviceReading, read_device
 from exitbench.harness.running.energy.meter import Meter
-from exitbench.harness.running.energy.readings import Energy, EnergyLog, Place
+from exitbench.harness.running.energy.readings import DecodeKey, Energy, EnergyLog
 from exitbench.harness.work.timed import Clock, Output, Request, TimedWork, Unit
 from exitbench.methods.base import Parts
 from exitbench.results.statistics.intervals import Interval, point
@@ -111,7 +111,7 @@ def measure(
     arms = {"full": full, "method": method}
     for unit in units[: settings.warm_up]:
         for parts in (full, method):
-            work.timed(parts, unit, Clock(work.device))
+            work.run_timed(parts, unit, Clock(work.device))
     readings: list[PhaseTiming] = []
     device: list[DeviceReading] = []
     kind = work.device.type
@@ -121,7 +121,7 @@ def measure(
         device.append(read_device(kind, round_, "start"))
         for index, unit in enumerate(units):
             for position, (arm, twin) in enumerate(ORDER):
-                with energy.around(Place(unit.doc_key, round_, position, arm, twin)):
+                with energy.around(DecodeKey(unit.doc_key, round_, position, arm, twin)):
                     phases = _timed(work, arms[arm], unit)
                 readings += [PhaseTiming(unit.doc_key, round_, position, arm, twin, *phase) for phase in phases]
             on_unit(min(round_ * len(units) + index + 1, settings.least_rounds * len(units)) // settings.least_rounds)
@@ -148,7 +148,7 @@ def _stop_reason(
     return "seconds" if settings.seconds is not None and spent_s >= settings.seconds * N_ARMS else None
 
 
-def request_metrics(measured: Timing[Any], n_documents: int, n_units: int, seed: int) -> dict[str, Interval]:
+def common_metrics(measured: Timing[Any], n_documents: int, n_units: int, seed: int) -> dict[str, Interval]:
     """Return the metrics that timings of all kinds of work have: speed-up, noise floor, milliseconds per request, etc.
 
     ``speedup_choosing`` is the speed-up on the documents on which settings are chosen, and ``speedup_confirming`` that
@@ -230,7 +230,7 @@ def _timed(
     clock = Clock(work.device)
     gc.disable()
     try:
-        phases, n_tokens = work.timed(parts, unit, clock)
+        phases, n_tokens = work.run_timed(parts, unit, clock)
     finally:
         gc.enable()
     steps = [(phase, n_tokens, *clock.between(first, first + 1)) for first, phase in enumerate(phases)]

@@ -76,10 +76,10 @@ def _run(spec: WorkerSpec, emit: Emit, model: LoadedModel | None) -> int:
     try:
         for item in spec.cells:
             waits = {waiting_cell.cell.cell_id for waiting_cell in waiting} & set(item.cell.depends_on)
-            if waits or not queue.end(item, wait=False):
+            if waits or not queue.run_or_skip(item, wait=False):
                 waiting.append(item)
         for item in waiting:
-            queue.end(item, wait=True)
+            queue.run_or_skip(item, wait=True)
     except KeyboardInterrupt:
         return INTERRUPTED
     except _NoRoom:
@@ -106,7 +106,7 @@ class _Queue:
     def _model(self) -> LoadedModel:
         return self._loaded or LoadedModel(self._spec)
 
-    def end(self, item: CellJob, *, wait: bool) -> bool:
+    def run_or_skip(self, item: CellJob, *, wait: bool) -> bool:
         """Run a cell unless it has ended; return False if another process holds its lock and ``wait`` is False."""
         spool, cell_id = self._spec.spool, item.cell.cell_id
         try:

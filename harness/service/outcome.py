@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from exitbench.harness.running.environment import available_cores
 from exitbench.harness.service.folders import Runs
 from exitbench.results.database.connection import open_database
-from exitbench.terminal import number_of, tell, without_middle
+from exitbench.terminal import number_of, print_escaped, without_middle
 
 if TYPE_CHECKING:
     from exitbench.harness.planning.plan import Plan
@@ -50,7 +50,7 @@ def print_outcome(run: SuiteRun, options: RunOptions, *, every_setting: bool = F
 def print_broken(summary: ReportSummary) -> None:
     """Print the names of figures that could not be drawn, and the errors."""
     for name, error in summary.broken.items():
-        tell(f"{name} could not be drawn: {error}")
+        print_escaped(f"{name} could not be drawn: {error}")
 
 
 def print_left_out(path: Path, suite: str) -> None:
@@ -65,37 +65,37 @@ def print_left_out(path: Path, suite: str) -> None:
     for row in rows:
         label, dropped = f"{row['model']} on {row['task_label']}", f"{row['dropped']:.0f} of {row['n']} documents"
         why = "prompts are too long" if row["metric"] == "documents_dropped" else "texts cannot be scored"
-        tell(f"{label}: {dropped} left out, whose {why}", sys.stdout)
+        print_escaped(f"{label}: {dropped} left out, whose {why}", sys.stdout)
 
 
 def _print_results(runs: Runs, plan: Plan, *, every_setting: bool) -> None:
     """Print one sentence per task, and a table of every setting if requested."""
-    from exitbench.results.database.access import patiently
+    from exitbench.results.database.access import retry_while_in_use
 
     if every_setting:
         from exitbench.reports.tables.text import calibration_text, summary_text
 
-        print(patiently(lambda: summary_text(runs.database), tell))
-        if calibrations := patiently(lambda: calibration_text(runs.database), tell):
+        print(retry_while_in_use(lambda: summary_text(runs.database), print_escaped))
+        if calibrations := retry_while_in_use(lambda: calibration_text(runs.database), print_escaped):
             print(calibrations)
-    print("\n".join(patiently(lambda: _gist(runs.database, plan), tell)) + "\n")
+    print("\n".join(retry_while_in_use(lambda: _gist(runs.database, plan), print_escaped)) + "\n")
     print_left_out(runs.database, plan.suite.name)
 
 
 def _gist(path: Path, plan: Plan) -> list[str]:
-    from exitbench.reports.tables.text import gist_lines
+    from exitbench.reports.tables.text import recommendation_lines
     from exitbench.results.database.connection import open_database
 
     with open_database(path) as database:
-        return gist_lines(database, plan.cell_ids) or [_NO_GIST]
+        return recommendation_lines(database, plan.cell_ids) or [_NO_GIST]
 
 
 def _print_report(runs: Runs) -> None:
     from exitbench.reports.current import current_report
-    from exitbench.results.database.access import patiently
+    from exitbench.results.database.access import retry_while_in_use
 
     options: dict[str, Any] = {"draft": True, "workers": available_cores(), "progress": True}
-    report = patiently(lambda: current_report(runs.database, runs.report, **options), tell)
+    report = retry_while_in_use(lambda: current_report(runs.database, runs.report, **options), print_escaped)
     print(f"Report    {report.index_html}{' (a draft: see `exitbench check`)' if report.is_draft else ''}")
     print("          each setting next to the others: #frontier; every number: #results")
     print_broken(report)
@@ -104,14 +104,14 @@ def _print_report(runs: Runs) -> None:
 def _print_failures(run: SuiteRun, runs: Runs, options: RunOptions) -> None:
     if bad := run.failed:
         counts = Counter(run.statuses[cell_id] for cell_id in bad)
-        tell("\n" + ", ".join(f"{count} {status}" for status, count in sorted(counts.items())) + ":")
+        print_escaped("\n" + ", ".join(f"{count} {status}" for status, count in sorted(counts.items())) + ":")
         for line in failure_lines(runs.database, bad):
-            tell(f"  {line}")
-        tell(f'More: exitbench sql --database {runs.database} "{FAILURES_QUERY}"')
+            print_escaped(f"  {line}")
+        print_escaped(f'More: exitbench sql --database {runs.database} "{FAILURES_QUERY}"')
     elif not run.statuses:
         n_done = run.plan.states()["done"]
         verb = "is" if n_done == 1 else "are"
-        tell(f"\nNothing to run: {number_of(n_done, 'cell')} {verb} done (--retry {options.retry}).")
+        print_escaped(f"\nNothing to run: {number_of(n_done, 'cell')} {verb} done (--retry {options.retry}).")
 
 
 _MOST: Final = 8

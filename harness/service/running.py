@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from exitbench.errors import UserError
-from exitbench.harness.cells.corpus import keep
+from exitbench.harness.cells.corpus import write_pending
 from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.engine.checkpoints.device_maps import require_gpus
 from exitbench.harness.engine.checkpoints.hub import fetch, not_here
 from exitbench.harness.planning.contracts import failing, with_verdicts
 from exitbench.harness.planning.estimate import estimate_plan
 from exitbench.harness.planning.memory import ROOM, shortages
-from exitbench.harness.planning.plan import Group, Plan, make_plan, resolve_device
+from exitbench.harness.planning.plan import ModelGroup, Plan, make_plan, resolve_device
 from exitbench.harness.planning.suite import Suite, load_suite
 from exitbench.harness.running.environment import available_cores
 from exitbench.harness.running.executors.base import Executor
@@ -26,8 +26,8 @@ from exitbench.harness.service.options import RunOptions
 from exitbench.harness.training import ensure_all_trained
 from exitbench.plugins import plugins_folder
 from exitbench.progress import Expected, Progress, progress
-from exitbench.results.beside.trainings import record_training
-from exitbench.terminal import number_of, tell
+from exitbench.results.side_records.trainings import record_training
+from exitbench.terminal import number_of, print_escaped
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def run_suite(options: RunOptions, *, remarks: bool = True) -> SuiteRun:
         )
     executor = slurm or _local(plan, runs)
     runs.require_writable()
-    keep(runs.root)
+    write_pending(runs.root)
     if _ingest(runs):  # damaged attempts were removed from the spool, so their cells must run again
         plan = plan_suite(options)
     if plan.unfetched or options.hub:
@@ -98,7 +98,7 @@ def run_suite(options: RunOptions, *, remarks: bool = True) -> SuiteRun:
         plan = plan_suite(options)
     if remarks:
         for remark in (*plan.remarks, *(f"{group.model.name}: {it}" for group in plan.groups for it in group.remarks)):
-            tell(remark)
+            print_escaped(remark)
     for group in plan.groups:
         if group.folder is not None and group.cells:
             record_training(runs.spool, group.cells[0].item.cell.model.weights_sha256, group.folder)
@@ -106,7 +106,7 @@ def run_suite(options: RunOptions, *, remarks: bool = True) -> SuiteRun:
         raise UserError("\n".join([*short, ROOM]))
     plan = with_verdicts(plan, options.retry, runs.root, _print_check_start)
     for method in failing(plan):
-        tell(f"Breaks its contract, so that its runs are not to be cited: {method}")
+        print_escaped(f"Breaks its contract, so that its runs are not to be cited: {method}")
     not_ingested: list[str] = []
     try:
         statuses = _run_groups(plan, runs, executor, options, not_ingested)
@@ -134,7 +134,7 @@ def _with_fetched(plan: Plan, options: RunOptions) -> Plan:
         raise not_here(plan.unfetched[0])
     for group in plan.groups:
         if group.model.hub is not None:
-            fetch(group.model.hub, tell)
+            fetch(group.model.hub, print_escaped)
     return plan_suite(options)
 
 
@@ -201,7 +201,7 @@ def _free_threads(plan: Plan, executor: Executor, options: RunOptions) -> int:
         return 1
     threads = executor.threads
     if plan.device == "cpu" and options.executor != "slurm" and threads < available_cores():
-        tell(
+        print_escaped(
             f"Other processes hold cores of this machine: {number_of(threads, 'thread')} of torch instead of "
             f"{available_cores()}, so that times are not of waiting for them (--threads N takes another number)."
         )
@@ -231,7 +231,7 @@ class _BestSoFar:
         self._said = set(lines)
 
 
-def _spec(group: Group, plan: Plan, runs: Runs, threads: int, options: RunOptions) -> WorkerSpec:
+def _spec(group: ModelGroup, plan: Plan, runs: Runs, threads: int, options: RunOptions) -> WorkerSpec:
     if group.folder is None:
         raise UserError(f"model {group.model.name!r} was trained but is not found in {runs.models}.")
     return WorkerSpec(
@@ -246,16 +246,17 @@ def _spec(group: Group, plan: Plan, runs: Runs, threads: int, options: RunOption
     )
 
 
-def _ingest(runs: Runs, say: Callable[[str], None] | None = tell) -> tuple[str, ...]:
+def _ingest(runs: Runs, on_wait: Callable[[str], None] | None = print_escaped) -> tuple[str, ...]:
     """Ingest finished attempts into the database; return one message per attempt that was left out.
 
-    If another run is filling the database, wait for it, and say so by `say`. If `say` is None, the wait is short.
+    If another run is filling the database, wait for it, and call `on_wait` with a message. If `on_wait` is None,
+    the wait is short.
     """
     from exitbench.results.ingest.ingest import ingest
 
-    not_ingested = ingest(runs.spool, runs.database, say=say).quarantined
+    not_ingested = ingest(runs.spool, runs.database, on_wait=on_wait).quarantined
     for message in not_ingested:
-        tell(f"left out of the database: {message}")
+        print_escaped(f"left out of the database: {message}")
     return not_ingested
 
 
@@ -265,9 +266,9 @@ def _ingest_meanwhile(runs: Runs) -> tuple[str, ...]:
     If the database is locked or the disk is full, print the error and return ().
     """
     try:
-        return _ingest(runs, say=None)
+        return _ingest(runs, on_wait=None)
     except UserError as error:
-        tell(f"The database is filled later: {error}")
+        print_escaped(f"The database is filled later: {error}")
         return ()
 
 

@@ -38,7 +38,7 @@ from exitbench.reports.tables.text import conclusion
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.files.atomic import write_whole_file
 from exitbench.results.files.formats import toml_table, toml_value
-from exitbench.terminal import number_of, tell, visible
+from exitbench.terminal import number_of, print_escaped, visible
 
 FEWEST_DOCUMENTS: Final = 8
 MOST_DOCUMENTS: Final = 400
@@ -185,7 +185,7 @@ def try_model(options: TryOptions) -> bool:
     """
     subject = _classifier(options) if is_encoder(options.folder) else _decoder(options)
     for reason in subject.refused:
-        tell(f"  left out: {reason}")
+        print_escaped(f"  left out: {reason}")
     try:
         _try(options, subject)
     except StageFailed:
@@ -285,7 +285,7 @@ def _decoder(options: TryOptions) -> _Decoder:
         raise UserError("\n".join([f"{options.folder}: cannot be run.", *inspection.lacks]))
     costs, methods, refused = _costs(inspection.work)
     n_blocks = inspection.shape.decoder_blocks
-    tell(
+    print_escaped(
         f"{number_of(n_blocks, 'block')}; reading the LM head costs as much as {costs.lm_head_blocks:.1f} blocks, so a "
         f"token that exits after half of them is {costs.speedup(n_blocks, n_blocks / 2):.2f}x as fast by bytes."
     )
@@ -299,7 +299,7 @@ def _classifier(options: TryOptions) -> _Classifier:
     runnable = tuple(each.method for each in inspection.methods if each.why_not is None and not each.is_fitted)
     labels = inspection.shape.labels
     answers = "a number" if len(labels) == 1 else f"one of {', '.join(map(visible, labels))}"
-    tell(f"{number_of(inspection.shape.blocks, 'block')}; a classifier that answers {answers}.")
+    print_escaped(f"{number_of(inspection.shape.blocks, 'block')}; a classifier that answers {answers}.")
     return _Classifier(inspection.shape.blocks, runnable, inspection.shape.off_ramps is not None)
 
 
@@ -324,14 +324,14 @@ def _try(options: TryOptions, subject: _Decoder | _Classifier) -> None:
     n_search_documents, n_report_documents = (min(pair) for pair in zip(planned, most, strict=True))
     tuning = _tuning(options, methods, n_search_documents, n_report_documents)
     run = _run_options(options, tuning)
-    tell(
+    print_escaped(
         f"{number_of(n_search_documents, 'document')} to choose on, {n_report_documents} others to report on: at most "
         f"about {options.minutes:g} minutes."
     )
     result = subject.search(tuning, runs, run, pace.candidates(n_search_documents))
     candidates = result.candidates
     for reason in result.omissions:
-        tell(f"  left out: {reason}")
+        print_escaped(f"  left out: {reason}")
     agreement = result.agreement or ""
     if not candidates:
         print(f"\nUse full depth: no setting can be faster at a loss of {options.max_loss:g} %. {agreement}")
@@ -404,7 +404,7 @@ def _available_documents(trial: Tuning, data_dir: Path | None) -> tuple[int, int
         available = n_documents // 2, n_documents // 2
     if min(available) < FEWEST_DOCUMENTS:
         raise UserError(
-            f"{trial.task.data.place}: {number_of(n_documents, 'document')}; at least {2 * FEWEST_DOCUMENTS} are "
+            f"{trial.task.data.origin}: {number_of(n_documents, 'document')}; at least {2 * FEWEST_DOCUMENTS} are "
             "needed: one half to choose a setting on, the other to report on."
         )
     return available

@@ -31,7 +31,7 @@ from exitbench.harness.service.running import run_suite
 from exitbench.reports.tables.text import conclusion
 from exitbench.results.database.connection import open_database
 from exitbench.results.files.atomic import write_whole_file
-from exitbench.terminal import number_of, tell, visible
+from exitbench.terminal import number_of, print_escaped, visible
 
 _MOST_LINES: Final = 40
 """Candidates that are printed one by one."""
@@ -92,13 +92,13 @@ def tune(options: TuneOptions) -> bool:
 
 def _tuning(options: TuneOptions) -> Tuning:
     loaded = options.run.suite if isinstance(options.run.suite, Suite) else load_suite(options.run.suite)
-    suite = loaded.located(options.run.data_dir, hub=options.run.hub)
+    suite = loaded.with_sources_resolved(options.run.data_dir, hub=options.run.hub)
     models, tasks = {model.name: model for model in suite.models}, {task.label: task for task in suite.tasks}
     for word, entries, what in ((options.model, models, "model"), (options.task, tasks, "task")):
         if word not in entries:
             raise UserError(f"suite {suite.name!r} has no {what} {word!r}.{suggestion(word, entries)}")
     task = tasks[options.task]
-    task.require_located(options.run.data_dir)
+    task.require_source_resolved(options.run.data_dir)
     if not task.work.generates:
         raise UserError(f"{task.location}: {options.task!r} scores given texts; thresholds are tuned for answers only.")
     for name in options.methods:
@@ -161,7 +161,7 @@ def _tune(tuning: Tuning, runs: Runs, options: TuneOptions) -> None:
 
 def print_stage(text: str) -> None:
     """Print the heading of a stage."""
-    tell(f"\n{text}")
+    print_escaped(f"\n{text}")
 
 
 def run_stage(
@@ -182,7 +182,7 @@ def run_stage(
     measured = run_suite(replace(options, suite=suite, limit=limit), remarks=remarks)
     if not measured.ok:
         for line in failure_lines(runs.database, measured.failed):
-            tell(f"  {line}")
+            print_escaped(f"  {line}")
         raise StageFailed
     cells = [planned.item for group in measured.plan.groups for planned in group.cells]
     return {item.cell.cell_id: item.label for item in cells}
@@ -217,7 +217,7 @@ def _certified(
     with open_database(runs.database) as database:
         thresholds = certified(database, list(cells))
         for line in why_not_certified(database, list(cells)):
-            tell(f"  {line}")
+            print_escaped(f"  {line}")
     return tuple(
         candidate
         for candidate in candidates
@@ -238,11 +238,11 @@ def print_confirmed(tuning: Tuning, choice: Choice) -> None:
         mark = "*" if candidate in (*choice.finalists, choice.depth) else " "
         bound = "" if row["loss_high_percent"] is None else f", may lose {row['loss_high_percent']:.1f} %"
         depth = f"{row['mean_blocks_run']:.2f} of {row['blocks']} blocks"
-        tell(f"  {mark} {_label(candidate.point)}: {depth}, {_delta(row)}{bound}")
+        print_escaped(f"  {mark} {_label(candidate.point)}: {depth}, {_delta(row)}{bound}")
     if is_long:
-        tell(f"    {len(choice.rows)} in all, in the database.")
+        print_escaped(f"    {len(choice.rows)} in all, in the database.")
     if choice.finalists and not choice.is_shown:
-        tell(
+        print_escaped(
             f"  None is shown to lose at most {tuning.max_loss_percent:g} % by its interval on "
             f"{number_of(tuning.documents, 'document')}; * do on these. More --documents make intervals narrower."
         )
@@ -272,7 +272,7 @@ def write_suite(tuning: Tuning, cell_id: str, runs: Runs, path_option: Path | No
     with open_database(runs.database) as database:
         text = stored_suite(database, cell_id, f"tuned-{tuning.model.name}-{tuning.task.label}", tuning.model.path)
     if text is None:
-        tell("The database does not say which documents these were: there is no suite that repeats it.")
+        print_escaped("The database does not say which documents these were: there is no suite that repeats it.")
         return
     path = path_option or runs.root / "tuned" / f"{tuning.model.name}-{tuning.task.label}.toml"
     path.parent.mkdir(parents=True, exist_ok=True)  # within RUNS, which is known to be writable

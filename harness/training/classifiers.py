@@ -157,7 +157,7 @@ def _document(pair: TrainingPair) -> Document:
     return pair.document
 
 
-def may_learn_labels(recipe: Recipe, start: Path) -> bool:
+def can_train_classifier(recipe: Recipe, start: Path) -> bool:
     """Return whether a recipe can train an encoder classifier from the checkpoint in folder `start`.
 
     The checkpoint must be an encoder, with or without a classifier, and every training task a classification task.

@@ -15,7 +15,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from exitbench.harness.engine.checkpoints.loading import read_config
 from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
-from exitbench.harness.training.readable import check_read_out
+from exitbench.harness.training.block_states import check_read_out
 from exitbench.harness.training.recipe import ArchitectureRecipe
 
 

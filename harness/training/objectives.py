@@ -22,6 +22,14 @@ from transformers import PreTrainedModel
 from exitbench.errors import UserError, suggestion
 from exitbench.harness.engine.checkpoints.exit_head_files import new_exit_heads
 from exitbench.harness.engine.model.exit_heads import WITH_LM_HEAD, exit_logits, lm_head_input
+from exitbench.harness.training.block_states import (
+    States,
+    block_mlp,
+    decoder_blocks,
+    decoder_states,
+    final_norm,
+    own_read_out,
+)
 from exitbench.harness.training.data import Batch
 from exitbench.harness.training.losses import (
     IGNORED,
@@ -34,14 +42,6 @@ from exitbench.harness.training.losses import (
     lm_head_divergences,
     shallow_deep_weights,
     tuned_lens_loss,
-)
-from exitbench.harness.training.readable import (
-    States,
-    block_mlp,
-    decoder_blocks,
-    decoder_states,
-    final_norm,
-    own_read_out,
 )
 from exitbench.harness.training.recipe import ExitHeadsRecipe, ObjectiveRecipe, Recipe
 
@@ -107,7 +107,7 @@ def distillation_loss(
     elif kind == "uniform":
         pairs = list(zip(students, tables, strict=True))
     elif kind == "closest-code":
-        chosen = closest_below(_errors(tables, students))
+        chosen = assign_students(_errors(tables, students))
         pairs = [(students[k], h) for k, h in zip(chosen, tables, strict=True)]
     elif kind == "closest-text":
         deep = teachers[len(students) :]
@@ -117,7 +117,7 @@ def distillation_loss(
     return torch.stack([F.mse_loss(student_state, teacher_state) for student_state, teacher_state in pairs]).mean()
 
 
-def closest_below(errors: Tensor) -> list[int]:
+def assign_students(errors: Tensor) -> list[int]:
     """Assign to each teacher (deep block), from last to first, the student (shallow block) of least error.
 
     Each student must precede the one assigned just before. If there is no such student, that one is assigned again.

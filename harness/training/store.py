@@ -92,14 +92,14 @@ def ensure_trained(
     """
     # Imported here: listing recipes should not load torch.
     from exitbench.harness.engine.checkpoints.digest import describe_checkpoint, files_sha256
-    from exitbench.harness.training.classifiers import may_learn_labels, train_classifier
+    from exitbench.harness.training.classifiers import can_train_classifier, train_classifier
     from exitbench.harness.training.data import read_text
     from exitbench.harness.training.train import train
 
     if recipe.start is not None:
         start = _start(recipe.start, models_dir, data_dir, start)
     start_sha256, kind = "", recipe.kind
-    if start is not None and (kind == "encoder" or (kind is None and may_learn_labels(recipe, start))):
+    if start is not None and (kind == "encoder" or (kind is None and can_train_classifier(recipe, start))):
         start_sha256, kind = files_sha256(start), "encoder"
     elif start is not None:
         model = describe_checkpoint("start", start)

@@ -23,9 +23,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from exitbench.errors import UserError, is_out_of_memory
 from exitbench.harness.engine.encoders.families import FAMILIES
 from exitbench.harness.engine.encoders.stack import find_encoder_stack
+from exitbench.harness.training.block_states import decoder_blocks
 from exitbench.harness.training.data import Batch
 from exitbench.harness.training.objectives import Objective
-from exitbench.harness.training.readable import decoder_blocks
 from exitbench.harness.training.recipe import OptimisationRecipe
 
 

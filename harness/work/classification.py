@@ -15,7 +15,7 @@ import torch
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import CalibrationSettings
 from exitbench.harness.cells.prompts import Fitting
-from exitbench.harness.cells.texts import EncodedText, TextEncoding, label_places
+from exitbench.harness.cells.texts import EncodedText, TextEncoding, label_indices
 from exitbench.harness.engine.checkpoints.encoder_loading import EncoderCheckpoint
 from exitbench.harness.engine.encoders.classify import Classified, classify, pooled_states, text_cost
 from exitbench.harness.engine.encoders.model import EncoderClassifier
@@ -28,7 +28,7 @@ from exitbench.harness.work.metrics import (
     agreement_metrics,
     choice_gaps,
     depth_interval,
-    sampled,
+    format_sample,
     with_role,
 )
 from exitbench.harness.work.timed import Clock, Unit
@@ -68,7 +68,7 @@ class ClassificationWork(Work[Classified]):
                 "encoders with a classifier. 'tasks' of [models.NAME] says which are its own."
             )
         try:
-            label_places(task.name, task.labels, description.labels)
+            label_indices(task.name, task.labels, description.labels)
         except UserError as error:
             raise UserError(f"model {name!r}: {error}") from None
 
@@ -123,7 +123,7 @@ class ClassificationWork(Work[Classified]):
     @cached_property
     def label_ids(self) -> tuple[int, ...]:
         """For each of the model's labels, in order: the index of the same label among the task's labels."""
-        return label_places(self.task.name, self.task.labels, self.model.classifier.labels)
+        return label_indices(self.task.name, self.task.labels, self.model.classifier.labels)
 
     def _output(self, answer: Classified) -> str:
         prediction = answer.value if self.task.is_regression else self.label_ids[answer.label]
@@ -276,7 +276,7 @@ class ClassificationWork(Work[Classified]):
         if self.task.is_regression:
             return {}
         assert isinstance(reference, EncoderCheckpoint), "the planner gives encoders tasks of their own"
-        texts = self.requests(sampled(self.documents))
+        texts = self.requests(format_sample(self.documents))
         model_logprobs, reference_logprobs = (
             _label_logprobs(model, texts) for model in (self.model.classifier, reference.model)
         )
@@ -371,7 +371,7 @@ class TimedClassification:
         exits = {text.seed: [answer.record.exit_layer] for text, answer in zip(texts, outputs, strict=True)}
         return Parts(Scheduled(exits), parts.threshold, parts.head, parts.kv_policy, parts.blocks)
 
-    def timed(self, parts: Parts, unit: Unit[EncodedText], clock: Clock) -> tuple[tuple[str, ...], int]:
+    def run_timed(self, parts: Parts, unit: Unit[EncodedText], clock: Clock) -> tuple[tuple[str, ...], int]:
         """Classify a batch of texts without tracing, between two clock marks.
 
         Returns:

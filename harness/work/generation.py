@@ -20,7 +20,7 @@ from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.engine.decoding.branches import Context
 from exitbench.harness.engine.decoding.decode import Batch, decode, prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
-from exitbench.harness.engine.decoding.kept_depth import keeping
+from exitbench.harness.engine.decoding.kept_depth import with_exit_layer
 from exitbench.harness.engine.decoding.likelihood import score as score_given
 from exitbench.harness.engine.decoding.probe import probe_table, states_of
 from exitbench.harness.engine.model.batches import in_batches
@@ -30,9 +30,16 @@ from exitbench.harness.engine.model.token_record import TokenRecord, full_depth_
 from exitbench.harness.work.base import MODEL_READS, Progress
 from exitbench.harness.work.lm import DocumentAnswer, EarlyExitLM, stops
 from exitbench.harness.work.lm_eval_work import LmEvalWork
-from exitbench.harness.work.metrics import Metric, agreement_metrics, depth_interval, sampled, token_gaps, with_role
-from exitbench.harness.work.recording import record_insides, time_tokens
-from exitbench.harness.work.sharing import ReplaySource, differ_in_threshold_alone, exits, rows_of
+from exitbench.harness.work.metrics import (
+    Metric,
+    agreement_metrics,
+    depth_interval,
+    format_sample,
+    token_gaps,
+    with_role,
+)
+from exitbench.harness.work.recording import record_internals, time_tokens
+from exitbench.harness.work.sharing import ReplaySource, differ_in_threshold_alone, rows_of, simulated_exits
 from exitbench.harness.work.timed import Clock, Unit
 from exitbench.methods.base import Cost, FitData, Parts, argmax_token
 from exitbench.methods.gates import Scheduled
@@ -250,7 +257,7 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
         """Compare the log-probabilities of full depth's tokens in the cell's number format with those in float32."""
         contexts = [
             Context(self.request(document).prompt_ids, [answers[document.key].generation.token_ids])
-            for document in sampled(self.documents)
+            for document in format_sample(self.documents)
             if answers[document.key].generation.token_ids
         ]
         assert isinstance(reference, Checkpoint), "the planner gives encoders tasks of their own"
@@ -268,7 +275,7 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
         Answers that a quality cell of full depth has already decoded on this loaded model are reused.
         """
         if self.cell.record is not None:
-            return record_insides(self, self.cell.record, writer, on_progress)
+            return record_internals(self, self.cell.record, writer, on_progress)
         checkpoint, settings, documents = self.model.checkpoint, self.settings, self.documents
         requests = [self.request(document) for document in documents]
         order = sorted(range(len(documents)), key=lambda index: len(requests[index].prompt_ids))
@@ -367,7 +374,8 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
             return method.exit_layer_sql(depth, self.settings.max_new_tokens, score_sql, first_position)
 
         order, kept_columns = ("doc_key", "position"), ("token_kind", "full_token_id")
-        table = exits(self, ReplaySource(source, files, order, kept_columns, {"token_id": emitted_sql}), rule_of)
+        recorded = ReplaySource(source, files, order, kept_columns, {"token_id": emitted_sql})
+        table = simulated_exits(self, recorded, rule_of)
         exit_layer, last = table["exit_layer"], pa.scalar(depth, table["exit_layer"].type)
         blocks_run = pc.if_else(parts.runs_all_blocks, last, exit_layer)
         reason = pc.if_else(pc.equal(exit_layer, last), "last", "threshold")
@@ -468,7 +476,7 @@ class TimedGeneration:
         exits = {request.seed: output.exit_layers for request, output in zip(requests, outputs, strict=True)}
         return Parts(Scheduled(exits), parts.threshold, parts.head, parts.kv_policy, parts.blocks)
 
-    def timed(self, parts: Parts, unit: Unit[Request], clock: Clock) -> tuple[tuple[str, ...], int]:
+    def run_timed(self, parts: Parts, unit: Unit[Request], clock: Clock) -> tuple[tuple[str, ...], int]:
         """Prefill and decode a batch without tracing, with a clock mark before, between and after the two phases.
 
         Returns:
@@ -580,8 +588,8 @@ def answer_costs(
         keeps_depth: Whether an answer keeps the depth of its first token, so that its other tokens have no gate.
     """
     return [
-        sum((answer_cost(checkpoint.model, *work) for work in works), Cost())
-        for works in _works(checkpoint, parts, generations, prompt_lengths, first_token, keeps_depth)
+        sum((answer_cost(checkpoint.model, *cost_input) for cost_input in cost_inputs), Cost())
+        for cost_inputs in _cost_inputs(checkpoint, parts, generations, prompt_lengths, first_token, keeps_depth)
     ]
 
 
@@ -599,8 +607,8 @@ def answer_costs_by_part(
     Verification is included only for methods that verify drafts. Arguments as in `answer_costs`.
     """
     return [
-        _summed([answer_parts(checkpoint.model, *work) for work in works])
-        for works in _works(checkpoint, parts, generations, prompt_lengths, first_token, keeps_depth)
+        _summed([answer_parts(checkpoint.model, *cost_input) for cost_input in cost_inputs])
+        for cost_inputs in _cost_inputs(checkpoint, parts, generations, prompt_lengths, first_token, keeps_depth)
     ]
 
 
@@ -608,32 +616,32 @@ def _summed(by_part: Sequence[dict[str, Cost]]) -> dict[str, Cost]:
     return {name: sum((costs[name] for costs in by_part), Cost()) for name in by_part[0]}
 
 
-_Work = tuple[Parts, Sequence[TokenRecord], Sequence[TokenPlace]]
+_CostInput = tuple[Parts, Sequence[TokenRecord], Sequence[TokenPlace]]
 
 
-def _works(
+def _cost_inputs(
     checkpoint: Checkpoint,
     parts: Parts,
     generations: Sequence[Generation],
     prompt_lengths: Sequence[int],
     first_token: FirstToken,
     keeps_depth: bool,
-) -> Iterator[list[_Work]]:
+) -> Iterator[list[_CostInput]]:
     """Yield, for each answer, a list of (parts, token records, places) to be priced by `answer_cost`.
 
     The list has one tuple. It has two, for the first token and for the others, if `keeps_depth` is True and later
     tokens were decoded: they have no gate.
     """
     for generation, n_prompt in zip(generations, prompt_lengths, strict=True):
-        records, places = _work(checkpoint, generation, n_prompt, first_token)
+        records, places = _answer_inputs(checkpoint, generation, n_prompt, first_token)
         if keeps_depth and len(places) > 1:
-            later = keeping(parts, records[0].exit_layer)
+            later = with_exit_layer(parts, records[0].exit_layer)
             yield [(parts, records[:1], places[:1]), (later, records[1:], places[1:])]
         else:
             yield [(parts, records, places)]
 
 
-def _work(
+def _answer_inputs(
     checkpoint: Checkpoint, answer: Generation, n_prompt: int, first_token: FirstToken
 ) -> tuple[Sequence[TokenRecord], Sequence[TokenPlace]]:
     """Return an answer's token records, and a place (context and source length) for each token that was decoded.

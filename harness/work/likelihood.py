@@ -35,7 +35,7 @@ from exitbench.harness.work.metrics import (
     agreement_metrics,
     choice_gaps,
     depth_interval,
-    sampled,
+    format_sample,
     task_metrics,
     token_gaps,
     with_role,
@@ -46,7 +46,7 @@ from exitbench.harness.work.scored_texts import (
     ScoredText,
     TextRequest,
     choice_rows,
-    chosen_place,
+    chosen_index,
     contexts_of,
     full_choices,
     gap_nats,
@@ -57,7 +57,7 @@ from exitbench.harness.work.scored_texts import (
     scored_contexts,
     token_rows,
 )
-from exitbench.harness.work.sharing import ReplaySource, exits, rows_of
+from exitbench.harness.work.sharing import ReplaySource, rows_of, simulated_exits
 from exitbench.harness.work.timed import Clock, Unit
 from exitbench.methods.base import Cost, FitData, Parts
 from exitbench.results.files.arrow import lists
@@ -204,7 +204,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
 
         For tasks that score whole texts, output text and ids are empty.
         """
-        chosen = answer[chosen_place(self.task, document, answer)]
+        chosen = answer[chosen_index(self.task, document, answer)]
         return {
             "output_text": "" if self._scores_whole_texts else chosen.text,
             "output_ids": [] if self._scores_whole_texts else chosen.token_ids,
@@ -269,7 +269,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
         agreement: dict[str, Metric] = {}
         if self._has_choices:
             same = [
-                full[document.key, chosen_place(self.task, document, doc_texts) + 1].is_chosen is True
+                full[document.key, chosen_index(self.task, document, doc_texts) + 1].is_chosen is True
                 for document, doc_texts in zip(self.documents, texts, strict=True)
             ]
             match = bounded_ratio_interval(same, [1] * len(same))
@@ -330,7 +330,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
             ``format_logprob_gap`` with ``format_choice_match`` and ``format_choice_gap``, or with
             ``format_token_match``.
         """
-        chosen = sampled(self.documents)
+        chosen = format_sample(self.documents)
         assert isinstance(reference, Checkpoint), "the planner gives encoders tasks of their own"
         texts = self.texts(chosen)
         reference_texts = score_texts(
@@ -347,7 +347,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
                 Choices(
                     [text.logprob for text in doc_texts[:n]],
                     [text.logprob for text in other[:n]],
-                    chosen_place(self.task, document, doc_texts) == chosen_place(self.task, document, other),
+                    chosen_index(self.task, document, doc_texts) == chosen_index(self.task, document, other),
                 )
             )
         return choice_gaps(rows, self.bootstrap_seed)
@@ -363,7 +363,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
         def probe(chosen: Sequence[DocumentContext]) -> None:
             keys, choices = (
                 [shared_context.doc_key for shared_context in chosen],
-                [shared_context.choices for shared_context in chosen],
+                [shared_context.text_numbers for shared_context in chosen],
             )
             contexts = [shared_context.context for shared_context in chosen]
             writer.write("probe", choice_probe_table(self.model.checkpoint, keys, choices, contexts, len(chosen)))
@@ -382,7 +382,9 @@ class LikelihoodWork(LmEvalWork[Answer]):
             tokens = [
                 (shared_context.doc_key, choice, position, token_id)
                 for shared_context in chosen
-                for choice, token_ids in zip(shared_context.choices, shared_context.context.continuations, strict=True)
+                for choice, token_ids in zip(
+                    shared_context.text_numbers, shared_context.context.continuations, strict=True
+                )
                 for position, token_id in enumerate(token_ids, start=1)
             ]
             keys, choices, positions, token_ids = zip(*tokens, strict=True)
@@ -421,7 +423,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
             at_exit={"score": "score[{e}]", "logprob": "logprob[{e}]", "is_greedy": "emitted_id[{e}] >= 0"},
         )
         longest = longest_of(texts)
-        exit_table = exits(
+        exit_table = simulated_exits(
             self, recorded, lambda method: method.exit_layer_sql(depth, longest, "score[l]", first_position)
         )
         columns = (exit_table[name].to_pylist() for name in ("doc_key", "choice", "exit_layer", *recorded.at_exit))
@@ -476,7 +478,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
         task, documents = self.task, self.documents
         if settings.consistency == "textual":
             pairs = zip(documents, full, early, strict=True)
-            return np.array([float(chosen_place(task, doc, a) != chosen_place(task, doc, b)) for doc, a, b in pairs])
+            return np.array([float(chosen_index(task, doc, a) != chosen_index(task, doc, b)) for doc, a, b in pairs])
         metric = task.consistency_metric
         full_scores, early_scores = (
             task.score_responses(
@@ -560,7 +562,7 @@ class TimedScoring:
         """
         raise ValueError("exit layers of given texts are not known before")
 
-    def timed(self, parts: Parts, unit: Unit[Context], clock: Clock) -> tuple[tuple[str, ...], int]:
+    def run_timed(self, parts: Parts, unit: Unit[Context], clock: Clock) -> tuple[tuple[str, ...], int]:
         """Score a batch without tracing, between two clock marks.
 
         Returns:

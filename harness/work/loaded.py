@@ -25,8 +25,8 @@ from exitbench.harness.work.base import Skip
 from exitbench.harness.work.lm import EarlyExitLM
 from exitbench.harness.work.sharing import SharedPasses
 from exitbench.methods.base import NOTHING_FITTED
-from exitbench.results.beside.vocabularies import record_vocabulary
 from exitbench.results.files.atomic import SpoolError
+from exitbench.results.side_records.vocabularies import record_vocabulary
 from exitbench.results.spool.attempts import attempt_status, read_attempt
 from exitbench.results.spool.schema import FITTED_FILE
 from exitbench.tasks.document import Document
@@ -99,7 +99,7 @@ class LoadedModel:
 
         It is called through the cached function `documents`.
         """
-        return data.load_apart(self.data_dir)
+        return data.load_with_excluded_count(self.data_dir)
 
     def cached(self, key: Hashable, make: Callable[[], Value]) -> Value:
         """Return the cached value of a key; on first use, compute it with ``make``. All cells share the cache."""

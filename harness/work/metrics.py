@@ -160,7 +160,7 @@ FORMAT_DOCUMENTS: Final = 50
 """Maximum number of documents read in both formats."""
 
 
-def sampled(documents: Sequence[Document]) -> list[Document]:
+def format_sample(documents: Sequence[Document]) -> list[Document]:
     """Return the documents used to compare number formats: the first ones in the hash order of their keys."""
     return take_by_hash(documents, FORMAT_DOCUMENTS)
 

@@ -30,7 +30,7 @@ def batchable_with(item: CellJob, candidates: Iterable[CellJob]) -> list[CellJob
     A cell that decodes can share a pass with cells of the same method only, a replay also with replays of other
     methods.
 
-    The final decision is made by `sharing`, which also compares the parts of the methods.
+    The final decision is made by `select_partners`, which also compares the parts of the methods.
     """
     if not may_share(item):
         return []
@@ -50,7 +50,7 @@ def _pass_key(item: CellJob) -> dict[str, Any]:
     return key if cell.kind == "replay" else {**key, "method": cell.method.name, "kv_policy": cell.kv_policy}
 
 
-def sharing(
+def select_partners(
     item: CellJob, candidates: Iterable[CellJob], tokens: int, parts_of: Callable[[CellJob], Parts]
 ) -> Iterator[tuple[CellJob, Parts]]:
     """Yield (cell, method parts) of the candidates that can be computed in a cell's pass, up to a maximum number.
@@ -91,4 +91,4 @@ def partners(work: Work[Any], candidates: Iterable[CellJob]) -> Iterator[tuple[C
         parts, is_replay = work.parts(), item.cell.kind == "replay"
         n_tokens = work.replayed_tokens() if is_replay else work.units() * work.settings.max_new_tokens
         if is_replay or model.model.why_not(parts, PASS_ROWS) is None:
-            yield from sharing(item, candidates, n_tokens, lambda other: work_of(model, other).parts())
+            yield from select_partners(item, candidates, n_tokens, lambda other: work_of(model, other).parts())

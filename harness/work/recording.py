@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from exitbench.harness.work.generation import GenerationWork, TimedGeneration
 
 
-def record_insides(
+def record_internals(
     work: GenerationWork, settings: RecordSettings, writer: AttemptWriter, on_progress: Progress
 ) -> None:
     """Decode documents one at a time at full depth, and write the records that the suite requests.
@@ -163,12 +163,12 @@ def time_tokens(work: GenerationWork, writer: AttemptWriter, on_progress: Progre
         arms["method"] = timed_work.with_known_exits(method, units, answers["method"])
     for unit in units[: timing.warm_up]:
         for parts in arms.values():
-            _timed(timed_work, parts, unit)
+            _time_one_answer(timed_work, parts, unit)
     for index, unit in enumerate(units):
         rows = []
         for round_ in range(timing.least_rounds):
             for arm in ("full", "method") if round_ % 2 == 0 else ("method", "full"):
-                answer, token_ns = answers[arm][index], _timed(timed_work, arms[arm], unit)
+                answer, token_ns = answers[arm][index], _time_one_answer(timed_work, arms[arm], unit)
                 columns = zip(answer.token_ids, answer.exit_layers, token_ns, strict=True)
                 rows += [
                     {"doc_key": unit.doc_key, "round": round_, "arm": arm, "position": at}
@@ -179,7 +179,7 @@ def time_tokens(work: GenerationWork, writer: AttemptWriter, on_progress: Progre
         on_progress(index + 1)
 
 
-def _timed(work: TimedGeneration, parts: Parts, unit: Unit[Request]) -> list[int]:
+def _time_one_answer(work: TimedGeneration, parts: Parts, unit: Unit[Request]) -> list[int]:
     """Decode one untraced answer, and return the nanoseconds of each token; the prefill is not included."""
     settings = work.settings
     batch = prefill(

@@ -106,12 +106,12 @@ class DocumentContext:
 
     Attributes:
         doc_key: Key of the document.
-        choices: Index of each text among the document's texts, from 1.
+        text_numbers: Number of each text among the document's texts, from 1.
         context: Token ids of the context and of the texts.
     """
 
     doc_key: str
-    choices: tuple[int, ...]
+    text_numbers: tuple[int, ...]
     context: Context
 
 
@@ -126,10 +126,10 @@ def contexts_of(requests: Sequence[TextRequest], seed_of: Callable[[str], int]) 
     for number, request in enumerate(requests):
         first.setdefault(request.doc_key, number)
     contexts = []
-    for group in _places(requests):
+    for group in _windows_by_context(requests):
         key = requests[group[0][0]].doc_key
-        choices = tuple(number - first[key] + 1 for number, _ in group)
-        contexts.append(DocumentContext(key, choices, _context(group, requests, seed_of)))
+        text_numbers = tuple(number - first[key] + 1 for number, _ in group)
+        contexts.append(DocumentContext(key, text_numbers, _context(group, requests, seed_of)))
     return contexts
 
 
@@ -149,7 +149,7 @@ def scored_contexts(
             _context(group, requests, lambda key: 0),
             [texts[number].parts[at] for number, at in group],
         )
-        for group in _places(requests)
+        for group in _windows_by_context(requests)
     ]
 
 
@@ -179,10 +179,10 @@ def score_texts(
     Raises:
         UserError: The method provides no log-probabilities.
     """
-    places = sorted(_places(requests), key=lambda group: (_length(group, requests), group))
+    groups = sorted(_windows_by_context(requests), key=lambda group: (_length(group, requests), group))
     scored: dict[tuple[int, int], Scored] = {}
     n_done = 0
-    n_left = {key: sum(map(len, group)) for key, group in _by_document(places, requests).items()}
+    n_left = {key: sum(map(len, group)) for key, group in _by_document(groups, requests).items()}
     longest = longest_of(requests)
 
     def run(batch: Sequence[Sequence[tuple[int, int]]]) -> None:
@@ -202,7 +202,7 @@ def score_texts(
             n_left[key] -= len(group)
             n_done += not n_left[key]
 
-    in_batches(places, rows, run, lambda _: on_documents(n_done))
+    in_batches(groups, rows, run, lambda _: on_documents(n_done))
     texts: dict[str, list[ScoredText]] = {}
     for number, request in enumerate(requests):
         parts_of = tuple(scored[number, at] for at in range(len(request.pairs)))
@@ -212,7 +212,7 @@ def score_texts(
     return texts
 
 
-def _places(requests: Sequence[TextRequest]) -> list[list[tuple[int, int]]]:
+def _windows_by_context(requests: Sequence[TextRequest]) -> list[list[tuple[int, int]]]:
     """Group the windows of all texts by document and context; return each group as (text index, window index) pairs."""
     shared: dict[tuple[str, tuple[int, ...]], list[tuple[int, int]]] = {}
     for number, request in enumerate(requests):
@@ -235,10 +235,10 @@ def _length(group: Sequence[tuple[int, int]], requests: Sequence[TextRequest]) -
 
 
 def _by_document(
-    places: Sequence[Sequence[tuple[int, int]]], requests: Sequence[TextRequest]
+    groups: Sequence[Sequence[tuple[int, int]]], requests: Sequence[TextRequest]
 ) -> dict[str, list[Sequence[tuple[int, int]]]]:
-    ordered = sorted(places, key=lambda group: requests[group[0][0]].doc_key)
-    return {key: list(groups) for key, groups in groupby(ordered, key=lambda group: requests[group[0][0]].doc_key)}
+    ordered = sorted(groups, key=lambda group: requests[group[0][0]].doc_key)
+    return {key: list(of_key) for key, of_key in groupby(ordered, key=lambda group: requests[group[0][0]].doc_key)}
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ def n_choices(task: LmEvalTask, document: Document, texts: Sequence[ScoredText])
     return len(task.choices(document)) if task.output_type == "multiple_choice" else len(texts)
 
 
-def chosen_place(task: LmEvalTask, document: Document, texts: Sequence[ScoredText]) -> int:
+def chosen_index(task: LmEvalTask, document: Document, texts: Sequence[ScoredText]) -> int:
     """Return the index of the most probable choice of a document; on ties the first, as in lm-eval."""
     return int(np.argmax([text.logprob for text in texts[: n_choices(task, document, texts)]]))
 
@@ -281,7 +281,7 @@ def full_choices(task: LmEvalTask, documents: Sequence[Document], scored: Scored
     full = {}
     for document in documents:
         doc_texts = scored[document.key]
-        chosen, n = chosen_place(task, document, doc_texts), n_choices(task, document, doc_texts)
+        chosen, n = chosen_index(task, document, doc_texts), n_choices(task, document, doc_texts)
         for place, text in enumerate(doc_texts):
             logprobs = [value for part in text.parts for value in part.logprobs]
             greedy = [value for part in text.parts for value in part.greedy]
@@ -317,7 +317,7 @@ def choice_rows(
     rows = []
     for document in documents:
         doc_texts = scored[document.key]
-        chosen, n = chosen_place(task, document, doc_texts), n_choices(task, document, doc_texts)
+        chosen, n = chosen_index(task, document, doc_texts), n_choices(task, document, doc_texts)
         right = task.right_choices(document) if task.output_type == "multiple_choice" else None
         for place, text in enumerate(doc_texts):
             full_choice = full[document.key, place + 1]

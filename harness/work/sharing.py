@@ -75,7 +75,7 @@ class SharedPasses:
         """Store replay results (tables of exit layers) for the cells that run later, by cell id."""
         self._exits |= exits
 
-    def exits(self, cell_id: str) -> pa.Table | None:
+    def stored_exits(self, cell_id: str) -> pa.Table | None:
         """Return the stored replay result (table of exit layers) of a cell; None if there is none."""
         return self._exits.get(cell_id)
 
@@ -139,7 +139,7 @@ class ReplaySource:
     extra_columns: Sequence[str]
     at_exit: Mapping[str, str]
 
-    def exits(self, rules: Mapping[str, str]) -> dict[str, pa.Table]:
+    def exits_by_rule(self, rules: Mapping[str, str]) -> dict[str, pa.Table]:
         """Return, by rule name, a table with one row per token: recorded columns, exit layer, and `at_exit` values.
 
         Args:
@@ -173,7 +173,7 @@ def rows_of(parameter: str) -> str:
     return f"read_parquet(${parameter}, hive_partitioning=false)"
 
 
-def exits(work: Work[Any], recorded: ReplaySource, rule_of: Callable[[Parts], str]) -> pa.Table:
+def simulated_exits(work: Work[Any], recorded: ReplaySource, rule_of: Callable[[Parts], str]) -> pa.Table:
     """Return a table with one row per token: its simulated exit layer under a cell's method, and recorded values.
 
     The first cell of a shared pass computes the tables of all its cells; the others return the stored table.
@@ -184,15 +184,16 @@ def exits(work: Work[Any], recorded: ReplaySource, rule_of: Callable[[Parts], st
         rule_of: Function that returns the SQL for the exit layer of a token row, given a method's parts.
     """
     passes, cell_id = work.model.passes, work.cell.cell_id
-    if (stored := passes.exits(cell_id)) is not None:
+    if (stored := passes.stored_exits(cell_id)) is not None:
         return stored
     own_parts, partners = {cell_id: work.parts()}, passes.partner_parts(cell_id)
     if partners:
         try:
-            exit_tables = recorded.exits({name: rule_of(parts) for name, parts in (own_parts | {**partners}).items()})
+            rules = {name: rule_of(parts) for name, parts in (own_parts | {**partners}).items()}
+            exit_tables = recorded.exits_by_rule(rules)
             passes.keep_exits(exit_tables)
             return exit_tables[cell_id]
         except Exception as error:
             print(f"Cells that share a pass run one by one: {type(error).__name__}: {error}", file=sys.stderr)
             passes.abandon(cell_id)
-    return recorded.exits({name: rule_of(parts) for name, parts in own_parts.items()})[cell_id]
+    return recorded.exits_by_rule({name: rule_of(parts) for name, parts in own_parts.items()})[cell_id]

@@ -49,7 +49,7 @@ class TimedWork(Protocol[Request, Output]):
             outputs: Traced outputs of the oracle for the batches, in order.
         """
 
-    def timed(self, parts: Parts, unit: Unit[Request], clock: Clock) -> tuple[tuple[str, ...], int]:
+    def run_timed(self, parts: Parts, unit: Unit[Request], clock: Clock) -> tuple[tuple[str, ...], int]:
         """Run a batch without tracing; mark the clock at the start of each phase and at the end of the last phase.
 
         Returns:

@@ -43,9 +43,9 @@ class Drafting:
     Attributes:
         rejected_layers: Exit layers of the drafts that were discarded just before full depth chose this token in their
             place.
-        wasted: Number of these drafts that were also fed to the model as input: all of them, or all but the last one if
-            that one would have ended the answer.
+        n_fed_rejected: Number of these drafts that were also fed to the model as input: all of them, or all but the
+            last one if that one would have ended the answer.
     """
 
     rejected_layers: Sequence[Sequence[int]]
-    wasted: Sequence[int]
+    n_fed_rejected: Sequence[int]

@@ -355,7 +355,7 @@ class Parts:
         return self.kv_policy.runs_all_blocks or self.gate.looks_ahead
 
     @property
-    def reads_skipped(self) -> bool:
+    def may_read_skipped_keys(self) -> bool:
         """Whether a token may run a block that an earlier token skipped, and attend to the earlier token's keys there.
 
         It cannot if exits do not depend on scores and skipped blocks never run: all tokens then run the same blocks.
@@ -400,10 +400,12 @@ class Parts:
         """
         evaluated = Counter(exit_layers)
         if drafting is not None:
-            for layer, rejected, wasted in zip(exit_layers, drafting.rejected_layers, drafting.wasted, strict=True):
+            for layer, rejected, n_fed in zip(
+                exit_layers, drafting.rejected_layers, drafting.n_fed_rejected, strict=True
+            ):
                 evaluated.update(rejected)
-                # If one position fewer was wasted, the last draft would have ended the answer: no token ran beside it.
-                evaluated[layer] -= len(rejected) - wasted
+                # If one draft was not fed, it would have ended the answer: no token ran alongside it.
+                evaluated[layer] -= len(rejected) - n_fed
         return sum((self.evaluation_cost(model, layer) * times for layer, times in evaluated.items()), Cost())
 
     def kv_cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
@@ -411,7 +413,7 @@ class Parts:
 
         Arguments as in `cost`.
         """
-        if self.kv_policy.deferred is None and not self.reads_skipped:
+        if self.kv_policy.deferred is None and not self.may_read_skipped_keys:
             return Cost()
         return self.kv_policy.cost(model, exit_layers, block_costs)
 

@@ -47,9 +47,9 @@ class TracedAnswer:
         name: Name of the run.
         run: The run.
         ordinal: Number of the document, from 1, in the order of document keys.
-        of_documents: Number of documents of the run.
+        n_documents_total: Number of documents of the run.
         key: Key of the document.
-        about: Row of the answer: lengths, stop reason, scores.
+        answer_row: Row of the answer: lengths, stop reason, scores.
         tokens: One row per token, by position.
         full_ids: Token ids of full depth's answer; None if full depth has not run.
         probe: Tokens that each block of full depth would predict, one row per token of its answer; empty if this was
@@ -62,9 +62,9 @@ class TracedAnswer:
     name: str
     run: TracedRun
     ordinal: int
-    of_documents: int
+    n_documents_total: int
     key: str
-    about: Row
+    answer_row: Row
     tokens: Sequence[Row]
     full_ids: Sequence[int] | None
     probe: Sequence[Row]
@@ -78,7 +78,7 @@ class TracedAnswer:
         return [row["token_id"] for row in self.tokens]
 
     @property
-    def shared(self) -> int:
+    def n_equal_tokens(self) -> int:
         """Number of tokens before the first that differs from full depth's answer; all if full depth has not run."""
         return len(self.tokens) if self.full_ids is None else shared_prefix(self.ids, self.full_ids)
 
@@ -96,7 +96,7 @@ class TracedAnswer:
 
     def scores(self) -> dict[str, float]:
         """Return the task's scores of this document, by metric."""
-        scores: dict[str, float] = json.loads(self.about["scores"])
+        scores: dict[str, float] = json.loads(self.answer_row["scores"])
         return scores
 
 
@@ -148,7 +148,7 @@ def _document(text: str, keys: Sequence[str], name: str) -> str:
 
 
 def _answer(database: Database, run: TracedRun, name: str, key: str, keys: Sequence[str]) -> TracedAnswer:
-    (about,) = answers(database, [run.attempt_id], [key]).to_pylist()
+    (answer_row,) = answers(database, [run.attempt_id], [key]).to_pylist()
     token_rows = tokens(database, [run.attempt_id], [key]).to_pylist()
     full = None
     if run.full_attempt_id is not None:
@@ -161,7 +161,7 @@ def _answer(database: Database, run: TracedRun, name: str, key: str, keys: Seque
     texts = _labels(database, run, key) if run.classifies else token_texts(database, run.tokenizer_sha256, ids)
     format_note = _number_format(database, run)
     return TracedAnswer(
-        name, run, keys.index(key) + 1, len(keys), key, about, token_rows, full, probe, gate, texts, format_note
+        name, run, keys.index(key) + 1, len(keys), key, answer_row, token_rows, full, probe, gate, texts, format_note
     )
 
 
@@ -208,7 +208,8 @@ class HeatMap:
         """Print one or more runs' answers to one document; mark the first token that differs from full depth's."""
         first = answers[0]
         self._line(
-            f"document {first.ordinal} of {first.of_documents}: {first.key}, {first.about['n_prompt']} prompt tokens"
+            f"document {first.ordinal} of {first.n_documents_total}: {first.key}, "
+            f"{first.answer_row['n_prompt']} prompt tokens"
         )
         for answer in answers:
             self._line()
@@ -245,10 +246,10 @@ class HeatMap:
             full = answer.full_text(place)
             outcome = "had already ended" if full is None else f"has {_quoted(full)}"
             self._line(f"full depth {outcome}" + (", another token" if full and answer.differs(place) else ""))
-        if place > answer.shared:
+        if place > answer.n_equal_tokens:
             self._line(
                 "Read-outs by block are of full depth's answer, which differs from this one from token "
-                f"{answer.shared + 1} on: they do not apply to this token."
+                f"{answer.n_equal_tokens + 1} on: they do not apply to this token."
             )
         elif place >= len(answer.probe):
             self._line("Full depth's answer was not probed here, so there are no read-outs by block.")
@@ -263,7 +264,7 @@ class HeatMap:
             text, differs = answer.texts[row["token_id"]], answer.differs(place)
             if text.startswith(" ") and place:
                 body.append(" ")
-            if differs and place == answer.shared:
+            if differs and place == answer.n_equal_tokens:
                 body.append("!= " if self._plain else "≠ ", Style(bold=True))
             shade = papers[row["exit_layer"] - 1]
             style = (
@@ -339,10 +340,10 @@ def _summary(answer: TracedAnswer) -> str:
     parts = [f"{n} tokens", f"mean exit layer {mean:.1f} of {answer.run.blocks}"]
     if answer.full_ids is not None and not answer.run.is_full_depth:
         differing = sum(answer.differs(place) for place in range(n))
-        same = f"{n - differing} as full depth, first difference at token {answer.shared + 1}"
+        same = f"{n - differing} as full depth, first difference at token {answer.n_equal_tokens + 1}"
         parts.append(same if differing else "all as full depth")
     parts += [f"{name} {value:.1f}" for name, value in answer.scores().items()]
-    return ", ".join([*parts, f"ended by {answer.about['stop_reason']}"])
+    return ", ".join([*parts, f"ended by {answer.answer_row['stop_reason']}"])
 
 
 def _together(first: TracedAnswer, other: TracedAnswer) -> str:

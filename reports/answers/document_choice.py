@@ -46,7 +46,7 @@ class RunGroup:
         runs: Runs bundled; full depth first if it has run.
         keys: Keys of all documents, sorted.
         bundled: Indices into `keys` of the documents bundled, in order.
-        of_runs: Number of runs in the database, bundled or not.
+        n_runs_total: Number of runs in the database, bundled or not.
         document_bytes: Estimated bytes of one document's answers by all of `runs`, before compression.
         recommended: The run that the page opens on, one of `runs`; None if no run is recommended.
     """
@@ -54,7 +54,7 @@ class RunGroup:
     runs: tuple[TracedRun, ...]
     keys: tuple[str, ...]
     bundled: tuple[int, ...]
-    of_runs: int
+    n_runs_total: int
     document_bytes: float
     recommended: TracedRun | None
 

@@ -82,7 +82,7 @@ def documents_payload(
         packs = [make(group) for group in groups] if kept_in is None else kept_packs(kept_in, database, groups, make)
     entries, offset = [], 0
     for group, packed in zip(groups, packs, strict=True):
-        entries.append({**_entry(group, groups), "offset": offset, "length": len(packed)})
+        entries.append({**_index_entry(group, groups), "offset": offset, "length": len(packed)})
         offset += len(packed)
     blocks = sorted({group.runs[0].blocks for group in groups})
     index = {"groups": entries, "shades": {str(n): _shades(n) for n in blocks}}
@@ -96,7 +96,7 @@ def _shades(blocks: int) -> list[list[str]]:
     return [[light.background, light.text_colour, dark.background, dark.text_colour] for light, dark in pairs]
 
 
-def _entry(group: RunGroup, groups: Sequence[RunGroup]) -> dict[str, Any]:
+def _index_entry(group: RunGroup, groups: Sequence[RunGroup]) -> dict[str, Any]:
     """Return a group's entry in the index: model, task, runs and documents, which the page lists before unpacking.
 
     It also names the settings that distinguish the group from those of `groups` with the same model and task.
@@ -113,7 +113,7 @@ def _entry(group: RunGroup, groups: Sequence[RunGroup]) -> dict[str, Any]:
         "blocks": first.blocks,
         "runs": _named_runs(group),
         "recommended": group.runs.index(group.recommended) if group.recommended else -1,
-        "of_runs": group.of_runs,
+        "of_runs": group.n_runs_total,
         "documents": [[index + 1, group.keys[index]] for index in group.bundled],
         "of_documents": len(group.keys),
     }
@@ -308,17 +308,17 @@ def packed_texts(database: Database, group: RunGroup) -> bytes:
     places = [names.index(text) for text in label_texts] if is_number else token_rows["token_id"].to_numpy()
     n, at = len(keys) * blocks, _flat_indices(gate_rows, keys, blocks)
     run_at = ranks(gate_rows["attempt_id"], attempts) * n + at
-    value, value_range = quantised(_at(n, at, gate_rows["prediction" if is_number else "probability"]), _PLANES)
-    scores = _at(len(attempts) * n, run_at, gate_rows["score"]).reshape(len(attempts), n)
+    value, value_range = quantised(_scatter(n, at, gate_rows["prediction" if is_number else "probability"]), _PLANES)
+    scores = _scatter(len(attempts) * n, run_at, gate_rows["score"]).reshape(len(attempts), n)
     by_run = [quantised(row, _PLANES) for row in scores]
     gate_states = np.zeros(len(attempts) * n, dtype=np.uint8)
     gate_states[run_at] = np.where(gate_rows["exited"].to_numpy(), _LEFT, _EVALUATED)
     reasons = sorted(pc.unique(token_rows["reason"]).to_pylist())
     metric, of_documents = document_scores(answer_rows, attempts, keys)
     header: dict[str, Any] = {
-        "texts": [_short(name) for name in names] if is_number else names,
+        "texts": [_format_number(name) for name in names] if is_number else names,
         "inputs": [inputs.get(key) for key in keys],
-        "golds": [_short(golds[key]) if is_number and key in golds else golds.get(key) for key in keys],
+        "golds": [_format_number(golds[key]) if is_number and key in golds else golds.get(key) for key in keys],
         "is_number": is_number,
         "reasons": reasons,
         "metric": metric,
@@ -377,14 +377,14 @@ def _flat_indices(gate_rows: pa.Table, keys: Sequence[str], blocks: int) -> NDAr
     return ranks(gate_rows["doc_key"], keys) * blocks + block_N - 1
 
 
-def _at(n: int, at: NDArray[np.int64], column: pa.ChunkedArray) -> NDArray[np.float64]:
+def _scatter(n: int, at: NDArray[np.int64], column: pa.ChunkedArray) -> NDArray[np.float64]:
     """Return an array of length n with the column's values at indices `at`, NaN elsewhere."""
     values = np.full(n, np.nan)
     values[at] = column.to_numpy()
     return values
 
 
-def _short(number: str) -> str:
+def _format_number(number: str) -> str:
     """Return a number of a regression with four significant digits, or ``'omitted'`` for an empty text."""
     return f"{float(number):.4g}" if number else "omitted"
 

@@ -53,7 +53,7 @@ class Claim:
             full-depth passes.
         exact: Whether evidence decides without an interval: printed numbers, and facts true of every run or of none.
         suite: Bundled suite that produces the evidence; None if nothing needs to be run.
-        then: Command to run after the suite; None if the suite is enough.
+        follow_up_command: Command to run after the suite; None if the suite is enough.
         caveat: Difference between this project's evidence and the paper's experiment.
         reason: Reason why this project has no comparable evidence; None if it has.
         evidence_sql: Query that returns one row, with value (NULL if nothing was measured), low and high (its 95%
@@ -81,7 +81,7 @@ class Claim:
     simulated: bool
     exact: bool
     suite: str | None
-    then: str | None
+    follow_up_command: str | None
     caveat: str | None
     reason: str | None
     evidence_sql: str | None
@@ -99,7 +99,7 @@ class Claim:
     @property
     def commands(self) -> str:
         """Shell commands that produce the evidence; empty if nothing needs to be run."""
-        typed = (f"exitbench run {self.suite}", self.then) if self.suite else ()
+        typed = (f"exitbench run {self.suite}", self.follow_up_command) if self.suite else ()
         return ", then ".join(f"`{command}`" for command in typed if command)
 
     @property
@@ -264,7 +264,7 @@ def _claim(file: str, number: int, entry: Mapping[str, Any]) -> Claim:
         simulated=entry.get("simulated", False),
         exact=entry.get("exact", kind == CONSISTENCY),
         suite=entry.get("suite"),
-        then=entry.get("then"),
+        follow_up_command=entry.get("then"),
         caveat=entry.get("caveat"),
         reason=entry.get("reason"),
         evidence_sql=entry.get("evidence_sql"),

@@ -54,7 +54,7 @@ class Card:
         rows: Rows of its runs in the results table.
         full: Run of full depth.
         oracle: Run that exits every token at the first correct block; None if not computed.
-        next_static: Run of the static depth that loses least quality; None if none was run and scored.
+        safest_static: Run of the static depth that loses least quality; None if none was run and scored.
         recommendations: Recommendations for increasing allowed losses; each holds up to the next one's `from_percent`,
             the first from 0 % on.
         timed: Number of timed settings of early-exit methods, among which `method` was chosen.
@@ -63,7 +63,7 @@ class Card:
     rows: tuple[Row, ...]
     full: Row
     oracle: Row | None
-    next_static: Row | None
+    safest_static: Row | None
     recommendations: tuple[Recommendation, ...]
     timed: int
 
@@ -129,14 +129,14 @@ def _card(rows: tuple[Row, ...]) -> Card | None:
         oracle=min(
             oracles, key=lambda row: (row["execution"] != "real", row["mean_exit_layer"], row["cell_id"]), default=None
         ),
-        next_static=min(static, key=lambda row: (row["loss_high_percent"], row["cell_id"]), default=None),
+        safest_static=min(static, key=lambda row: (row["loss_high_percent"], row["cell_id"]), default=None),
         recommendations=tuple(replace(part, until_percent=until) for part, until in zip(built, untils, strict=True)),
         timed=sum(_is_timed_method(row) for row in rows),
     )
 
 
 def _recommend(rows: Sequence[Row], percent: float) -> Recommendation:
-    method, static = (_step(rows, percent, is_static) for is_static in (False, True))
+    method, static = (_chosen_run(rows, percent, is_static) for is_static in (False, True))
     confirmed = [row for row in (method, static) if row is not None and is_confirmed(row, percent)]
     best = max(confirmed, key=lambda row: row["choosing_speedup"], default=None)
     blocks = rows[0]["blocks"] if best is None else _blocks(best)
@@ -153,7 +153,7 @@ def _recommend(rows: Sequence[Row], percent: float) -> Recommendation:
     return Recommendation(percent, None, method, static, untimed, head, random)
 
 
-def _step(rows: Sequence[Row], percent: float, is_static: bool) -> Row | None:
+def _chosen_run(rows: Sequence[Row], percent: float, is_static: bool) -> Row | None:
     """Return the run that the view `pareto` chooses at an allowed loss of `percent` %; None if it chooses none.
 
     It is chosen among static depths if `is_static` is true, else among methods.
@@ -262,9 +262,9 @@ def _against_static(card: Card, recommendation: Recommendation, name: Name) -> s
         return _against_method(recommendation, name)
     if static is not None:
         return _compared(recommendation, static, name)
-    if card.next_static is None:
+    if card.safest_static is None:
         return "No static depth was run to compare it with."
-    least = card.next_static
+    least = card.safest_static
     speed = "not timed" if least["speedup"] is None else f"{least['speedup']:.2f}×"
     return (
         "No static depth is chosen at this loss. The one that loses least, "

@@ -10,7 +10,7 @@ from exitbench.reports.frame import Row
 from exitbench.reports.front.cards import BASELINES, MOST_PERCENT, Card, Recommendation, calibrated, verdict
 from exitbench.reports.front.suite_toml import suite_toml
 from exitbench.reports.labels import OTHER_LENGTH, Setting, label_in_sentence, number_format, setting
-from exitbench.reports.tables.columns import ABSENT, metric_digits, written
+from exitbench.reports.tables.columns import ABSENT, format_number, metric_digits
 from exitbench.terminal import number_of
 
 
@@ -33,13 +33,14 @@ class RecommendationText:
         from_percent: Lower end of the allowed loss, included.
         until_percent: Upper end, excluded; None for no limit.
         name: Recommended setting.
-        pays: Whether the setting is confirmed to be faster than full depth at this loss.
+        is_faster: Whether a timed setting is recommended. Such a setting is confirmed to lose at most this loss and to
+            be faster than full depth.
         gains: The large numbers of the card, each with its meaning: speed-up and quality, or blocks run if not timed.
         verdict: Comparison with a static depth, in a sentence.
         facts: Pairs of term and value: quality, depth, agreement and so on.
         alternatives: Settings to compare with.
-        later: Allowed loss from which another setting is recommended, rounded up to a step of the slider, and that
-            setting as text; None if there is none.
+        next_recommendation: Allowed loss from which another setting is recommended, rounded up to a step of the slider,
+            and that setting as text; None if there is none.
         cell_id: Cell of the run; None for full depth.
         toml: Suite that repeats the run.
     """
@@ -47,12 +48,12 @@ class RecommendationText:
     from_percent: float
     until_percent: float | None
     name: str
-    pays: bool
+    is_faster: bool
     gains: tuple[tuple[str, str], ...]
     verdict: str
     facts: tuple[tuple[str, str], ...]
     alternatives: tuple[Alternative, ...]
-    later: tuple[float, str] | None
+    next_recommendation: tuple[float, str] | None
     cell_id: str | None
     toml: str | None
 
@@ -69,9 +70,9 @@ class CardText:
     recommendations: tuple[RecommendationText, ...]
 
 
-def pays(card: CardText, percent: float) -> bool:
+def recommends_faster(card: CardText, percent: float) -> bool:
     """Return whether the recommendation at an allowed loss of `percent` % is confirmed to be faster than full depth."""
-    return next(text for text in reversed(card.recommendations) if text.from_percent <= percent).pays
+    return next(text for text in reversed(card.recommendations) if text.from_percent <= percent).is_faster
 
 
 def describe_card(
@@ -115,7 +116,7 @@ class _CardWriter:
             verdict(self.card, recommendation, self.name),
             tuple(self.facts(recommendation)),
             tuple(self.alternatives(recommendation)),
-            self.later(index),
+            self.next_recommendation(index),
             row["cell_id"] if row else None,
             self.toml(row) if row else None,
         )
@@ -132,7 +133,7 @@ class _CardWriter:
         best, full = recommendation.headline, self.card.full
         if best is not None and best["speedup"] is not None:
             mark = f"{OTHER_LENGTH} " if best["is_other_length"] else ""
-            per_token = written(best["speedup_per_token"], "{:.2f}×")
+            per_token = format_number(best["speedup_per_token"], "{:.2f}×")
             interval = f"95 % CI {best['confirming_speedup_low']:.2f} to {best['confirming_speedup_high']:.2f}"
             yield f"{best['confirming_speedup']:.2f}×", f"{mark}faster per request ({interval}), {per_token} per token"
         elif best is not None:
@@ -179,7 +180,7 @@ class _CardWriter:
         lines: list[Alternative] = []
         for what, static in (
             ("Best static", recommendation.static),
-            ("Least lossy static", self.card.next_static),
+            ("Least lossy static", self.card.safest_static),
         ):
             if (
                 static is not None
@@ -198,11 +199,11 @@ class _CardWriter:
         return lines
 
     def line(self, what: str, row: Row) -> Alternative:
-        speedup = written(row["speedup"], "{:.2f}×")
+        speedup = format_number(row["speedup"], "{:.2f}×")
         change = ABSENT if row["delta"] is None else _change(row)
-        return Alternative(what, self.short(row), speedup, change, written(row["mean_blocks_run"], "{:.2f}"))
+        return Alternative(what, self.short(row), speedup, change, format_number(row["mean_blocks_run"], "{:.2f}"))
 
-    def later(self, index: int) -> tuple[float, str] | None:
+    def next_recommendation(self, index: int) -> tuple[float, str] | None:
         now = self.card.recommendations[index].headline
         candidates = (
             recommendation
@@ -265,7 +266,7 @@ def _confirmed_change(row: Row) -> str:
 
 
 def _blocks(row: Row) -> str:
-    return f"{written(row['mean_blocks_run'], '{:.2f}')} of {row['blocks']}"
+    return f"{format_number(row['mean_blocks_run'], '{:.2f}')} of {row['blocks']}"
 
 
 def facts(runs: Sequence[Row], results: Sequence[Row]) -> tuple[tuple[str, str], ...]:

@@ -248,7 +248,7 @@ def _front(material: Material) -> dict[str, Any]:
         "warning": words.data_warning(material.front.runs),
         "findings_line": cards.findings_line(material.rows("qc")),
         "cards": texts,
-        "paying": sum(words.pays(card, cards.DEFAULT_PERCENT) for card in texts),
+        "paying": sum(words.recommends_faster(card, cards.DEFAULT_PERCENT) for card in texts),
         "untimed": sum(not card.is_timed for card in texts),
         "default_percent": cards.DEFAULT_PERCENT,
         "most_percent": cards.MOST_PERCENT,

@@ -52,7 +52,8 @@ class TableColumn:
         collapses: Whether it moves to the caption if all rows have the same value.
         on_demand: Whether the page shows it only on request.
         hidden_if_empty: Whether it is left out if no row has a value.
-        among: For cells that depend on other rows: returns the function to use as `cell`, given all rows of the table.
+        cell_from_rows: For cells that depend on other rows: returns the function to use as `cell`, given all rows of
+            the table.
     """
 
     heading: str
@@ -62,7 +63,7 @@ class TableColumn:
     collapses: bool = False
     on_demand: bool = False
     hidden_if_empty: bool = False
-    among: Callable[[Sequence[Row]], Callable[[Row], TableCell]] | None = None
+    cell_from_rows: Callable[[Sequence[Row]], Callable[[Row], TableCell]] | None = None
 
 
 def text(
@@ -93,7 +94,7 @@ def number(
     """Return a table column of numbers: the values of the frame's column `name` in the format `form` (``{:.2f}``)."""
 
     def cell(row: Row) -> TableCell:
-        return TableCell(written(row[name], form), row[name])
+        return TableCell(format_number(row[name], form), row[name])
 
     return TableColumn(heading, cell, numeric=True, on_demand=on_demand, hidden_if_empty=hidden_if_empty)
 
@@ -111,7 +112,7 @@ def parameters(heading: str, name: str) -> TableColumn:
 def settings(heading: str) -> TableColumn:
     """Return a table column of those parameters that distinguish a row's setting from other settings of its method."""
 
-    def among(rows: Sequence[Row]) -> Callable[[Row], TableCell]:
+    def cell_from_rows(rows: Sequence[Row]) -> Callable[[Row], TableCell]:
         names = labels(rows)
 
         def cell(row: Row) -> TableCell:
@@ -120,10 +121,10 @@ def settings(heading: str) -> TableColumn:
 
         return cell
 
-    return TableColumn(heading, lambda row: among([row])(row), long=True, among=among)
+    return TableColumn(heading, lambda row: cell_from_rows([row])(row), long=True, cell_from_rows=cell_from_rows)
 
 
-def written(value: Any, form: str) -> str:
+def format_number(value: Any, form: str) -> str:
     """Return `value` in the format `form`, or a dash for None."""
     return ABSENT if value is None else form.format(value)
 
@@ -151,14 +152,15 @@ class FilledTable:
         source: Its query, title and caption.
         frame: Rows that the query returned.
         columns: Columns shown.
-        agreed: Columns left out because all rows have the same value, as text: ``'Setting: float32; Kind: real'``.
+        collapsed_values: Columns left out because all rows have the same value, as text:
+            ``'Setting: float32; Kind: real'``.
         rows: One cell per column of `columns`, in the order of the frame.
     """
 
     source: ReportSource
     frame: Frame
     columns: tuple[TableColumn, ...]
-    agreed: str
+    collapsed_values: str
     rows: tuple[tuple[TableCell, ...], ...]
 
     @property
@@ -169,20 +171,20 @@ class FilledTable:
 
 def fill(source: ReportSource, frame: Frame) -> FilledTable:
     """Return the table `source`, filled with the cells of every row of `frame`."""
-    columns, agreed, rows = fill_columns(source.module.COLUMNS, frame.rows)
-    return FilledTable(source, frame, columns, agreed, rows)
+    columns, collapsed_values, rows = fill_columns(source.module.COLUMNS, frame.rows)
+    return FilledTable(source, frame, columns, collapsed_values, rows)
 
 
 def fill_columns(
     columns: Sequence[TableColumn], rows: Sequence[Row]
 ) -> tuple[tuple[TableColumn, ...], str, tuple[tuple[TableCell, ...], ...]]:
     """Return the columns to show, the collapsed columns' values as text, and the cells of every row."""
-    makers = {column: column.among(rows) if column.among else column.cell for column in columns}
+    makers = {column: column.cell_from_rows(rows) if column.cell_from_rows else column.cell for column in columns}
     cells = [{column: make(row) for column, make in makers.items()} for row in rows]
     unknown = {c for c in columns if c.hidden_if_empty and all(row[c].key is None for row in cells)}
-    agreed = {
+    collapsed_values = {
         c: cells[0][c].text for c in columns if c.collapses and c not in unknown and len({row[c] for row in cells}) == 1
     }
-    visible_columns = tuple(column for column in columns if column not in agreed and column not in unknown)
-    agreed_text = "; ".join(f"{column.heading}: {text}" for column, text in agreed.items())
-    return visible_columns, agreed_text, tuple(tuple(row[column] for column in visible_columns) for row in cells)
+    visible_columns = tuple(column for column in columns if column not in collapsed_values and column not in unknown)
+    collapsed_text = "; ".join(f"{column.heading}: {text}" for column, text in collapsed_values.items())
+    return visible_columns, collapsed_text, tuple(tuple(row[column] for column in visible_columns) for row in cells)

@@ -11,11 +11,11 @@ from exitbench.reports.tables.columns import (
     LENGTH_NOTE,
     TableCell,
     TableColumn,
+    format_number,
     metric_digits,
     number,
     text,
     with_interval,
-    written,
 )
 from exitbench.reports.tables.summary import length, timed
 
@@ -53,7 +53,7 @@ def _score(row: Row) -> TableCell:
 def _delta(row: Row) -> TableCell:
     if row["delta"] is None:
         return TableCell("–", None)
-    return TableCell(written(row["delta"], f"{{:+.{metric_digits(row)}f}}"), row["delta"])
+    return TableCell(format_number(row["delta"], f"{{:+.{metric_digits(row)}f}}"), row["delta"])
 
 
 COLUMNS = (

@@ -8,13 +8,13 @@ from exitbench.reports.tables.columns import (
     LENGTH_NOTE,
     TableCell,
     TableColumn,
+    format_number,
     method,
     metric_digits,
     number,
     settings,
     text,
     with_interval,
-    written,
 )
 
 SECTION = "results"
@@ -48,7 +48,7 @@ def quality(row: Row) -> TableCell:
 
 def delta(row: Row) -> TableCell:
     """Return the cell of the headline metric's difference to full depth, with its sign."""
-    return TableCell(written(row["delta"], f"{{:+.{metric_digits(row)}f}}"), row["delta"])
+    return TableCell(format_number(row["delta"], f"{{:+.{metric_digits(row)}f}}"), row["delta"])
 
 
 def change(row: Row) -> TableCell:

@@ -24,7 +24,7 @@ from exitbench.reports.labels import (
     shorten,
 )
 from exitbench.reports.registry import discover
-from exitbench.reports.tables.columns import BREAKS, marked, written
+from exitbench.reports.tables.columns import BREAKS, format_number, marked
 from exitbench.reports.tables.summary import blocks_run, delta, length_ratio, quality, speedup
 from exitbench.results.database.connection import Database, open_database
 from exitbench.terminal import abbreviate_uniquely, number_of, visible
@@ -101,7 +101,7 @@ def _title(keys: tuple[Any, ...], rows: Frame) -> str:
 
 def _lines(row: Row, names: dict[Setting, str]) -> list[tuple[str, ...]]:
     """Return a result row as one or more lines of cells: a setting's long name is wrapped, to stay unambiguous."""
-    numbers = (written(row["speedup_per_token"], "{:.2f}"), length_ratio(row))
+    numbers = (format_number(row["speedup_per_token"], "{:.2f}"), length_ratio(row))
     cells = (quality(row), delta(row), blocks_run(row), speedup(row))
     name, *more = wrap(marked(row, names[setting(row)]), _WIDTHS[0], subsequent_indent=_INDENT, break_on_hyphens=False)
     continued = [(line, *[""] * (len(_WIDTHS) - 1)) for line in more]
@@ -153,7 +153,7 @@ MOST_LINES: Final = 5
 _SETTINGS: Final = "SELECT DISTINCT setting_id FROM cell WHERE list_contains(?::VARCHAR[], cell_id)"
 
 
-def gist_lines(database: Database, cell_ids: Collection[str] | None = None) -> list[str]:
+def recommendation_lines(database: Database, cell_ids: Collection[str] | None = None) -> list[str]:
     """Return one sentence per model and task: the recommended setting with its gain and loss, or why there is none.
 
     After `MOST_LINES` sentences, one line says how many more there are.
@@ -223,7 +223,7 @@ def _compared(built: tuple[Card, ...], names: dict[Setting, str], percent: float
         reason = verdict(card, recommendation, lambda row: _name(row, names))
         if (head := recommendation.headline) is None:
             allowed = f"full depth, at an allowed loss of {percent:g} %"
-            yield f"{_subject(card.full)}: {allowed}. {reason}{_later(card, names, percent)}"
+            yield f"{_subject(card.full)}: {allowed}. {reason}{_next_allowed_loss(card, names, percent)}"
         elif head["speedup"] is None:
             blocks = f"{head['mean_blocks_run']:.2f} of {head['blocks']} blocks"
             yield f"{_subject(card.full)}: {_name(head, names)} runs {blocks}. {reason}"
@@ -235,7 +235,7 @@ def _larger_losses(card: Card, percent: float) -> list[Recommendation]:
     return [recommendation for recommendation in card.recommendations if recommendation.from_percent > percent]
 
 
-def _later(card: Card, names: dict[Setting, str], percent: float) -> str:
+def _next_allowed_loss(card: Card, names: dict[Setting, str], percent: float) -> str:
     """Return a sentence on the next allowed loss above `percent` for which a timed setting is recommended.
 
     Empty if there is none. A recommended setting was confirmed on documents that were not used to choose it.

@@ -159,7 +159,7 @@ def latex_text(text: str) -> str:
 def _caption(table: FilledTable, escaped: Callable[[str], str]) -> str:
     """Return the table's caption, followed by the `escaped` values of columns left out because all rows agree."""
     caption: str = " ".join(filter(None, (table.source.module.CAPTION, table.note)))
-    return f"{caption} In all rows: {escaped(table.agreed)}." if table.agreed else caption
+    return f"{caption} In all rows: {escaped(table.collapsed_values)}." if table.collapsed_values else caption
 
 
 def _piped(cells: Sequence[str]) -> str:

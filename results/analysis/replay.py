@@ -251,17 +251,17 @@ def _registered(connection: duckdb.DuckDBPyConnection, tables: dict[str, pa.Tabl
             connection.unregister(name)
 
 
-def _cumulated(places: tuple[Counts, Counts], changes: Counts, n_documents: int, order: NDArray[np.intp]) -> Counts:
+def _cumulated(indices: tuple[Counts, Counts], changes: Counts, n_documents: int, order: NDArray[np.intp]) -> Counts:
     """Return the sums per document and threshold, [D, K], by adding up their changes between sorted thresholds.
 
     Args:
-        places: Document index and sorted threshold index of each change.
+        indices: Document index and sorted threshold index of each change.
         changes: The changes.
         n_documents: Number of documents, D.
         order: Original index of each sorted threshold, [K].
     """
     steps = np.zeros((n_documents, len(order) + 1), dtype=np.int64)
-    steps[places] = changes
+    steps[indices] = changes
     sums = np.empty((n_documents, len(order)), dtype=np.int64)
     sums[:, order] = steps.cumsum(axis=1)[:, :-1]
     return sums

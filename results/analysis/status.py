@@ -245,29 +245,29 @@ class History:
         rates: dict[tuple[bool, Hashable], list[_Rate]] = defaultdict(list)
         for attempt in scan_spool(spool_root):
             if attempt.finished and (past := _past_rate(attempt)):
-                ask, rate = past
-                for key in _keys(ask):
-                    rates[ask.shares, key].append(rate)
+                workload, rate = past
+                for key in _keys(workload):
+                    rates[workload.shares, key].append(rate)
         self._rates: dict[tuple[bool, Hashable], _Rate] = {
             # The seconds of a pass are recorded with its first cell; the mean over its cells is the time per cell.
             (shared, key): _typical(values, fmean if shared else median)
             for (shared, key), values in rates.items()
         }
 
-    def estimate(self, ask: CellWorkload) -> Estimate:
+    def estimate(self, workload: CellWorkload) -> Estimate:
         """Return the estimated time and disk space of a cell, from the most similar earlier cells.
 
         Cells with a model of the same size come first. Among these, cells that shared a pass (one run over the
         documents) are preferred if this cell will share one, and cells that ran alone otherwise.
         """
-        levels = list(zip(_LEVELS, _keys(ask), strict=True))
-        same, other = ask.shares, not ask.shares
+        levels = list(zip(_LEVELS, _keys(workload), strict=True))
+        same, other = workload.shares, not workload.shares
         of_its_size, of_any = levels[:_OF_ITS_SIZE], levels[_OF_ITS_SIZE:]
         for shared, near in ((same, of_its_size), (other, of_its_size), (same, of_any), (other, of_any)):
             for level, key in near:
                 if (rate := self._rates.get((shared, key))) is not None:
-                    seconds, size_bytes = rate.seconds * ask.units, rate.size_bytes * ask.units
-                    return Estimate(seconds, size_bytes, level, at_most=ask.shares and not shared)
+                    seconds, size_bytes = rate.seconds * workload.units, rate.size_bytes * workload.units
+                    return Estimate(seconds, size_bytes, level, at_most=workload.shares and not shared)
         return UNKNOWN
 
 
@@ -302,19 +302,19 @@ def units(documents: int, *, levels: int = 0, timed: tuple[int, int] | None = No
     return documents * (1 + levels)
 
 
-def _keys(ask: CellWorkload) -> tuple[Hashable, ...]:
+def _keys(workload: CellWorkload) -> tuple[Hashable, ...]:
     """Return a key per level of similarity, most similar first; two cells are similar at a level if the keys are equal.
 
     Every key contains the device, so cells on other devices are never similar.
     """
-    shared = (ask.kind, ask.record, ask.dtype, ask.device, ask.engine, ask.batch_size)
+    shared = (workload.kind, workload.record, workload.dtype, workload.device, workload.engine, workload.batch_size)
     return (
-        ("method task", *shared, ask.method, ask.weights_sha256, ask.task),
-        ("method", *shared, ask.method, ask.weights_sha256),
-        ("task", *shared, ask.weights_sha256, ask.task),
-        ("shape", *shared, ask.shape),
+        ("method task", *shared, workload.method, workload.weights_sha256, workload.task),
+        ("method", *shared, workload.method, workload.weights_sha256),
+        ("task", *shared, workload.weights_sha256, workload.task),
+        ("shape", *shared, workload.shape),
         ("kind", *shared),
-        ("loosely", ask.kind, ask.record, ask.device, ask.engine),
+        ("loosely", workload.kind, workload.record, workload.device, workload.engine),
     )
 
 
@@ -325,8 +325,8 @@ def _past_rate(attempt: Attempt) -> tuple[CellWorkload, _Rate] | None:
         if status["status"] != "ok":
             return None
         cell = json.loads((attempt.path / "cell.json").read_text(encoding="utf-8"))
-        ask = CellWorkload.from_json(cell, status.get("pass_cells"))
+        workload = CellWorkload.from_json(cell, status.get("pass_cells"))
         took = datetime.fromisoformat(status["ended_at"]) - datetime.fromisoformat(status["started_at"])
-        return ask, _Rate(took.total_seconds() / ask.units, folder_bytes(attempt.path) / ask.units)
+        return workload, _Rate(took.total_seconds() / workload.units, folder_bytes(attempt.path) / workload.units)
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
         return None

@@ -65,14 +65,14 @@ def lock_file(database: Path) -> Path:
     return database.with_name(f".{database.name}.lock")
 
 
-def acquire(database: Path, *, alone: bool, deadline: float) -> AccessLock | None:
+def acquire(database: Path, *, exclusive: bool, deadline: float) -> AccessLock | None:
     """Acquire the access lock of a database, waiting for it; return None if it is not available by the deadline.
 
     If no lock file can be created, the returned lock locks nothing.
 
     Args:
         database: The database file.
-        alone: True for a writer's exclusive lock; readers share the lock.
+        exclusive: True for a writer's exclusive lock; readers share the lock.
         deadline: Time by `time.monotonic` until which to wait; the lock is tried at least once.
     """
     try:
@@ -80,14 +80,14 @@ def acquire(database: Path, *, alone: bool, deadline: float) -> AccessLock | Non
     except OSError:
         return AccessLock(None)
     with waiting:
-        if not lock(file.fileno(), shared=not alone):
+        if not lock(file.fileno(), shared=not exclusive):
             lock(waiting.fileno(), shared=True, wait=True)
-            while not lock(file.fileno(), shared=not alone):
+            while not lock(file.fileno(), shared=not exclusive):
                 if time.monotonic() >= deadline:
                     file.close()
                     return None
                 time.sleep(POLL_S)
-    if alone:
+    if exclusive:
         _note_holder(file)
     return AccessLock(file)
 
@@ -137,14 +137,16 @@ PATIENCE_S: Final = 120.0
 """Maximum wait in seconds for an unknown process that has the database open, such as a `duckdb` shell."""
 
 
-def patiently(action: Callable[[], Result], say: Callable[[str], None], patience_s: float = PATIENCE_S) -> Result:
+def retry_while_in_use(
+    action: Callable[[], Result], on_wait: Callable[[str], None], patience_s: float = PATIENCE_S
+) -> Result:
     """Run an action that opens the database, and retry it while the database is in use.
 
     The wait for a process of ExitBench that fills the database has no limit, because that process ends by itself.
 
     Args:
         action: Action to run; it must have had no effect when it raises `DatabaseInUse`.
-        say: Called with a message, once per process that has the database open.
+        on_wait: Called with a message, once per process that has the database open.
         patience_s: Maximum wait in seconds for a process that is not known to be ExitBench.
 
     Raises:
@@ -164,7 +166,7 @@ def patiently(action: Callable[[], Result], say: Callable[[str], None], patience
                     raise DatabaseInUse(error.path, error.who, round(waited_s)) from error
             if error.who not in notified:
                 notified.add(error.who)
-                say(f"{error.path} is in use by {error.who}; waiting for it.")
+                on_wait(f"{error.path} is in use by {error.who}; waiting for it.")
 
 
 _WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
@@ -172,7 +174,7 @@ _WRITABLE_BY_OTHERS: Final = stat.S_IWGRP | stat.S_IWOTH
 _verified: dict[Path, tuple[str, tuple[int, ...]]] = {}
 
 
-def remember(path: Path, version: str) -> None:
+def mark_verified_in_process(path: Path, version: str) -> None:
     """Record for this process that a database file, in its current state, was checked and has the schema `version`.
 
     `version` is a digest of tables, views and macros. Call it only while no other process can write the file.

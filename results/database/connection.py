@@ -33,7 +33,7 @@ from exitbench.results.database.access import (
     holder,
     is_verified,
     leave_mark,
-    remember,
+    mark_verified_in_process,
     was_marked,
 )
 from exitbench.results.database.current import is_up_to_date, version
@@ -160,7 +160,7 @@ class Database:
         """Close the file and release the lock."""
         self.duck.close()
         if self.is_ours:
-            remember(self.path, version())
+            mark_verified_in_process(self.path, version())
             leave_mark(self.path, version())
         self.lock.release()
         if self.folder is not None:
@@ -226,7 +226,7 @@ def _create(path: Path) -> None:
             _upgrade_schema(database)
         require_complete(partial)
         partial.replace(path)
-        remember(path, version())
+        mark_verified_in_process(path, version())
     finally:
         partial.unlink(missing_ok=True)
         log_of(partial).unlink(missing_ok=True)
@@ -239,7 +239,7 @@ def _open_reader(path: Path, wait_s: float) -> Database:
     if is_verified(path, version()):
         return database
     if _or_close(database, lambda opened: is_up_to_date(opened.duck, str(opened.path))):
-        remember(path, version())
+        mark_verified_in_process(path, version())
         return database
     database.close()
     raise UserError(
@@ -273,7 +273,7 @@ def connect(path: Path, *, read_only: bool, wait_s: float) -> Database:
     deadline = started_s + wait_s
     while True:
         patience_s = _PATIENCE_S if time.monotonic() - started_s < _STARVED_S else _LAST_PATIENCE_S
-        lock = acquire(path, alone=not read_only, deadline=deadline)
+        lock = acquire(path, exclusive=not read_only, deadline=deadline)
         if lock is None:
             raise DatabaseInUse(path, holder(path), wait_s, is_ours=True)
         try:

@@ -60,7 +60,9 @@ def column_description(view: str, column: str) -> str | None:
     name in a table whose rows the view shows.
     """
     view_columns, shared = sections().get(view, {}), sections()[SHARED]
-    of_tables = (entry.about for table in shown_tables(view) for entry in TABLES[table].columns if entry.name == column)
+    of_tables = (
+        entry.description for table in shown_tables(view) for entry in TABLES[table].columns if entry.name == column
+    )
     text: str | None = view_columns.get(column) or shared.get(column) or next(of_tables, None)
     return text
 
@@ -87,8 +89,8 @@ def _columns_toml() -> str:
 
 
 def _on_table(name: str) -> Iterator[str]:
-    yield f"COMMENT ON TABLE {quoted(name)} IS {quoted_text(TABLES[name].about)}"
-    yield from (_on_column(name, column.name, column.about) for column in TABLES[name].columns)
+    yield f"COMMENT ON TABLE {quoted(name)} IS {quoted_text(TABLES[name].description)}"
+    yield from (_on_column(name, column.name, column.description) for column in TABLES[name].columns)
 
 
 def _on_column(relation: str, column: str, text: str) -> str:

@@ -82,9 +82,9 @@ def described_tables() -> tuple[Relation, ...]:
     return tuple(
         Relation(
             table.name,
-            table.about,
+            table.description,
             tuple(
-                ColumnDoc(column.name, column.type, column.is_nullable, column.key, column.about)
+                ColumnDoc(column.name, column.type, column.is_nullable, column.key, column.description)
                 for column in table.columns
             ),
             "",

@@ -78,7 +78,7 @@ COUNT: Final = integer(0, INT32)
 LONG: Final = integer(0, INT64)
 
 
-def first_fault(record: Mapping[str, Any], keys: Keys) -> str | None:
+def first_invalid_key(record: Mapping[str, Any], keys: Keys) -> str | None:
     """Return a sentence on the first key of a record that is missing or invalid; None if all keys are valid.
 
     Args:

@@ -18,10 +18,6 @@ import pyarrow as pa
 import sqlalchemy as sa
 
 from exitbench.errors import UserError, no_room
-from exitbench.results.beside.derived import RESCORES, TAGS, check_rescore, check_tags
-from exitbench.results.beside.trainings import read_training
-from exitbench.results.beside.vocabularies import FILE as VOCABULARY_FILE
-from exitbench.results.beside.vocabularies import read_vocabulary
 from exitbench.results.database.catalogue import key_rows
 from exitbench.results.database.connection import open_database
 from exitbench.results.database.tables import quoted
@@ -48,9 +44,13 @@ from exitbench.results.ingest.snapshot import (
     benchmark_rows,
     is_snapshot,
     load_snapshot,
-    require_equal,
+    require_equal_digests,
     write_snapshot,
 )
+from exitbench.results.side_records.derived import RESCORES, TAGS, check_rescore, check_tags
+from exitbench.results.side_records.trainings import read_training
+from exitbench.results.side_records.vocabularies import FILE as VOCABULARY_FILE
+from exitbench.results.side_records.vocabularies import read_vocabulary
 from exitbench.results.spool.attempts import (
     ATTEMPT_FILES,
     LOG_FILE,
@@ -191,7 +191,7 @@ def _merge_snapshot(
     with _as_database(source, spool_root) as engine:
         with engine.connect() as connection:
             incoming = attempt_digests(connection)
-        require_equal(source, incoming, stored)
+        require_equal_digests(source, incoming, stored)
         _delete_known(engine, keys)
         new_scores = {tuple(key.values()) for table in SCORES for key in key_rows(engine, table).to_pylist()}
         if any(len(key_rows(engine, table)) for table in KEYS):
@@ -278,7 +278,7 @@ def import_spool(source: Path, spool_root: Path, stored: Mapping[str, str]) -> I
     """
     problems = [link_message(link) for link in links_in(source)]
     attempts = list(_finished(source, problems))
-    require_equal(source, {entry.attempt_id: digest for entry, digest in attempts}, stored)
+    require_equal_digests(source, {entry.attempt_id: digest for entry, digest in attempts}, stored)
     added = existing = 0
     for attempt, _digest in attempts:
         target = attempt_path(spool_root, attempt.cell_id, attempt.attempt_id)

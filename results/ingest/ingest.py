@@ -7,7 +7,14 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from exitbench.errors import UserError
-from exitbench.results.database.access import AccessLock, DatabaseInUse, acquire, holder, patiently, yield_to_waiters
+from exitbench.results.database.access import (
+    AccessLock,
+    DatabaseInUse,
+    acquire,
+    holder,
+    retry_while_in_use,
+    yield_to_waiters,
+)
 from exitbench.results.database.connection import (
     WAIT_S,
     DamagedDatabase,
@@ -29,7 +36,7 @@ def ingest(
     database_path: Path,
     progress: Callable[[int, int], None] | None = None,
     *,
-    say: Callable[[str], None] | None = None,
+    on_wait: Callable[[str], None] | None = None,
 ) -> IngestReport:
     """Add to the database every finished attempt in the spool that it lacks.
 
@@ -40,8 +47,8 @@ def ingest(
         spool_root: The spool; attempts may be in progress.
         database_path: The database; created if missing.
         progress: Called after each group of attempts with (attempts seen, attempts in the spool).
-        say: Called with a message if another process has the database open. The wait for that process is then unlimited
-            if it runs ExitBench, else `PATIENCE_S`. Without `say`, the wait is at most `WAIT_S` seconds.
+        on_wait: Called with a message if another process has the database open. The wait for that process is then
+            unlimited if it runs ExitBench, else `PATIENCE_S`. Without `on_wait`, the wait is at most `WAIT_S` seconds.
 
     Raises:
         UserError: As for `open_database`.
@@ -52,7 +59,7 @@ def ingest(
         return open_database(database_path, read_only=False)
 
     while not loader.finished:
-        with opened() if say is None else patiently(opened, say) as database:
+        with opened() if on_wait is None else retry_while_in_use(opened, on_wait) as database:
             loader.load(database.engine, until=database.has_waiters)
         yield_to_waiters(database_path)
     return loader.report
@@ -131,7 +138,7 @@ def _connect_or_lock(path: Path) -> "Database | AccessLock":
     try:
         return connect(path, read_only=False, wait_s=_REBUILD_WAIT_S)
     except DamagedDatabase:
-        lock = acquire(path, alone=True, deadline=time.monotonic() + WAIT_S)
+        lock = acquire(path, exclusive=True, deadline=time.monotonic() + WAIT_S)
         if lock is None:
             raise DatabaseInUse(path, holder(path), WAIT_S) from None
         return lock

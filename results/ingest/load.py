@@ -10,9 +10,6 @@ import duckdb
 import sqlalchemy as sa
 
 from exitbench.errors import UserError
-from exitbench.results.beside.derived import load_rescores, load_tags
-from exitbench.results.beside.trainings import load_trainings
-from exitbench.results.beside.vocabularies import load_vocabularies
 from exitbench.results.database.catalogue import ATTEMPT
 from exitbench.results.files.arrow import driver_connection, parquet_path
 from exitbench.results.files.atomic import DamagedFile, SpoolError
@@ -21,6 +18,9 @@ from exitbench.results.files.duckdb_files import driver_error, is_damage, is_sys
 from exitbench.results.ingest.catalogue_rows import insert_catalogue
 from exitbench.results.ingest.differences import fill_differences
 from exitbench.results.ingest.snapshot import load_imports
+from exitbench.results.side_records.derived import load_rescores, load_tags
+from exitbench.results.side_records.trainings import load_trainings
+from exitbench.results.side_records.vocabularies import load_vocabularies
 from exitbench.results.spool.attempts import (
     Attempt,
     AttemptRecord,

@@ -109,7 +109,7 @@ def load_snapshot(engine: sa.Engine, folder: Path) -> int:
         sources = {name: rows.source for name, rows in tables.items()}
         require_sound(driver_connection(connection), sources, str(folder))
         incoming, stored = (attempt_digests(connection, table) for table in (sources["attempt"], "attempt"))
-        require_equal(folder, incoming, stored)
+        require_equal_digests(folder, incoming, stored)
         for table in sorted(tables, key=_insert_rank):
             if not TABLES[table].local:
                 connection.exec_driver_sql(_insert(table, tables[table]))
@@ -178,7 +178,7 @@ def _names(columns: Iterable[str]) -> str:
     return ", ".join(map(quoted, columns))
 
 
-def require_equal(source: Path, incoming: Mapping[str, str], stored: Mapping[str, str]) -> None:
+def require_equal_digests(source: Path, incoming: Mapping[str, str], stored: Mapping[str, str]) -> None:
     """Check that attempts in both `incoming` and `stored` have equal digests of their DONE files.
 
     Args:

@@ -88,7 +88,7 @@ def _append(duck: duckdb.DuckDBPyConnection, lake: str, name: str, rows: str) ->
             continue
         duck.register("new", pa.table([*map(list, zip(*new, strict=True))], names=list(columns)))
         transactions = [deltalake.Transaction(canonical_json(key), 1) for key in new]
-        with tables.explained(table.url), suppress(CommitFailedError):
+        with tables.as_user_errors(table.url), suppress(CommitFailedError):
             deltalake.write_deltalake(
                 *(table.delta, _reader(duck, name, f"FROM ({rows}) SEMI JOIN new USING ({', '.join(columns)})")),
                 mode="append",

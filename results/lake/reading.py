@@ -95,7 +95,7 @@ def _select(duck: duckdb.DuckDBPyConnection, table: LakeTable, complete: Collect
     is_by_attempt = tables.partitioned_by(table.name) == ["attempt_id"]
     if "://" in table.url:
         source = f"temp.lake_{table.name}"
-        with tables.explained(table.url):
+        with tables.as_user_errors(table.url):
             partition_filter = [("attempt_id", "in", sorted(complete))] if is_by_attempt else None
             dataset = table.delta.to_pyarrow_dataset(partition_filter)
         duck.register(f"lake_{table.name}", dataset)

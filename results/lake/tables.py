@@ -55,7 +55,7 @@ class LakeTable:
         """Return the distinct values of the table's key columns, as listed in `key_columns`."""
         if partitioned_by(self.name):
             return {(value,) for value in self.files.values() if value is not None}
-        with explained(self.url):
+        with as_user_errors(self.url):
             columns = self.delta.to_pyarrow_table(columns=[*key_columns()[self.name]]).to_pydict().values()
         return set(zip(*columns, strict=True))
 
@@ -87,7 +87,7 @@ def require_lake(lake: str) -> None:
 
 def listing(url: str, folder: str) -> dict[str, int]:
     """Return the names in a folder of a lake, with file sizes (0 for folders); empty if the folder does not exist."""
-    with explained(url):
+    with as_user_errors(url):
         if "://" in url:
             store = fs.PyFileSystem(DeltaStorageHandler(url, options(url)))
         else:
@@ -114,7 +114,7 @@ def table_url(lake: str, name: str) -> str:
 def create_table(lake: str, name: str) -> None:
     """Create an empty table in a lake, unless another exporter has created it in the meantime."""
     url, by = table_url(lake, name), partitioned_by(name)
-    with explained(url), suppress(DeltaError):
+    with as_user_errors(url), suppress(DeltaError):
         DeltaTable.create(url, _schema(name), "error", by, configuration=_CONFIGURATION, storage_options=options(url))
 
 
@@ -133,7 +133,7 @@ def open_table(lake: str, name: str) -> LakeTable | None:
         raise UserError(f"{url}: its log has more than {_LOG_BYTES} bytes.")
     if strange := [log for log in logs if not _LOG.fullmatch(log)]:
         raise UserError(f"{url}: its log has {printable(strange[0])}; ExitBench writes no checkpoints.")
-    with explained(url):
+    with as_user_errors(url):
         table = DeltaTable(url, storage_options=options(url))
         protocol, metadata, schema = table.protocol(), table.metadata(), table.schema()
         files = {file: _FILE.fullmatch(file) for file in pa.table(table.get_add_actions())["path"].to_pylist()}
@@ -154,7 +154,7 @@ def open_table(lake: str, name: str) -> LakeTable | None:
 
 
 @contextmanager
-def explained(location: str) -> Iterator[None]:
+def as_user_errors(location: str) -> Iterator[None]:
     """Convert errors of deltalake, Arrow and the operating system to a UserError of one sentence about `location`."""
     try:
         yield

@@ -11,13 +11,13 @@ from typing import Final, Literal
 
 from exitbench.errors import UserError
 from exitbench.results.analysis.status import folder_bytes
-from exitbench.results.beside.derived import RESCORES, TAGS
 from exitbench.results.database.connection import open_database
 from exitbench.results.database.tables import quoted
 from exitbench.results.files.arrow import driver_connection
 from exitbench.results.files.atomic import SpoolError
 from exitbench.results.ingest.snapshot import imported_attempts
 from exitbench.results.maintenance.integrity import counted_rows, stored_rows
+from exitbench.results.side_records.derived import RESCORES, TAGS
 from exitbench.results.spool.attempts import (
     QUARANTINE,
     Attempt,

@@ -11,15 +11,15 @@ import pyarrow.parquet as pq
 import sqlalchemy as sa
 
 from exitbench.errors import UserError
-from exitbench.results.beside.derived import RESCORES, TAGS, check_records
-from exitbench.results.beside.trainings import check_trainings
-from exitbench.results.beside.vocabularies import check_vocabularies
 from exitbench.results.database.catalogue import ATTEMPT, ATTEMPT_FILE
 from exitbench.results.database.connection import DamagedDatabase, Database, open_database
 from exitbench.results.database.tables import quoted
 from exitbench.results.files.atomic import DamagedFile, SpoolError
 from exitbench.results.ingest.manifest import Manifest
 from exitbench.results.ingest.snapshot import imported_attempts
+from exitbench.results.side_records.derived import RESCORES, TAGS, check_records
+from exitbench.results.side_records.trainings import check_trainings
+from exitbench.results.side_records.vocabularies import check_vocabularies
 from exitbench.results.spool.attempts import (
     QUARANTINE,
     Attempt,

@@ -33,7 +33,7 @@ from exitbench.results.files.atomic import (
     write_json,
 )
 from exitbench.results.files.formats import abbreviate_home
-from exitbench.results.files.values import INT64, Keys, first_fault
+from exitbench.results.files.values import INT64, Keys, first_invalid_key
 from exitbench.results.spool.heartbeat import OWNER_FILE, Heartbeat
 from exitbench.results.spool.schema import (
     ATTEMPT_ID,
@@ -557,7 +557,7 @@ def _read(path: Path, keys: Keys) -> dict[str, Any]:
 
 
 def _require(record: Mapping[str, Any], keys: Keys, location: str) -> None:
-    if fault := first_fault(record, keys):
+    if fault := first_invalid_key(record, keys):
         raise SpoolError(f"{location}: {fault}")
 
 

@@ -199,7 +199,7 @@ def bootstrap_weights(n: int, n_boot: int, seed: int) -> Iterator[Floats]:
     """
     block_rows = max(1, _BLOCK_ENTRIES // n)
     if n_boot <= block_rows:
-        yield _only_block(n, n_boot, seed)
+        yield _cached_resamples(n, n_boot, seed)
         return
     rng = np.random.default_rng(seed)
     for start in range(0, n_boot, block_rows):
@@ -207,7 +207,7 @@ def bootstrap_weights(n: int, n_boot: int, seed: int) -> Iterator[Floats]:
 
 
 @functools.lru_cache(1)
-def _only_block(n: int, rows: int, seed: int) -> Floats:
+def _cached_resamples(n: int, rows: int, seed: int) -> Floats:
     """Return all resamples of `bootstrap_weights` in one block; cached, since all ratios of a cell use the same."""
     counts = _counts(np.random.default_rng(seed), n, rows)
     counts.flags.writeable = False
@@ -230,8 +230,8 @@ def jackknife(rows: Floats, aggregate: Aggregate) -> Floats:
     """
     n = len(rows)
     left_out_values = np.asarray(aggregate(rows.sum(axis=0) - rows, np.full(n, n - 1.0)), dtype=np.float64)
-    moved: Floats = (n - 1) * (left_out_values.mean() - left_out_values)
-    return moved
+    influences: Floats = (n - 1) * (left_out_values.mean() - left_out_values)
+    return influences
 
 
 def clopper_pearson(share: float, n: float) -> tuple[float, float]:

@@ -78,9 +78,9 @@ def difference(rows_a: Floats, rows_b: Floats, aggregate: Aggregate, *, seed: in
         interval, detectable = Interval(b - a, None, None, None, n), None
     else:
         # Contributions of the documents to the difference; their mean is the difference.
-        moved = b - a + jackknife(np.concatenate([rows_a, rows_b], axis=1), delta)
-        interval = difference_interval(b - a, moved)
-        detectable = detectable_effect(moved, differs=(rows_a != rows_b).any(axis=1))
+        contributions = b - a + jackknife(np.concatenate([rows_a, rows_b], axis=1), delta)
+        interval = difference_interval(b - a, contributions)
+        detectable = detectable_effect(contributions, differs=(rows_a != rows_b).any(axis=1))
     if np.array_equal(rows_a, rows_b):
         return Difference(a, b, interval, 1.0, NOTHING_DIFFERS, None)
     p, test = permutation_test(rows_a, rows_b, aggregate, seed=seed)
@@ -99,7 +99,7 @@ def binary_difference(right_a: Floats, right_b: Floats) -> Difference:
     return Difference(a, b, interval, mcnemar(gained, lost), "McNemar, exact", detectable)
 
 
-def difference_interval(value: float, moved: Floats, scale: float = PERCENT[1]) -> Interval:
+def difference_interval(value: float, contributions: Floats, scale: float = PERCENT[1]) -> Interval:
     """Return the paired 95% interval of the difference between two runs in a metric on a bounded scale.
 
     Each end is Gaffke's bound (`bounded_mean`), which adds one document that gains or loses the whole scale. So the
@@ -107,11 +107,11 @@ def difference_interval(value: float, moved: Floats, scale: float = PERCENT[1]) 
 
     Args:
         value: Difference between the two runs.
-        moved: Contribution of each document, [n], n at least 2; their mean is the difference.
+        contributions: Contribution of each document, [n], n at least 2; their mean is the difference.
         scale: Size of the metric's scale, from the smallest to the largest value.
     """
-    n = len(moved)
-    parts = np.clip(moved, -scale, scale)
+    n = len(contributions)
+    parts = np.clip(contributions, -scale, scale)
     offset = value - float(parts.mean())
     low, high = lower_bound(parts, -scale) + offset, upper_bound(parts, scale) + offset
     return Interval(value, max(-scale, min(value, low)), min(scale, max(value, high)), "Gaffke", n)
@@ -151,9 +151,9 @@ def permutation_test(rows_a: Floats, rows_b: Floats, aggregate: Aggregate, *, se
 
     def count_at_least_as_far(exchanged: Floats) -> int:
         """Return the number of exchanges (rows of 0 and 1) for which the runs differ at least as much as observed."""
-        moved = exchanged @ change
-        counts = np.full(len(moved), count)
-        return int((np.abs(aggregate(total_b - moved, counts) - aggregate(total_a + moved, counts)) >= reached).sum())
+        shift = exchanged @ change
+        counts = np.full(len(shift), count)
+        return int((np.abs(aggregate(total_b - shift, counts) - aggregate(total_a + shift, counts)) >= reached).sum())
 
     if n_differ <= EXACT_DOCUMENTS:
         codes = np.arange(2**n_differ)
@@ -168,29 +168,29 @@ def permutation_test(rows_a: Floats, rows_b: Floats, aggregate: Aggregate, *, se
     return n_reaching / DRAWS, f"permutation, {DRAWS:,} draws"
 
 
-def detectable_effect(moved: Floats, differs: NDArray[np.bool_]) -> float | None:
+def detectable_effect(contributions: Floats, differs: NDArray[np.bool_]) -> float | None:
     """Return the smallest true difference that the permutation test detects at 5%, two-sided, with 80% power.
 
     None if no document differs, or there are too few documents to detect any difference. The result is based on
     Student's t, but at least the difference at which `LEAST_DIFFERING` documents differ in one direction.
 
     Args:
-        moved: Contribution of each document to the observed difference, [n].
+        contributions: Contribution of each document to the observed difference, [n].
         differs: True if the document's two outputs differ, [n].
     """
     from scipy.special import betaincinv
 
-    n = len(moved)
+    n = len(contributions)
     if n < LEAST_DIFFERING or not differs.any():
         return None
-    error = standard_error(moved)
+    error = standard_error(contributions)
     # Probability of a document to differ in one direction at which `LEAST_DIFFERING` of them do so with 80%
     # probability.
     chance = float(betaincinv(LEAST_DIFFERING, n - LEAST_DIFFERING + 1, POWER))
     return max(
         (t_quantile(n) + t_quantile(n, POWER)) * error,
         NormalDist().inv_cdf(chance) * error * float(np.sqrt(n)),
-        chance * float(np.abs(moved[differs]).mean()),
+        chance * float(np.abs(contributions[differs]).mean()),
     )
 
 

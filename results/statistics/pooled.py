@@ -32,8 +32,8 @@ def contributions(metric: str, statistics: Floats) -> Floats | None:
     if aggregate is None or len(statistics) < 2:
         return None
     value = float(aggregate(statistics.sum(axis=0), np.asarray(float(len(statistics)))))
-    moved: Floats = value + jackknife(statistics, aggregate)
-    return moved
+    document_values: Floats = value + jackknife(statistics, aggregate)
+    return document_values
 
 
 def _bleu(total: Floats, _: Floats) -> Floats:

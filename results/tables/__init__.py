@@ -38,7 +38,7 @@ ARTIFACTS: Final = tuple(
     dict.fromkeys(owner for name, _, owner in REFERENCES if name in ("attempt", "cell") and owner != "cell")
 )
 """Tables that attempts and cells share: machines, environments, models, data."""
-KEYS: Final[Mapping[str, tuple[str, ...]]] = {table.name: table.arrives_by for table in _EVERY if table.arrives_by}
+KEYS: Final[Mapping[str, tuple[str, ...]]] = {table.name: table.import_key for table in _EVERY if table.import_key}
 """Columns that decide, per table, whether imported rows are new; rows of other tables are new if their attempt is."""
 
 

@@ -63,7 +63,7 @@ ANSWERS: Final = (
             Column("statistics", "JSON", "sums from which corpus metrics are computed"),
             Column("scored_at", "TIMESTAMP", "time of scoring, UTC", added=True),
         ),
-        arrives_by=("attempt_id", "metric_version"),
+        import_key=("attempt_id", "metric_version"),
     ),
     Table(
         "metric",
@@ -107,7 +107,7 @@ ANSWERS: Final = (
             Column("scale_high", "DOUBLE", "largest possible value, NULL in the same cases", required=False),
         ),
         file="metrics",
-        arrives_by=("attempt_id", "metric_version"),
+        import_key=("attempt_id", "metric_version"),
     ),
     Table(
         "quality_difference",
@@ -254,6 +254,6 @@ ANSWERS: Final = (
             Column("tagger", "VARCHAR", "library, model and versions of the tagger", key=True, added=True),
         ),
         indexed=False,
-        arrives_by=("attempt_id", "tagger"),
+        import_key=("attempt_id", "tagger"),
     ),
 )

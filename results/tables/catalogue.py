@@ -176,7 +176,7 @@ CATALOGUE: Final = (
                 required=False,
             ),
         ),
-        arrives_by=("attempt_id",),
+        import_key=("attempt_id",),
     ),
     Table(
         "attempt_file",

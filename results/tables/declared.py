@@ -11,7 +11,7 @@ class Column:
     Attributes:
         name: Name of the column.
         type: Type as DuckDB writes it.
-        about: Description of its values.
+        description: Description of its values.
         key: True if the column is part of the table's key.
         required: True if every writer of a row must give a value.
         references: Table whose key the column contains; None for most columns.
@@ -23,7 +23,7 @@ class Column:
 
     name: str
     type: str
-    about: str
+    description: str
     key: bool = False
     required: bool = True
     references: str | None = None
@@ -43,21 +43,21 @@ class Table:
 
     Attributes:
         name: Name of the table.
-        about: Description of its rows, in sentences.
+        description: Description of its rows, in sentences.
         columns: Columns in order.
         file: Name of the attempt's Parquet file, without suffix; None for tables filled from other sources.
         indexed: True if the key is a primary key, which slows ingest down; otherwise only `db check` checks the key.
-        arrives_by: Columns that identify a group of rows that are imported together, such as a rescore; empty if rows
+        import_key: Columns that identify a group of rows that are imported together, such as a rescore; empty if rows
             are imported together with their attempt.
         local: True if every database creates its own rows and imports none.
     """
 
     name: str
-    about: str
+    description: str
     columns: tuple[Column, ...]
     file: str | None = None
     indexed: bool = True
-    arrives_by: tuple[str, ...] = ()
+    import_key: tuple[str, ...] = ()
     local: bool = False
 
     @property
@@ -73,7 +73,7 @@ class Table:
     @property
     def grows_later(self) -> bool:
         """True if rows of an attempt may be added after the attempt ended, such as rescores."""
-        return self.is_of_attempts and bool(self.arrives_by)
+        return self.is_of_attempts and bool(self.import_key)
 
     @property
     def sql(self) -> str:

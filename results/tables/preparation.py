@@ -41,7 +41,7 @@ PREPARATION: Final = (
             Column("recipe", "VARCHAR", "recipe of the training"),
             Column("card", "JSON", "the whole training card, JSON"),
         ),
-        arrives_by=("weights_sha256",),
+        import_key=("weights_sha256",),
     ),
     Table(
         "training_log",
@@ -63,7 +63,7 @@ PREPARATION: Final = (
             Column("value", "DOUBLE", "value of the metric"),
         ),
         indexed=False,
-        arrives_by=("weights_sha256",),
+        import_key=("weights_sha256",),
     ),
     Table(
         "token_text",
@@ -80,6 +80,6 @@ PREPARATION: Final = (
                 required=False,
             ),
         ),
-        arrives_by=("tokenizer_sha256",),
+        import_key=("tokenizer_sha256",),
     ),
 )

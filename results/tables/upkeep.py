@@ -101,6 +101,6 @@ UPKEEP: Final = (
             Column("median_s", "DOUBLE", "median of the rounds, seconds"),
             Column("data", "DOUBLE[]", "seconds of every round, empty if they were not stored"),
         ),
-        arrives_by=("perf_run_id",),
+        import_key=("perf_run_id",),
     ),
 )

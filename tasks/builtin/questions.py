@@ -126,7 +126,7 @@ def words() -> set[str]:
 
 def _question(draw: Draw, n_facts: int, kind: Kind) -> Record:
     chains = draw_chains(draw, draw.sample(NAMES, n_facts), 1 if kind == "copy" else int(kind[-1]))
-    facts = [_longer(draw, fact) for chain in chains for fact in chain]
+    facts = [_maybe_with_tour(draw, fact) for chain in chains for fact in chain]
     answering = facts[len(chains[0]) - 1]
     question = f"where does {chains[0][0].subject} end ?"
     if kind == "copy":
@@ -144,7 +144,7 @@ def _question(draw: Draw, n_facts: int, kind: Kind) -> Record:
     return Record(fields, context, kinds_of(answer))
 
 
-def _longer(draw: Draw, fact: Fact) -> Fact:
+def _maybe_with_tour(draw: Draw, fact: Fact) -> Fact:
     """Return the fact; sometimes, if it is a visit, with its place replaced by a tour of several cities."""
     if fact.verb != VISIT or not draw.chance(LONG_ANSWERS):
         return fact

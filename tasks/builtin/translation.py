@@ -200,7 +200,7 @@ def translation(draw: Draw, level: int) -> Record:
     clause = make(draw, level)
     en, fr = clause.en, clause.fr
     for _ in range(draw.choose(CLAUSES[level]) - 1):
-        more = _more(draw, clause.subject)
+        more = _pronoun_clause(draw, clause.subject)
         conjunction, fr_conjunction = draw.choose(CONJUNCTIONS)
         en, fr = f"{en} , {conjunction} {more.en}", (*fr, (",", "frame"), (fr_conjunction, "copy"), *more.fr)
     en, fr = f"{en} .", (*fr, (".", "end"))
@@ -223,14 +223,14 @@ def words() -> set[str]:
 def _action(draw: Draw, level: int) -> Clause:
     """Return a clause with subject, verb and object, sometimes followed by a companion (`with Anna`)."""
     subject = _person(draw) if draw.chance(0.4) else _noun_phrase(draw, draw.choose(ANIMALS))
-    clause = _does(draw, subject)
+    clause = _transitive_clause(draw, subject)
     if draw.chance(0.3):
         company = _person(draw)
         return Clause(f"{clause.en} with {company.en}", (*clause.fr, ("avec", "frame"), *company.fr), subject)
     return clause
 
 
-def _does(draw: Draw, subject: Phrase) -> Clause:
+def _transitive_clause(draw: Draw, subject: Phrase) -> Clause:
     """Return a clause with the given subject, and a random verb and object."""
     object_ = _person(draw) if draw.chance(0.2) else _noun_phrase(draw, draw.choose(NOUNS))
     verb = draw.choose(VERBS)
@@ -252,7 +252,7 @@ def _state(draw: Draw, level: int) -> Clause:
     return _predicate(subject, draw.choose(STATES))
 
 
-def _more(draw: Draw, subject: Phrase) -> Clause:
+def _pronoun_clause(draw: Draw, subject: Phrase) -> Clause:
     """Return another clause about the subject of the previous one, replaced by a pronoun.
 
     The French pronoun depends on gender and number, the English one on number and animacy.
@@ -264,7 +264,11 @@ def _more(draw: Draw, subject: Phrase) -> Clause:
     fr = ("elle" if subject.feminine else "il") + ("s" if subject.plural else "")
     kind: Kind = "copy" if en in ("he", "she") else "distance"
     pronoun = Phrase(en, ((fr, kind),), subject.feminine, subject.plural, subject.living, subject.named, "distance")
-    return _does(draw, pronoun) if subject.living and draw.chance(0.5) else _predicate(pronoun, draw.choose(STATES))
+    return (
+        _transitive_clause(draw, pronoun)
+        if subject.living and draw.chance(0.5)
+        else _predicate(pronoun, draw.choose(STATES))
+    )
 
 
 def _with_relative(draw: Draw, phrase: Phrase) -> Phrase:

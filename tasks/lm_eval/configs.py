@@ -106,14 +106,14 @@ def leaf_configs(name: str, settings: LmEvalSettings) -> tuple[LeafConfig, ...]:
     """
     if settings.declaration is not None:
         declared = LeafConfig(settings.declaration.name, choice_config(settings.declaration), is_users=True)
-        return (_with(settings, declared),)
+        return (_apply_settings(settings, declared),)
     built = _build(name, settings)
     if isinstance(built, LeafConfig):
-        return (_with(settings, built),)
+        return (_apply_settings(settings, built),)
     leaves = built if isinstance(built, list) else _leaves_of(name, built)
     if not leaves:
         raise UserError(f"lm-eval: {name!r} has no tasks.")
-    leaves = [_with(settings, leaf) for leaf in leaves]
+    leaves = [_apply_settings(settings, leaf) for leaf in leaves]
     if len({leaf.task_name for leaf in leaves}) < len(leaves):
         raise UserError(f"lm-eval: {name!r} has a task twice.")
     _require_equal_configs(name, leaves)
@@ -185,7 +185,7 @@ def _leaves_of(name: str, group: Any) -> list[LeafConfig]:
     return leaves
 
 
-def _with(settings: LmEvalSettings, leaf: LeafConfig) -> LeafConfig:
+def _apply_settings(settings: LmEvalSettings, leaf: LeafConfig) -> LeafConfig:
     """Return a task's configuration with the suite's settings applied, by the rules of lm-eval's command line."""
     config = dict(leaf.config)
     task_shots = config.get("num_fewshot")

@@ -9,7 +9,7 @@ from exitbench.errors import UserError, one_line, suggestion
 from exitbench.tasks.lm_eval.configs import LeafConfig
 from exitbench.tasks.lm_eval.readers import read_records
 from exitbench.tasks.lm_eval.user_yaml import is_hub_name
-from exitbench.tasks.lm_eval_bridge import Bound
+from exitbench.tasks.lm_eval_bridge import NamedPartial
 from exitbench.tasks.sources import path_inside
 
 if TYPE_CHECKING:
@@ -175,7 +175,11 @@ def _from_files(leaf: LeafConfig, source: "Source") -> dict[str, Any] | None:
     if isinstance(fewshot, dict) and fewshot.get("split") not in (None, *records):
         changes["fewshot_config"] = {**fewshot, "split": None}
     dataset_files = tuple((role, str(path)) for role, path in paths.items())
-    return {**changes, "custom_dataset": Bound(_datasets, *_dataset_names(leaf), dataset_files), "dataset_kwargs": None}
+    return {
+        **changes,
+        "custom_dataset": NamedPartial(_datasets, *_dataset_names(leaf), dataset_files),
+        "dataset_kwargs": None,
+    }
 
 
 def _dataset_names(leaf: LeafConfig) -> tuple[str, str | None]:

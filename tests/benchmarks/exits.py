@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from exitbench.methods.base import Threshold
 
 
-class Decided(Threshold):
+class ForcedExits(Threshold):
     """Threshold that forces each token's exit layer, whatever its score: +inf before that block, -inf from it on."""
 
     def __init__(self, layers: Sequence[int]) -> None:

@@ -55,7 +55,7 @@ GROUPED: Mapping[str, Any] = dict(
 """Model with grouped-query attention, which no bundled model has, and weights so large that logits are far apart."""
 
 
-class Noting(Gate):
+class RecordingGate(Gate):
     """Wrapper of a gate that records every score, and each chosen token's logit margin over the next best."""
 
     def __init__(self, gate: Gate) -> None:
@@ -77,7 +77,7 @@ class Noting(Gate):
 
 
 @dataclass(frozen=True)
-class Parting:
+class Difference:
     """Place where a device's answer first differs from the CPU's, and the margin of the CPU's decision there."""
 
     where: str
@@ -94,36 +94,38 @@ class Case:
     requests: Sequence[Request]
     new_tokens: int
     expected: Sequence[Generation]
-    noted: Noting
+    noted: RecordingGate
 
-    def partings(self, answers: Sequence[Generation]) -> Iterator[Parting]:
+    def differences(self, answers: Sequence[Generation]) -> Iterator[Difference]:
         """Yield the first difference from the CPU's answer, for each answer that differs."""
         for request, local, reference in zip(self.requests, answers, self.expected, strict=True):
             if (local.token_ids, local.exit_layers) != (reference.token_ids, reference.exit_layers):
-                yield self._parting(request.seed, local, reference)
+                yield self._first_difference(request.seed, local, reference)
 
-    def _parting(self, seed: int, local: Generation, reference: Generation) -> Parting:
+    def _first_difference(self, seed: int, local: Generation, reference: Generation) -> Difference:
         tokens = zip(local.token_ids, reference.token_ids, local.exit_layers, reference.exit_layers, strict=False)
         for position, (token, expected_token, exit_layer, expected_exit) in enumerate(tokens, 1):
             place = f"{self.name}, answer {seed}, token {position}"
             if exit_layer != expected_exit:
                 block = min(exit_layer, expected_exit)
                 level = self.parts.threshold.value(block, position, self.new_tokens)
-                return Parting(f"{place}, block {block}", abs(self.noted.scores[seed, position, block] - level))
+                return Difference(f"{place}, block {block}", abs(self.noted.scores[seed, position, block] - level))
             if token != expected_token:
-                return Parting(place, self.noted.margins[seed, position])
-        return Parting(f"{self.name}, answer {seed}, its length", math.inf)
+                return Difference(place, self.noted.margins[seed, position])
+        return Difference(f"{self.name}, answer {seed}, its length", math.inf)
 
 
 def correctness(setting: Setting) -> Iterator[Line]:
     """Check the device's answers against the CPU's; if any is wrong, nothing is timed afterwards."""
     cases = list(_cases(setting))
-    partings = [parting for case in cases for answers in _answers_of(case) for parting in case.partings(answers)]
-    wrong = [parting for parting in partings if not parting.margin < NEAR_TIE]
+    differences = [
+        difference for case in cases for answers in _answers_of(case) for difference in case.differences(answers)
+    ]
+    wrong = [difference for difference in differences if not difference.margin < NEAR_TIE]
     setting.is_wrong = bool(wrong)
     answers = 2 * sum(len(case.requests) for case in cases)
-    near = max((parting.margin for parting in partings if parting not in wrong), default=0.0)
-    note = f"of {answers} answers; {len(partings) - len(wrong)} part at near-ties, margins up to {near:.1e}"
+    near = max((difference.margin for difference in differences if difference not in wrong), default=0.0)
+    note = f"of {answers} answers; {len(differences) - len(wrong)} part at near-ties, margins up to {near:.1e}"
     first = f"; wrong first: {wrong[0].where}, margin {wrong[0].margin:.1e}" if wrong else ""
     yield "correct", _result(1 - len(wrong) / answers, note + first)
 
@@ -141,7 +143,7 @@ def _cases(setting: Setting) -> Iterator[Case]:
         for batch in (requests[:1], requests[-1:], requests):
             for name, (method, params) in METHODS.items():
                 parts = get_method(method).from_params(params).parts(on_cpu.model.n_blocks)
-                noted = Noting(parts.gate)
+                noted = RecordingGate(parts.gate)
                 expected = _answers(on_cpu, batch, new_tokens, replace(parts, gate=noted))
                 variant = parts.certified() if name.endswith(CERTIFIED) else parts
                 yield Case(f"{label} {name}", on_device, variant, batch, new_tokens, expected, noted)

@@ -155,7 +155,7 @@ class OnDevice(Pair):
     def inputs(self, prompts: Sequence[Sequence[int]]) -> dict[str, torch.Tensor]:
         return {name: value.to(self.setting.device) for name, value in super().inputs(prompts).items()}
 
-    def static(self, inputs: Mapping[str, torch.Tensor], new_tokens: int) -> list[list[int]]:
+    def compiled_generate(self, inputs: Mapping[str, torch.Tensor], new_tokens: int) -> list[list[int]]:
         """Return the new tokens of `generate` with a static cache.
 
         With this cache, transformers compiles the model and uses CUDA graphs.
@@ -166,7 +166,7 @@ class OnDevice(Pair):
         answers: list[list[int]] = output[:, -new_tokens:].tolist()
         return answers
 
-    def going(
+    def timed_decoding(
         self, parts: Parts, prompts: Sequence[Sequence[int]], new_tokens: int | None = None, *, captures: bool = True
     ) -> Timed:
         """Return decoding as an action to time, starting from a prefill that has finished on the device.

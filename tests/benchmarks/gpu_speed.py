@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from gpu_checks import CERTIFIED
 from gpu_models import Line, OnDevice, Setting, Unsaved
-from ideals import at_full_depth, ideal_over_full, share_of_a_block, total
+from ideals import at_full_depth, decoding_cost, ideal_over_full, share_of_a_block
 from models import PROMPT_TOKENS
 from ratios import Comparison, Timed
 from test_realised_fraction import SHARES
@@ -55,7 +55,7 @@ def full_depth(setting: Setting) -> Iterator[Line]:
         inputs = pair.inputs(prompts)
         reference = Timed(lambda _, pair=pair, inputs=inputs: pair.transformers(inputs, pair.shape.new_tokens))
         (expected,) = reference.once()
-        local = pair.going(pair.full(), prompts)
+        local = pair.timed_decoding(pair.full(), prompts)
         (answer,), first_s = _first(setting, local)
         same = sum(map(int.__eq__, answer.token_ids, expected))
         comparison = setting.in_turn(reference, Timed(lambda _, local=local: local.once()))
@@ -76,7 +76,7 @@ def graphs(setting: Setting) -> Iterator[Line]:
 
 def _graphs(setting: Setting, pair: OnDevice, rows: int, new_tokens: int) -> Line:
     prompts = pair.prompts(rows)
-    without, captured = (pair.going(pair.full(), prompts, new_tokens, captures=used) for used in (False, True))
+    without, captured = (pair.timed_decoding(pair.full(), prompts, new_tokens, captures=used) for used in (False, True))
     comparison = setting.in_turn(without, captured)
     tokens_per_s = rows * new_tokens / statistics.median(comparison.measured_s)
     note = f"{tokens_per_s:.0f} tokens/s"
@@ -103,12 +103,12 @@ def decoders(setting: Setting) -> Iterator[Line]:
 def compiled(setting: Setting) -> Iterator[Line]:
     """Time decoder-only models against `generate` with a static cache, for which transformers compiles them."""
     for pair in _decoders(setting):
-        yield _against(setting, pair, "compiled generate, static cache", pair.static)
+        yield _against(setting, pair, "compiled generate, static cache", pair.compiled_generate)
 
 
 def _against(setting: Setting, pair: OnDevice, name: str, generate: Callable[..., list[list[int]]]) -> Line:
     prompts, new_tokens = pair.prompts(), pair.shape.new_tokens
-    inputs, local = pair.inputs(prompts), pair.going(pair.full(), prompts)
+    inputs, local = pair.inputs(prompts), pair.timed_decoding(pair.full(), prompts)
     reference = Timed(lambda _: generate(inputs, new_tokens))
     (expected,), first_s = _first(setting, reference)
     (answer,) = local.once()
@@ -128,8 +128,8 @@ def realised_fraction(setting: Setting) -> Iterator[Line]:
 
 def _realised(setting: Setting, pair: OnDevice, exit_layer: int) -> Line:
     prompts, early = pair.prompts(), pair.parts("static", exit_layer=exit_layer)
-    full, method = (pair.going(parts, prompts) for parts in (pair.full(), early))
-    ideal = ideal_over_full(pair, early, method.told(), PROMPT_TOKENS).by_bytes
+    full, method = (pair.timed_decoding(parts, prompts) for parts in (pair.full(), early))
+    ideal = ideal_over_full(pair, early, method.run_traced(), PROMPT_TOKENS).by_bytes
     comparison = setting.in_turn(full, method)
     note = f"speed-up {comparison.ratio:.2f} of {ideal:.2f}"
     return f"realised at exit {exit_layer}", _result(comparison, "%", note, ideal, **setting.goal(0.9))
@@ -142,14 +142,14 @@ def gates(setting: Setting) -> Iterator[Line]:
     """
     pair = setting.t5(torch.bfloat16)
     prompts = pair.prompts()
-    full = pair.going(pair.full(), prompts)
+    full = pair.timed_decoding(pair.full(), prompts)
     exits = {f"exit {at}": ("static", {"exit_layer": at}) for at in (pair.n_blocks // 3, pair.n_blocks * 2 // 3)}
     ranked: list[tuple[float, Comparison]] = []  # ideal and measured
     for name, (method, params) in {**RANKED, **exits}.items():
         parts = pair.parts(method, **params)
         parts = parts.certified() if name.endswith(CERTIFIED) else parts
-        timed = pair.going(parts, prompts)
-        answers = timed.told()
+        timed = pair.timed_decoding(parts, prompts)
+        answers = timed.run_traced()
         ideal = ideal_over_full(pair, parts, answers, PROMPT_TOKENS).by_bytes
         comparison = setting.in_turn(full, timed)
         ranked.append((ideal, comparison))
@@ -182,7 +182,7 @@ def batches(setting: Setting) -> Iterator[Line]:
     prompts = pair.prompts(rows, BATCH_SOURCE_TOKENS)
     inputs = pair.inputs(prompts)
     reference = Timed(lambda _: pair.transformers(inputs, new_tokens))
-    local = pair.going(pair.full(), prompts, new_tokens)
+    local = pair.timed_decoding(pair.full(), prompts, new_tokens)
     _, first_s = _first(setting, local)
     comparison = setting.in_turn(reference, Timed(lambda _: local.once()))
     tokens_per_s = rows * new_tokens / statistics.median(comparison.measured_s)
@@ -207,8 +207,8 @@ def llama(setting: Setting) -> Iterator[Line]:
     label = "llama-tiny-random" if setting.quick else "llama-7b-random"
     pair = Unsaved(label, setting.folder / label, setting, torch.bfloat16)
     name, result = _realised(setting, pair, pair.n_blocks // 2)
-    answers = pair.going(pair.full(), pair.prompts()).once()
-    read_bytes = 2 * total(pair, pair.full(), at_full_depth(pair, answers), PROMPT_TOKENS).read_numel
+    answers = pair.timed_decoding(pair.full(), pair.prompts()).once()
+    read_bytes = 2 * decoding_cost(pair, pair.full(), at_full_depth(pair, answers), PROMPT_TOKENS).read_numel
     took_s = statistics.median(result["base_s"])
     note = f"at full depth; {pair.shape.new_tokens / took_s:.0f} tokens/s"
     yield label, {"measured": read_bytes / took_s / 1e9, "unit": "GB/s", "note": note}

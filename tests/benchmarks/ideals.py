@@ -30,20 +30,21 @@ def ideal_over_full(pair: Pair, parts: Parts, answers: Sequence[Generation], sou
 
     Every row counts as if it were decoded alone.
     """
-    full = total(pair, pair.full(), at_full_depth(pair, answers), source_tokens)
-    return ideal_speedup(full, total(pair, parts, answers, source_tokens))
+    full = decoding_cost(pair, pair.full(), at_full_depth(pair, answers), source_tokens)
+    return ideal_speedup(full, decoding_cost(pair, parts, answers, source_tokens))
 
 
-def total(pair: Pair, parts: Parts, answers: Sequence[Generation], source_tokens: int) -> Cost:
+def decoding_cost(pair: Pair, parts: Parts, answers: Sequence[Generation], source_tokens: int) -> Cost:
     """Return the counted work of decoding answers; a decoder-only model's first token counts only for its read-out."""
     model, first = pair.checkpoint.model, 0 if pair.checkpoint.kind == "seq2seq" else 1
     each = (
-        answer_cost(model, parts, answer.records, places(pair, answer, source_tokens)[first:]) for answer in answers
+        answer_cost(model, parts, answer.records, token_places(pair, answer, source_tokens)[first:])
+        for answer in answers
     )
     return sum(each, Cost())
 
 
-def places(pair: Pair, answer: Generation, source_tokens: int) -> list[TokenPlace]:
+def token_places(pair: Pair, answer: Generation, source_tokens: int) -> list[TokenPlace]:
     """Return how many positions each token attends to; a decoder-only model's prompt belongs to the context."""
     positions = range(1, len(answer.token_ids) + 1)
     if pair.checkpoint.kind == "seq2seq":
@@ -54,7 +55,7 @@ def places(pair: Pair, answer: Generation, source_tokens: int) -> list[TokenPlac
 def share_of_a_block(pair: Pair, answer: Generation, source_tokens: int) -> float:
     """Return the bytes that one block reads over those that a whole token reads, at full depth."""
     (full,) = at_full_depth(pair, [answer])
-    model, positions = pair.checkpoint.model, places(pair, answer, source_tokens)
+    model, positions = pair.checkpoint.model, token_places(pair, answer, source_tokens)
     work = answer_parts(model, pair.full(), full.records, positions)
     return work["blocks"].read_numel / pair.n_blocks / sum(cost.read_numel for cost in work.values())
 

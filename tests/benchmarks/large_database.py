@@ -52,7 +52,7 @@ import sys, time
 from pathlib import Path
 from exitbench.results.ingest.ingest import ingest
 started = time.perf_counter()
-report = ingest(Path(sys.argv[1]), Path(sys.argv[2]), say=lambda line: print(line, file=sys.stderr))
+report = ingest(Path(sys.argv[1]), Path(sys.argv[2]), on_wait=lambda line: print(line, file=sys.stderr))
 assert report.added and not report.quarantined, report
 print(time.perf_counter() - started)
 """
@@ -120,7 +120,7 @@ def cpu_s() -> float:
     return time.process_time() + children.ru_utime + children.ru_stime
 
 
-def least(action: Callable[[], object]) -> tuple[float, float]:
+def best_of_two(action: Callable[[], object]) -> tuple[float, float]:
     """Run an action twice; return the smaller wall time and the smaller CPU time."""
     (first_s, first_cpu_s), (second_s, second_cpu_s) = seconds_and_cpu(action), seconds_and_cpu(action)
     return min(first_s, second_s), min(first_cpu_s, second_cpu_s)
@@ -208,7 +208,7 @@ def main() -> None:
     with open_database(path) as database:
         print("\n".join(sizes(database)), flush=True)
         chosen = [query for query in queries(database) if arguments.only in query[0]]
-        times = {name: least(lambda q=query: database.query(*q)) for name, *query in chosen}
+        times = {name: best_of_two(lambda q=query: database.query(*q)) for name, *query in chosen}
     print(f"   clock   CPU / {arguments.threads}")
     for name, (took, cost) in sorted(times.items(), key=lambda item: -item[1][0]):
         print(f"{took:8.3f} s {cost / arguments.threads:8.3f} s  {name}")

@@ -59,7 +59,7 @@ DEEP_EVERY = 4  # FREE: one in this many tokens runs all blocks
 PROMPT_TOKENS, NEW_TOKENS, PINNED = 24, 17, "4.28.1"
 
 
-class Answer:
+class TokenTimer:
     """Stopping criterion that never stops; it notes the time of each token of a request."""
 
     def __init__(self) -> None:
@@ -107,8 +107,8 @@ class Local:
         forced = dataclasses.replace(parts, threshold=Forced(exits))
         return forced.certified() if self.head == "certified" else forced
 
-    def answer(self, parts: Parts, prompt: list[int], exits: list[int]) -> Answer:
-        answer = Answer()
+    def answer(self, parts: Parts, prompt: list[int], exits: list[int]) -> TokenTimer:
+        answer = TokenTimer()
         batch = prefill(self.checkpoint.model, [Request(prompt)], len(exits))
         (generation,) = decode(self.checkpoint, batch, parts, is_stopped=answer)
         answer.ended(generation.token_ids)
@@ -143,7 +143,7 @@ class Published:
             config.update({"static_exit_layer": static, **measures, **of_stack})
         vars(self.model.decoder).update(of_stack)
 
-    def levels(self, kind: str, exits: Sequence[int]) -> list[float]:
+    def forced_thresholds(self, kind: str, exits: Sequence[int]) -> list[float]:
         """Return the thresholds that force the exits, one for each confidence that the model computes, in order."""
         if kind == "free":
             return [NEVER if layer == self.n_blocks else ALWAYS for layer in exits]
@@ -151,8 +151,8 @@ class Published:
         at_each = ((at, layer) for layer in exits for at in range(first, min(layer + 1, self.n_blocks)))
         return [ALWAYS if at == layer else NEVER for at, layer in at_each]
 
-    def answer(self, kind: str, prompt: list[int], exits: list[int]) -> Answer:
-        levels, compare = iter(self.levels(kind, exits)), self.code.get_skip_mask
+    def answer(self, kind: str, prompt: list[int], exits: list[int]) -> TokenTimer:
+        levels, compare = iter(self.forced_thresholds(kind, exits)), self.code.get_skip_mask
         threshold = "shallow2deep_conf_threshold" if kind == "free" else "exit_conf_threshold"
 
         def forced(*args: Any, config: Any, **kwargs: Any) -> Any:
@@ -160,7 +160,7 @@ class Published:
             return compare(*args, config=config, **kwargs)
 
         self.model.decoder.block_op = [0] * self.n_blocks  # the model's count of tokens per block
-        answer = Answer()
+        answer = TokenTimer()
         with patch.object(self.code, "get_skip_mask", forced), torch.inference_mode():
             prompt_1S = torch.tensor([prompt], device=self.model.device)
             out = self.model.generate(prompt_1S, max_new_tokens=len(exits), stopping_criteria=[answer])
@@ -200,7 +200,7 @@ def make_checkpoint(folder: Path, shape: dict[str, int]) -> dict[str, Any]:
     return dict(model.state_dict())
 
 
-def compared(reference: Callable[[], Answer], local: Callable[[], Answer], rounds: int) -> str:
+def compared(reference: Callable[[], TokenTimer], local: Callable[[], TokenTimer], rounds: int) -> str:
     same = reference().token_ids == local().token_ids
     rounds_of_answers = [(reference(), local(), local(), reference()) for _ in range(rounds)]
     ratios = [(a.token_ms + d.token_ms) / (b.token_ms + c.token_ms) for a, b, c, d in rounds_of_answers]

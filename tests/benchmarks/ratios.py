@@ -40,7 +40,7 @@ class Timed:
         """Prepare and run the action once; return its result."""
         return self.run(self.prepare())
 
-    def told(self) -> Any:
+    def run_traced(self) -> Any:
         """Prepare and run the action once with a trace; return its result."""
         return (self.traced or self.run)(self.prepare())
 

@@ -91,7 +91,7 @@ def test_batch_whose_rows_leave(pair: Pair, rows: int, benchmark: Any, capsys: p
     prompts, new_tokens = pair.prompts(rows, SOURCE_TOKENS), NEW_TOKENS[pair.label]
     leaving = pair.parts("random", mean_exit=pair.n_blocks / 2)
     full, early = (pair.decoding(parts, prompts, new_tokens) for parts in (pair.full(), leaving))
-    answers = early.told()
+    answers = early.run_traced()
     by_flops = ideal_over_full(pair, leaving, answers, SOURCE_TOKENS).by_flops
     by_bytes = ideal_of_batch(pair, answers, SOURCE_TOKENS)
     exits = [layer for answer in answers for layer in answer.exit_layers]

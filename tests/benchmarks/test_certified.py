@@ -39,8 +39,8 @@ def test_certified_gate_that_never_opens(
     """Measure tokens/s with a certified gate over those of full depth, which reads the exact head."""
     prompts, parts = pair.prompts(), leaving_after(pair, pair.n_blocks, method).certified()
     full, gated = pair.decoding(pair.full(), prompts), pair.decoding(parts, prompts)
-    answers = gated.told()
-    assert answers[0].token_ids == full.told()[0].token_ids
+    answers = gated.run_traced()
+    assert answers[0].token_ids == full.run_traced()[0].token_ids
     assert set(answers[0].exit_layers) == {pair.n_blocks}, "the gate opened"
     ideal = ideal_over_full(pair, parts, answers, PROMPT_TOKENS)
     comparison = compare(benchmark, full, gated)
@@ -67,7 +67,7 @@ def test_certified_head_against_the_exact_one(
     block = pair.n_blocks if share == "never" else pair.n_blocks // 3
     prompts, parts = pair.prompts(), leaving_after(pair, block)
     exact, certified = pair.decoding(parts, prompts), pair.decoding(parts.certified(), prompts)
-    (reference,), (bounded,) = exact.told(), certified.told()
+    (reference,), (bounded,) = exact.run_traced(), certified.run_traced()
     assert (bounded.token_ids, bounded.exit_layers) == (reference.token_ids, reference.exit_layers)
     assert set(bounded.exit_layers) == {block}
     comparison = compare(benchmark, exact, certified)

@@ -66,7 +66,7 @@ def test_encoder_realised_fraction(rows: int, benchmark: Any, capsys: pytest.Cap
         return Timed(lambda _: run(False), traced=lambda _: run(True))
 
     baseline, method = timed(full), timed(early)
-    ideal = flops(full, baseline.told()) / flops(early, method.told())
+    ideal = flops(full, baseline.run_traced()) / flops(early, method.run_traced())
     comparison = compare(benchmark, baseline, method)
     record(
         benchmark,

@@ -50,7 +50,7 @@ def test_gate_that_never_opens(pair: Pair, gate: str, benchmark: Any, capsys: py
     prompts = pair.prompts()
     parts = pair.parts(GATES[gate][0], **parameters(gate, pair.n_blocks))
     full, gated = pair.decoding(pair.full(), prompts), pair.decoding(parts, prompts)
-    answers = gated.told()
+    answers = gated.run_traced()
     assert set(answers[0].exit_layers) == {pair.n_blocks}, "the gate opened"
     ideal = ideal_over_full(pair, parts, answers, PROMPT_TOKENS)
     comparison = compare(benchmark, full, gated)

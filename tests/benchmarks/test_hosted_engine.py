@@ -45,7 +45,7 @@ def test_hosted_realised_fraction(pair: Pair, share: str, benchmark: Any, capsys
     exit_layer = round(pair.n_blocks * SHARES[share])
     prompts, early = pair.prompts(), pair.parts("static", exit_layer=exit_layer)
     full, method = (pair.decoding(parts, prompts, checkpoint=pair.hosted) for parts in (pair.full(), early))
-    ideal = ideal_over_full(pair, early, method.told(), PROMPT_TOKENS)
+    ideal = ideal_over_full(pair, early, method.run_traced(), PROMPT_TOKENS)
     comparison = compare(benchmark, full, method)
     note = f"exit {exit_layer} of {pair.n_blocks}: speed-up {comparison.ratio:.2f} of {ideal.by_bytes:.2f}"
     record(

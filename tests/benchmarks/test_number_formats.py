@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from exits import Decided
+from exits import ForcedExits
 from goals import record
 from models import BASE_NAME, SMALL_NAME, Pair
 from ratios import compare
@@ -36,7 +36,7 @@ def test_exit_after_a_third(
     full, early = (
         pair.decoding(parts, prompts, checkpoint=checkpoint) for parts in (pair.full(), leaving(pair, gate, exit_layer))
     )
-    assert set(early.told()[0].exit_layers) == {exit_layer}
+    assert set(early.run_traced()[0].exit_layers) == {exit_layer}
     comparison = compare(benchmark, full, early)
     tokens_per_s = pair.shape.new_tokens / benchmark.stats.stats.median
     note = f"exit {exit_layer} of {pair.n_blocks}; {tokens_per_s:.1f} tokens/s; {comparison.spread()}"
@@ -49,4 +49,4 @@ def leaving(pair: Pair, gate: str, exit_layer: int) -> Parts:
     """Return a method whose tokens all exit after `exit_layer`."""
     if gate == "static":
         return pair.parts("static", exit_layer=exit_layer)
-    return replace(pair.parts("calm-softmax"), threshold=Decided([exit_layer]))
+    return replace(pair.parts("calm-softmax"), threshold=ForcedExits([exit_layer]))

@@ -33,7 +33,7 @@ def test_probe(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -
     probing given answers alone, and of the LM-head products alone (one per token and block), which bounds both.
     """
     prompts, new_tokens = pair.prompts(BATCH_ROWS), NEW_TOKENS[pair.label]
-    stepped = evenly(prompts, STEPPED[pair.label])
+    stepped = evenly_spaced(prompts, STEPPED[pair.label])
     decoding = pair.decoding(pair.full(), prompts, new_tokens)
     answers = [answer.token_ids for answer in decoding.once()]
     probing = Timed(lambda _: probe(pair.checkpoint, prompts, answers))
@@ -74,7 +74,7 @@ def head_s(pair: Pair, prompts: list[list[int]], answers: list[list[int]], clock
     return statistics.median(product.seconds(clock) for _ in range(3))
 
 
-def evenly(prompts: list[list[int]], few: int) -> list[list[int]]:
+def evenly_spaced(prompts: list[list[int]], few: int) -> list[list[int]]:
     """Return an evenly spaced subset of prompts sorted by length, from the longest to the shortest."""
     return [prompts[(len(prompts) - 1) * at // (few - 1)] for at in range(few)]
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.benchmark(disable_gc=True)
 def test_products_alone(pair: Pair, dtype: torch.dtype, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Measure the matrix products' share of decoding time, and the bytes of weights that they read per second."""
     checkpoint = pair.checkpoint if dtype == torch.float32 else pair.loaded(dtype)
-    new_tokens, weights = pair.shape.new_tokens, read_each_token(checkpoint.model)
+    new_tokens, weights = pair.shape.new_tokens, token_projections(checkpoint.model)
     inputs = {projection.weight.shape[1] for projection in weights}
     x = {width: torch.randn(1, width, dtype=dtype) for width in inputs}
 
@@ -37,7 +37,7 @@ def test_products_alone(pair: Pair, dtype: torch.dtype, benchmark: Any, capsys: 
     record(benchmark, capsys, 1 / comparison.ratio, "%", note=note, read_bytes=read_bytes, **comparison.about())
 
 
-def read_each_token(model: Transformer) -> list[Any]:
+def token_projections(model: Transformer) -> list[Any]:
     """Return the projections that each token passes, in order: those of every block, then the LM head."""
     names = ("qkv", "attention_out", "cross_q", "cross_out", "up", "down")
     of_blocks = [getattr(block, name) for block in model.weights.blocks for name in names]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from exits import Decided
+from exits import ForcedExits
 from goals import record
 from ideals import ideal_over_full
 from models import BASE_NAME, LARGE_NAME, PROMPT_TOKENS, SMALL_NAME, Pair
@@ -55,7 +55,7 @@ def test_realised_fraction_of_a_gate(pair: Pair, gate: str, benchmark: Any, caps
         params = {**params, "exit_layer": shallow}
     early = pair.parts(name, **params)
     if name != "self-speculation":
-        early = replace(early, threshold=Decided([shallow, shallow, shallow, pair.n_blocks]))
+        early = replace(early, threshold=ForcedExits([shallow, shallow, shallow, pair.n_blocks]))
     measure(pair, early, GATE_GOALS[pair.label], benchmark, capsys)
 
 
@@ -63,7 +63,7 @@ def measure(pair: Pair, early: Parts, goal: float, benchmark: Any, capsys: pytes
     """Time a method and full depth in turn, and record the realised fraction."""
     prompts = pair.prompts()
     full, method = pair.decoding(pair.full(), prompts), pair.decoding(early, prompts)
-    answers = method.told()
+    answers = method.run_traced()
     ideal = ideal_over_full(pair, early, answers, PROMPT_TOKENS)
     exits = [layer for answer in answers for layer in answer.exit_layers]
     mean_exit = sum(exits) / len(exits)

@@ -59,7 +59,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"read_parquet('{path}')"
 
 
-def swept(source: str, gate: str, decayed: bool = False, documents: bool = False) -> float:
+def sweep_seconds(source: str, gate: str, decayed: bool = False, documents: bool = False) -> float:
     """Return the seconds of replaying one gate at all thresholds."""
     levels = np.linspace(0, 1, THRESHOLDS).tolist()
     started = time.perf_counter()
@@ -80,8 +80,8 @@ def test_all_gates(source: str, benchmark: Any, capsys: pytest.CaptureFixture[st
 
     def all_gates() -> None:
         for gate in GATES:
-            took_s[gate].append(swept(source, gate))
-        took_s["margin, decayed"].append(swept(source, "margin", decayed=True))
+            took_s[gate].append(sweep_seconds(source, gate))
+        took_s["margin, decayed"].append(sweep_seconds(source, "margin", decayed=True))
 
     benchmark.pedantic(all_gates, rounds=3)
     gate_s = {gate: statistics.median(seconds) for gate, seconds in took_s.items()}
@@ -91,5 +91,5 @@ def test_all_gates(source: str, benchmark: Any, capsys: pytest.CaptureFixture[st
 
 def test_documents_apart(source: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Time sweeps that also return sums per document, which intervals need; no goal."""
-    benchmark.pedantic(swept, (source, "margin"), {"documents": True}, rounds=3)
+    benchmark.pedantic(sweep_seconds, (source, "margin"), {"documents": True}, rounds=3)
     record(benchmark, capsys, benchmark.stats.stats.median, "s", note=SIZE)

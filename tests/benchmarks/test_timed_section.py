@@ -37,7 +37,7 @@ def test_timed_section(pair: Pair, gate: str, benchmark: Any, capsys: pytest.Cap
     name, params = GATES[gate]
     timed = pair.decoding(pair.parts(name, **params), pair.prompts(), NEW_TOKENS)
     assert timed.traced is not None, "a decode has a trace"
-    assert [answer.token_ids for answer in timed.once()] == [answer.token_ids for answer in timed.told()]
+    assert [answer.token_ids for answer in timed.once()] == [answer.token_ids for answer in timed.run_traced()]
     benchmark.pedantic(timed.run, setup=lambda: ((timed.prepare(),), {}), rounds=3 * ROUNDS, warmup_rounds=1)
     ratios, bare_s = [], []
     for _ in range(ROUNDS):

@@ -78,7 +78,7 @@ class TracedPass:
                     quality_pass(work_of(self.model, item), writer, lambda done: None)
                     writer.finish("ok")
 
-    def told(self) -> dict[str, float]:
+    def seconds_by_stage(self) -> dict[str, float]:
         return {"decoding_s": self.decoding.seconds, "tracing_s": self.tracing.seconds}
 
     @property
@@ -96,4 +96,4 @@ def test_share_of_decoding_that_its_trace_costs(
 ) -> None:
     traced = TracedPass(tmp_path, "cpu")
     benchmark.pedantic(traced.run, rounds=1)
-    record(benchmark, capsys, traced.share, "%", at_most=GOAL, note=traced.note, **traced.told())
+    record(benchmark, capsys, traced.share, "%", at_most=GOAL, note=traced.note, **traced.seconds_by_stage())

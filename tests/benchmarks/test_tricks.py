@@ -63,7 +63,9 @@ AT_BATCH_1: dict[str, Undone] = {
     "norm-weights-folded": lambda: patch.object(Transformer, "normalise", separate_weight),
     "sum-within-product": lambda: patch.object(Linear, "onto", product_then_sum),
     "queries-keys-values-at-once": lambda: patch.object(Linear, "__call__", three_products),
-    "weights-laid-out": lambda: patch.object(Linear, "laid_out", lambda projection: projection),  # layout as loaded
+    "weights-laid-out": lambda: patch.object(
+        Linear, "in_default_layout", lambda projection: projection
+    ),  # layout as loaded
 }
 EARLY: dict[str, Undone] = {
     "skipped-blocks-at-once": lambda: patch.object(Transformer, "_fill_at_once", fill_each_block)

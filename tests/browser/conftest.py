@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from exitbench.reports.render import write_report
-from exitbench.results.beside.vocabularies import record_vocabulary
 from exitbench.results.ingest.ingest import ingest
+from exitbench.results.side_records.vocabularies import record_vocabulary
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the module `measure`
 

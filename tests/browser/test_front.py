@@ -39,15 +39,15 @@ def front_page(front_database: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="session")
-def made(front_database: Path) -> tuple[Card, ...]:
+def python_cards(front_database: Path) -> tuple[Card, ...]:
     """Return the recommendation cards as computed in Python."""
     (source,) = (source for source in discover(tables) if source.name == "summary")
     with open_database(front_database) as database:
         return cards(Frame.query(database, source.sql).rows)
 
 
-def names_at(made: tuple[Card, ...], percent: float) -> list[str]:
-    said = [describe_card(card, labels(card.rows), {}, ()) for card in made]
+def names_at(python_cards: tuple[Card, ...], percent: float) -> list[str]:
+    said = [describe_card(card, labels(card.rows), {}, ()) for card in python_cards]
     return [next(one.name for one in reversed(card.recommendations) if one.from_percent <= percent) for card in said]
 
 
@@ -56,29 +56,29 @@ def names(page: Any) -> list[str]:
 
 
 def test_the_slider_changes_what_to_use_and_stands_in_the_address(
-    open_page: Open, front_page: str, made: tuple[Card, ...]
+    open_page: Open, front_page: str, python_cards: tuple[Card, ...]
 ) -> None:
     page = open_page(address=front_page, fragment="#use")
-    assert names(page) == names_at(made, 1)
+    assert names(page) == names_at(python_cards, 1)
     slider = page.get_by_label("Allowed loss of quality")
     slider.press("End")
-    assert names(page) == names_at(made, 20) != names_at(made, 1)
+    assert names(page) == names_at(python_cards, 20) != names_at(python_cards, 1)
     slider.press("ArrowLeft")
     assert page.locator(".allow output").inner_text() == "19.9 % of full depth's" and "?loss=19.9#use" in page.url
     again = open_page(address=page.url, fragment="")
     assert again.locator(".allow output").inner_text() == "19.9 % of full depth's"
-    assert names(again) == names_at(made, 19.9)
+    assert names(again) == names_at(python_cards, 19.9)
     slider.press("Home")
-    assert names(page) == names_at(made, 0) and "loss=0" in page.url
+    assert names(page) == names_at(python_cards, 0) and "loss=0" in page.url
 
 
 def test_the_first_line_counts_the_pairs_for_which_early_exit_pays(
-    open_page: Open, front_page: str, made: tuple[Card, ...]
+    open_page: Open, front_page: str, python_cards: tuple[Card, ...]
 ) -> None:
     page = open_page(address=front_page, fragment="#use")
     assert page.locator(".summary").inner_text() == "Early exit pays in 0 of 2 timed model-task pairs."
     page.get_by_label("Allowed loss of quality").press("End")
-    paying = sum(name != "full depth" for name in names_at(made, 20))
+    paying = sum(name != "full depth" for name in names_at(python_cards, 20))
     assert paying and page.locator(".summary strong").inner_text() == str(paying)
 
 
@@ -107,25 +107,25 @@ def test_a_printed_page_says_which_loss_is_allowed(open_page: Open, front_page: 
 
 
 def test_a_card_leads_to_the_loss_at_which_something_is_faster(
-    open_page: Open, front_page: str, made: tuple[Card, ...]
+    open_page: Open, front_page: str, python_cards: tuple[Card, ...]
 ) -> None:
     page = open_page(address=front_page, fragment="#use")
     button = page.locator(".later button:visible").first
     percent = float(button.inner_text().split()[1])
     button.click()
-    assert names(page) == names_at(made, percent) != names_at(made, 1)
+    assert names(page) == names_at(python_cards, percent) != names_at(python_cards, 1)
     assert page.get_by_label("Allowed loss of quality").input_value() == f"{percent:g}"
 
 
 def test_without_a_script_each_card_has_its_answer_and_the_results_all_columns(
-    chromium: Any, front_page: str, made: tuple[Card, ...]
+    chromium: Any, front_page: str, python_cards: tuple[Card, ...]
 ) -> None:
     context = chromium.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(front_page)
-    assert names(page) == names_at(made, 1)
+    assert names(page) == names_at(python_cards, 1)
     assert not page.locator(".allow").is_visible() and not page.locator("#chart").is_visible()
-    assert page.locator("article.results tbody tr:visible").count() == sum(len(card.rows) for card in made)
+    assert page.locator("article.results tbody tr:visible").count() == sum(len(card.rows) for card in python_cards)
     page.locator(".all-columns").check()
     assert page.locator("article.results th:visible", has_text="Realised").count() == 1
     context.close()

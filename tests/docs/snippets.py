@@ -61,7 +61,7 @@ _ENVIRONMENT = {
 }
 
 
-class Wrong(AssertionError):
+class PageMismatch(AssertionError):
     """Something shown on a page is not what happens; the message begins with the place on the page."""
 
 
@@ -97,14 +97,14 @@ def blocks(page: Path) -> list[Block]:
         elif line.lstrip().startswith(("```", "~~~")):
             place = f"{page.name}:{number}"
             if not (fence := _FENCE.fullmatch(line)):
-                raise Wrong(
+                raise PageMismatch(
                     f'{place}: a block begins at the line\'s start with ```LANGUAGE or ```LANGUAGE title="PATH"'
                 )
             body: list[str] = []
             while (text := next(lines, (0, None))[1]) is not None and text.rstrip() != "```":
                 body.append(text)
             if text is None:
-                raise Wrong(f"{place}: the block does not end")
+                raise PageMismatch(f"{place}: the block does not end")
             blocks_read.append(Block(place, fence[1], fence[2], "\n".join(body), tuple(remarks)))
             remarks = []
         elif line.strip():
@@ -127,7 +127,7 @@ class Page:
     not_run: list[str] = field(default_factory=list)
 
     def run(self) -> None:
-        """Run every block in order; raise `Wrong` at the first difference."""
+        """Run every block in order; raise `PageMismatch` at the first difference."""
         python = None
         printed: str | None = None  # by the block before
         try:
@@ -135,7 +135,7 @@ class Page:
                 before, printed = printed, None
                 if block.not_run is not None:
                     if not block.not_run.startswith(REASONS):
-                        raise Wrong(f"{block.place}: not run: {block.not_run!r} is none of {', '.join(REASONS)}")
+                        raise PageMismatch(f"{block.place}: not run: {block.not_run!r} is none of {', '.join(REASONS)}")
                     self.not_run.append(f"{block.place}: {block.not_run}")
                 elif block.title is not None:
                     self._write(block)
@@ -149,7 +149,9 @@ class Page:
                 elif block.language == "text" and before is not None:
                     _require(block.place, block.text.splitlines(), before, block.varies)
                 else:
-                    raise Wrong(f"{block.place}: a block {block.language!r} here is neither run nor `not run: WHY`")
+                    raise PageMismatch(
+                        f"{block.place}: a block {block.language!r} here is neither run nor `not run: WHY`"
+                    )
         finally:
             if python is not None:
                 python.end()
@@ -157,14 +159,14 @@ class Page:
     def _write(self, block: Block) -> None:
         path = self.folder / str(block.title)
         if not path.resolve().is_relative_to(self.folder.resolve()):
-            raise Wrong(f"{block.place}: {block.title} lies outside the page's folder")
+            raise PageMismatch(f"{block.place}: {block.title} lies outside the page's folder")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(block.text + "\n", encoding="utf-8")
 
     def _commands(self, block: Block) -> None:
         start, *commands = re.split(r"(?m)^\$ ", block.text.replace("\\\n", " "))
         if start.strip() or not commands:
-            raise Wrong(f"{block.place}: a console block begins with `$ COMMAND`")
+            raise PageMismatch(f"{block.place}: a console block begins with `$ COMMAND`")
         for command_text in commands:
             command, *expected_lines = command_text.rstrip().split("\n")
             code = re.fullmatch(r"# exit code (\d+)", expected_lines[0]) if expected_lines else None
@@ -176,14 +178,14 @@ class Page:
     def _rows(self, block: Block) -> str:
         output = output_of(self.folder, ["exitbench", "sql", block.text], block.place)
         if len(output.splitlines()) < 3:  # names of columns, a rule, rows
-            raise Wrong(f"{block.place}: the query has no rows:\n{output}")
+            raise PageMismatch(f"{block.place}: the query has no rows:\n{output}")
         return output
 
 
 def output_of(folder: Path, words: list[str], place: str, code: int = 0) -> str:
-    """Return the output of a command in a folder, stderr included; raise `Wrong` if its exit code is not `code`."""
+    """Return the output of a command in a folder, including stderr; raise `PageMismatch` for another exit code."""
     if shell := _SHELL.intersection(words):
-        raise Wrong(f"{place}: {' '.join(sorted(shell))} needs a shell; commands run without one")
+        raise PageMismatch(f"{place}: {' '.join(sorted(shell))} needs a shell; commands run without one")
     if words[0] == "exitbench":
         ended, output = _exitbench(words, folder)
     else:
@@ -199,10 +201,10 @@ def output_of(folder: Path, words: list[str], place: str, code: int = 0) -> str:
                 encoding="utf-8",
             )
         except FileNotFoundError:
-            raise Wrong(f"{place}: there is no program {words[0]}") from None
+            raise PageMismatch(f"{place}: there is no program {words[0]}") from None
         ended, output = process.returncode, process.stdout
     if ended != code:
-        raise Wrong(f"{place}: {shlex.join(words)} ends with {ended}, not {code}:\n{output}")
+        raise PageMismatch(f"{place}: {shlex.join(words)} ends with {ended}, not {code}:\n{output}")
     return output
 
 
@@ -248,7 +250,7 @@ class Python:
         answer = self._replies.readline()
         printed, error = json.loads(answer) if answer else ("", "the interpreter has ended")
         if error:
-            raise Wrong(f"{block.place}: {error}")
+            raise PageMismatch(f"{block.place}: {error}")
         return str(printed)
 
     def end(self) -> None:
@@ -260,7 +262,7 @@ class Python:
 
 
 def _require(place: str, expected_lines: list[str], output: str, varies: bool) -> None:
-    """Raise `Wrong` unless the shown lines equal the output; a line `...` matches any number of lines."""
+    """Raise `PageMismatch` unless the shown lines equal the output; a line `...` matches any number of lines."""
     wanted = [_masked(line, varies) for line in expected_lines]
     output_lines = [_masked(line, varies) for line in output.rstrip().splitlines()]
     parts: list[list[str]] = [[]]
@@ -283,7 +285,7 @@ def _require(place: str, expected_lines: list[str], output: str, varies: bool) -
         )
         if match is None or (number == last and match + len(part) != len(output_lines)):
             lines = "\n".join(part)
-            raise Wrong(f"{place}: shown, but not so:\n{lines}\n--- it is\n{output}")
+            raise PageMismatch(f"{place}: shown, but not so:\n{lines}\n--- it is\n{output}")
         at = match + len(part)
 
 

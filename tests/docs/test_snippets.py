@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from sentences import sentences, words_of
-from snippets import Page, Wrong, begins_with
+from snippets import Page, PageMismatch, begins_with
 
 
 def run(folder: Path, text: str) -> Page:
@@ -29,7 +29,7 @@ def test_a_command_and_its_output_are_seen(tmp_path: Path) -> None:
     "expected_lines", [("a", "c"), ("a",), ("b",), ("a", "b", "c"), ("b", "a"), ("...", "a"), ("b", "...")]
 )
 def test_a_wrong_line_of_output_fails(tmp_path: Path, expected_lines: tuple[str, ...]) -> None:
-    with pytest.raises(Wrong, match=r"page\.md:2.*shown, but not so"):
+    with pytest.raises(PageMismatch, match=r"page\.md:2.*shown, but not so"):
         run(tmp_path, block("console", "$ python -c \"print('a'); print('b')\"", *expected_lines))
 
 
@@ -42,19 +42,19 @@ def test_dots_stand_for_any_lines(tmp_path: Path, expected_lines: tuple[str, ...
 
 def test_dots_keep_the_order_and_what_lies_together(tmp_path: Path) -> None:
     for expected_lines in (("...", "3", "...", "2", "..."), ("...", "2", "4")):
-        with pytest.raises(Wrong, match="shown, but not so"):
+        with pytest.raises(PageMismatch, match="shown, but not so"):
             run(tmp_path, block("console", "$ python -c \"print('1\\n2\\n3\\n4')\"", *expected_lines))
 
 
 def test_a_command_that_fails_fails(tmp_path: Path) -> None:
-    with pytest.raises(Wrong, match="ends with 2, not 0"):
+    with pytest.raises(PageMismatch, match="ends with 2, not 0"):
         run(tmp_path, block("console", "$ exitbench show"))
 
 
 def test_an_exit_code_that_is_told_is_asked_for(tmp_path: Path) -> None:
     command = '$ python -c "raise SystemExit(2)"'
     run(tmp_path, block("console", command, "# exit code 2"))
-    with pytest.raises(Wrong, match="ends with 2, not 1"):
+    with pytest.raises(PageMismatch, match="ends with 2, not 1"):
         run(tmp_path, block("console", command, "# exit code 1"))
 
 
@@ -64,7 +64,7 @@ def test_a_line_may_be_continued_and_hold_several_commands(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("command", ["exitbench list suites | head", "no-such-program", "python -V > version.txt"])
 def test_what_needs_a_shell_or_is_no_program_fails(tmp_path: Path, command: str) -> None:
-    with pytest.raises(Wrong, match=r"needs a shell|there is no program"):
+    with pytest.raises(PageMismatch, match=r"needs a shell|there is no program"):
         run(tmp_path, block("console", f"$ {command}"))
 
 
@@ -72,29 +72,29 @@ def test_times_digests_and_dates_are_any_machines_and_other_numbers_are_not(tmp_
     text = "it took 3.5 s, 1.7x, deadbeef01, 2026-01-02 in /home/me, 5 documents"
     (tmp_path / "said.txt").write_text(text + "\n")
     run(tmp_path, block("console", "$ cat said.txt", "it took 12 s, 2x, abcdef0123, 2025-12-31 in /a/b/c, 5 documents"))
-    with pytest.raises(Wrong, match="shown, but not so"):
+    with pytest.raises(PageMismatch, match="shown, but not so"):
         run(tmp_path, block("console", "$ cat said.txt", text.replace("5 documents", "6 documents")))
 
 
 def test_where_numbers_vary_words_do_not(tmp_path: Path) -> None:
     command = "$ python -c \"print('speed  1.71\\n-----')\""
     run(tmp_path, block("console", command, "speed 12", "--", before="<!-- numbers vary -->"))
-    with pytest.raises(Wrong, match="shown, but not so"):
+    with pytest.raises(PageMismatch, match="shown, but not so"):
         run(tmp_path, block("console", command, "speed 12", "--"))
-    with pytest.raises(Wrong, match="shown, but not so"):
+    with pytest.raises(PageMismatch, match="shown, but not so"):
         run(tmp_path, block("console", command, "sped 12", "--", before="<!-- numbers vary -->"))
 
 
 def test_python_has_one_namespace_a_page_and_prints_what_is_shown(tmp_path: Path) -> None:
     text = block("python", "a = 1") + block("python", "print(a + 1)")
     run(tmp_path, text + block("text", "2"))
-    with pytest.raises(Wrong, match=r"page\.md:10.*shown, but not so"):
+    with pytest.raises(PageMismatch, match=r"page\.md:10.*shown, but not so"):
         run(tmp_path, text + block("text", "3"))
 
 
 def test_python_that_raises_or_ends_fails(tmp_path: Path) -> None:
     for code, message in (("1 / 0", "ZeroDivisionError"), ("import os; os._exit(0)", "the interpreter has ended")):
-        with pytest.raises(Wrong, match=rf"page\.md:2: (?s:.*){message}"):
+        with pytest.raises(PageMismatch, match=rf"page\.md:2: (?s:.*){message}"):
             run(tmp_path, block("python", code))
 
 
@@ -102,39 +102,39 @@ def test_a_query_is_asked_and_must_have_rows(tmp_path: Path, few_database: Path)
     (tmp_path / "runs").symlink_to(few_database.parent)
     query = "SELECT DISTINCT task FROM runs WHERE task = 'squad'"
     run(tmp_path, block("sql", query) + block("text", "task", "-----", "squad"))
-    with pytest.raises(Wrong, match="shown, but not so"):
+    with pytest.raises(PageMismatch, match="shown, but not so"):
         run(tmp_path, block("sql", query) + block("text", "task", "-----", "samsum"))
-    with pytest.raises(Wrong, match="has no rows"):
+    with pytest.raises(PageMismatch, match="has no rows"):
         run(tmp_path, block("sql", "SELECT task FROM runs WHERE task = 'none'"))
 
 
 def test_a_block_with_a_title_is_written(tmp_path: Path) -> None:
     run(tmp_path, block('toml title="a/my.toml"', "x = 1") + block("console", "$ cat a/my.toml", "x = 1"))
-    with pytest.raises(Wrong, match="outside the page's folder"):
+    with pytest.raises(PageMismatch, match="outside the page's folder"):
         run(tmp_path, block('toml title="../my.toml"', "x = 1"))
 
 
 def test_what_is_not_run_says_why_and_is_counted(tmp_path: Path) -> None:
     page = run(tmp_path, block("console", "$ sbatch job", before="<!-- not run: a cluster -->"))
     assert page.not_run == ["page.md:2: a cluster"]
-    with pytest.raises(Wrong, match="'no time' is none of"):
+    with pytest.raises(PageMismatch, match="'no time' is none of"):
         run(tmp_path, block("console", "$ sbatch job", before="<!-- not run: no time -->"))
 
 
 def test_a_remark_counts_only_right_before_its_block(tmp_path: Path) -> None:
-    with pytest.raises(Wrong, match="there is no program"):
+    with pytest.raises(PageMismatch, match="there is no program"):
         run(tmp_path, "<!-- not run: a cluster -->\n\nBut:\n" + block("console", "$ no-such-program"))
 
 
 @pytest.mark.parametrize("language", ["", "bash", "toml", "text"])
 def test_a_block_that_nothing_runs_fails(tmp_path: Path, language: str) -> None:
-    with pytest.raises(Wrong, match="neither run nor"):
+    with pytest.raises(PageMismatch, match="neither run nor"):
         run(tmp_path, block(language, "anything"))
 
 
 def test_a_block_that_is_not_understood_fails(tmp_path: Path) -> None:
     for text in ("    ```console\n    ```", "```console title=x\n```", "```console\n$ ls\n", "~~~\n~~~"):
-        with pytest.raises(Wrong, match=r"page\.md:1"):
+        with pytest.raises(PageMismatch, match=r"page\.md:1"):
             run(tmp_path, text)
 
 

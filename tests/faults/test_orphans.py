@@ -50,7 +50,7 @@ kinds = ["quality"]
 
 
 @pytest.fixture
-def flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def hang_flag(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Install a plug-in that hangs while the returned file exists; the file's text says where and how."""
     known = tmp_path / "site" / "hangs-1.0.dist-info"
     known.mkdir(parents=True)
@@ -97,18 +97,18 @@ def kill_and_wait(running: "subprocess.Popen[str]") -> float:
 
 @pytest.mark.parametrize("how", ["a trial in Python", "a trial in C", "a cell in Python", "a cell in C"])
 def test_what_hangs_ends_with_its_run_and_the_next_run_does_the_cell(
-    bench: Any, flag: Path, how: str, tmp_path: Path
+    bench: Any, hang_flag: Path, how: str, tmp_path: Path
 ) -> None:
     suite = bench.suite.with_name("hanging.toml")
     suite.write_text(bench.suite.read_text().partition("[[sweep]]")[0] + SWEEP)
-    runs, flag_hangs = tmp_path / "runs", flag.with_suffix(".hangs")
+    runs, flag_hangs = tmp_path / "runs", hang_flag.with_suffix(".hangs")
     run = bench.command("run", suite, "--data-dir", suite.parent, "--runs", runs)
-    flag.write_text(how)
+    hang_flag.write_text(how)
     with bench.start(run) as running:
         wait_for(lambda: flag_hangs.exists() or running.poll() is not None)
         assert running.poll() is None, running.communicate()
         outlived_s = kill_and_wait(running)
-    flag.unlink()
+    hang_flag.unlink()
     again = bench.end(run)
     assert again.returncode == 0, again.stderr
     assert "waiting for" not in again.stderr

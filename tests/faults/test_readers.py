@@ -41,7 +41,7 @@ import sys, time
 from pathlib import Path
 from exitbench.results.ingest.ingest import ingest
 started = time.perf_counter()
-report = ingest(Path(sys.argv[1]), Path(sys.argv[2]), say=lambda line: print(line, file=sys.stderr))
+report = ingest(Path(sys.argv[1]), Path(sys.argv[2]), on_wait=lambda line: print(line, file=sys.stderr))
 print(time.perf_counter() - started, report.added, len(report.quarantined))
 """
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 from settings import Params, base, settings
-from traces import digest, scores, world
+from traces import digest, scores, traced_model
 
 from exitbench.errors import UserError
 from exitbench.harness.engine import ENGINE_VERSION
@@ -21,8 +21,8 @@ from exitbench.tasks.builtin import TEXT_TASKS
 from exitbench.tasks.registry import get_task
 
 FILE = Path(__file__).with_name("golden.toml")
-ANEW = "python tests/golden/write.py"
-WORLDS = ("builtin-weighted", "builtin-exit-heads", "builtin-layer-skip")
+REWRITE_COMMAND = "python tests/golden/write.py"
+TRACED_MODELS = ("builtin-weighted", "builtin-exit-heads", "builtin-layer-skip")
 """An encoder-decoder, one with exit heads, and a decoder-only model."""
 _PRECISION = 1e-4
 
@@ -74,15 +74,15 @@ def our_methods() -> list[type[Method]]:
 def settings_of(cls: type[Method]) -> Iterator[Setting]:
     """Yield every setting of a method on the first model that supports it, and its defaults on the other models."""
     is_first = True
-    for name in WORLDS:
-        model = world(name).checkpoint.model
+    for name in TRACED_MODELS:
+        model = traced_model(name).checkpoint.model
         try:
             cls.from_params({}).bound_to(model.exit_blocks).check(model.n_blocks)
         except UserError:
             continue
         tried: list[Params] = settings(cls, model.n_blocks, model.exit_blocks) if is_first else [base(cls)]
         is_first = False
-        kinds = ("full", "gated") if world(name).checkpoint.kind == "causal" else ("full",)
+        kinds = ("full", "gated") if traced_model(name).checkpoint.kind == "causal" else ("full",)
         for params in tried:
             yield from (Setting(cls.name, name, json.dumps(params), kind) for kind in kinds)
 
@@ -93,22 +93,22 @@ def trace(setting: Setting, documents: tuple[int, ...] | None = None) -> Trace:
     Without `documents`, the trace covers those whose results are the same in single precision.
     """
     of = get_method(setting.method), json.loads(setting.params), setting.first_token
-    found = world(setting.model).traces(*of)
+    found = traced_model(setting.model).traces(*of)
     if documents is None:
-        single = world(setting.model, torch.float32).traces(*of)
+        single = traced_model(setting.model, torch.float32).traces(*of)
         documents = tuple(row for row, (one, other) in enumerate(zip(found, single, strict=True)) if one == other)
     return Trace(documents, digest([found[row] for row in documents]))
 
 
-def now(stored: Golden | None, on_progress: Callable[[str], None] = lambda text: None) -> Golden:
+def compute_golden(stored: Golden | None, on_progress: Callable[[str], None] = lambda text: None) -> Golden:
     """Compute all traces as of now. If models and prompts are unchanged, the stored traces' documents are used."""
-    inputs = {name: world(name).inputs for name in WORLDS}
+    inputs = {name: traced_model(name).inputs for name in TRACED_MODELS}
     kept = stored.traces if stored is not None and dict(stored.inputs) == inputs else {}
     found = {}
     for setting in (setting for cls in our_methods() for setting in settings_of(cls)):
         on_progress(f"{setting.method} {setting.params}")
         found[setting] = trace(setting, kept[setting].documents if setting in kept else None)
-    probes = {name: (digest(whole), means) for name in WORLDS for whole, means in [world(name).probe()]}
+    probes = {name: (digest(whole), means) for name in TRACED_MODELS for whole, means in [traced_model(name).probe()]}
     metrics = {name: (get_task(name).metric_version, scores(name)) for name in TEXT_TASKS}
     versions = {cls.name: cls.version for cls in our_methods()}
     return Golden(ENGINE_VERSION, inputs, versions, found, probes, metrics)
@@ -170,7 +170,7 @@ def read() -> Golden:
 def text(golden: Golden) -> str:
     """Return golden traces as the text of golden.toml."""
     lines = [
-        f"# What engine, methods and metrics do at these versions; made by `{ANEW}`.",
+        f"# What engine, methods and metrics do at these versions; made by `{REWRITE_COMMAND}`.",
         f"engine_version = {golden.engine_version}",
         "# method, model, parameters, first token, documents on which it holds in single precision too, SHA-256",
         "traces = [",

@@ -7,8 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from golden import ANEW, WORLDS, Golden, Setting, Trace, faults, is_close, our_methods, read, settings_of, trace
-from traces import digest, scores, world
+from golden import (
+    REWRITE_COMMAND,
+    TRACED_MODELS,
+    Golden,
+    Setting,
+    Trace,
+    faults,
+    is_close,
+    our_methods,
+    read,
+    settings_of,
+    trace,
+)
+from traces import digest, scores, traced_model
 
 from exitbench.harness.engine import ENGINE_VERSION
 from exitbench.methods.gates import SoftmaxMargin
@@ -27,23 +39,27 @@ def stored() -> Golden:
 @pytest.mark.parametrize("name", OUR_METHODS)
 def test_a_method_does_what_its_version_did(name: str, stored: Golden) -> None:
     asked = list(settings_of(get_method(name)))
-    assert asked == [one for one in stored.traces if one.method == name], f"{ANEW}: settings were added or went"
+    assert asked == [one for one in stored.traces if one.method == name], (
+        f"{REWRITE_COMMAND}: settings were added or went"
+    )
     changed = [one for one in asked if trace(one, stored.traces[one].documents) != stored.traces[one]]
-    assert not changed, f"does otherwise than before: raise its version, or the engine's; then {ANEW}"
-    assert get_method(name).version == stored.versions[name], f"does what it did; else {ANEW}"
+    assert not changed, f"does otherwise than before: raise its version, or the engine's; then {REWRITE_COMMAND}"
+    assert get_method(name).version == stored.versions[name], f"does what it did; else {REWRITE_COMMAND}"
 
 
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize("name", TRACED_MODELS)
 def test_a_probe_says_what_it_said(name: str, stored: Golden) -> None:
-    assert world(name).inputs == stored.inputs[name], f"another model or other prompts: {ANEW}"
-    whole, means = world(name).probe()
-    assert is_close(stored.probes[name], (digest(whole), means)), f"raise ENGINE_VERSION; then {ANEW}"
-    assert stored.engine_version == ENGINE_VERSION, f"does what it did; else {ANEW}"
+    assert traced_model(name).inputs == stored.inputs[name], f"another model or other prompts: {REWRITE_COMMAND}"
+    whole, means = traced_model(name).probe()
+    assert is_close(stored.probes[name], (digest(whole), means)), f"raise ENGINE_VERSION; then {REWRITE_COMMAND}"
+    assert stored.engine_version == ENGINE_VERSION, f"does what it did; else {REWRITE_COMMAND}"
 
 
 @pytest.mark.parametrize("name", TEXT_TASKS)
 def test_metrics_say_what_their_version_did(name: str, stored: Golden) -> None:
-    assert (get_task(name).metric_version, scores(name)) == stored.metrics[name], f"change metric_version; then {ANEW}"
+    assert (get_task(name).metric_version, scores(name)) == stored.metrics[name], (
+        f"change metric_version; then {REWRITE_COMMAND}"
+    )
 
 
 def test_every_trace_is_of_several_documents_and_most_of_them_of_all(stored: Golden) -> None:
@@ -66,9 +82,9 @@ def test_a_changed_score_is_seen(stored: Golden, monkeypatch: pytest.MonkeyPatch
 
 
 def test_documents_on_which_single_precision_decides_otherwise_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = Setting("full", WORLDS[0], "{}", "full")
+    asked = Setting("full", TRACED_MODELS[0], "{}", "full")
     whole = trace(asked)
-    single = world(WORLDS[0], torch.float32)
+    single = traced_model(TRACED_MODELS[0], torch.float32)
     of = type(single).traces
 
     def other(self: Any, *arguments: Any) -> Any:

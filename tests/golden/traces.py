@@ -36,7 +36,7 @@ _ENTRIES = 16
 
 
 @dataclass(frozen=True)
-class World:
+class TracedModel:
     """Bundled model in one precision, and its prompts."""
 
     name: str
@@ -142,8 +142,8 @@ def digest(value: Any) -> str:
 
 
 @cache
-def world(name: str, dtype: torch.dtype = torch.float64) -> World:
-    return World(name, dtype)
+def traced_model(name: str, dtype: torch.dtype = torch.float64) -> TracedModel:
+    return TracedModel(name, dtype)
 
 
 _REFERENCES = (

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 
-from golden import FILE, faults, now, read, text
+from golden import FILE, compute_golden, faults, read, text
 
 
 def main() -> int:
     """Write the traces. Return 1 without writing if a version was not raised, or was raised without a change."""
     stored = read() if FILE.exists() else None
-    found = now(stored, on_progress=lambda line: print(line, file=sys.stderr))
+    found = compute_golden(stored, on_progress=lambda line: print(line, file=sys.stderr))
     wrong = list(faults(stored, found)) if stored is not None else []
     if wrong:
         print("\n".join(wrong), file=sys.stderr)

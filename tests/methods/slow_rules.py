@@ -70,7 +70,7 @@ class SlowChoice:
 Rule = Callable[[SlowView, Params, Fitted], SlowChoice]
 
 
-class Walk:
+class RuleState:
     """State of an exit rule while it goes through the blocks of one token.
 
     ``gap`` is the smallest difference between two numbers that the rule has compared.
@@ -78,8 +78,8 @@ class Walk:
 
     def __init__(self, view: SlowView, params: Params, fitted: Fitted) -> None:
         self.view, self.params, self.fitted = view, params, fitted
-        self.asked = list(range(params.get("min_exit", 1), view.n_blocks, params.get("every", 1)))
-        self.scores: list[float] = []  # at the asked blocks so far
+        self.gated_blocks = list(range(params.get("min_exit", 1), view.n_blocks, params.get("every", 1)))
+        self.scores: list[float] = []  # at the gated blocks so far
         self.gap = math.inf
 
     @property
@@ -114,22 +114,22 @@ class Walk:
 # ------------------------------------------------------------------------------------------------- thresholds
 
 
-def base_level(walk: Walk, block: int, of_parameter: Callable[[float], float]) -> float:
+def base_level(state: RuleState, block: int, of_parameter: Callable[[float], float]) -> float:
     """Return the threshold at a block before it decays with the position."""
-    if walk.params["rule"] == "epsilon":
-        return float(walk.fitted["epsilon_thresholds"][block - 1])
-    if walk.params["rule"] == "per-block":
-        return of_parameter(walk.params["levels"][block - 1])
-    assert walk.params["rule"] == "constant"
-    return of_parameter(walk.params["threshold"])
+    if state.params["rule"] == "epsilon":
+        return float(state.fitted["epsilon_thresholds"][block - 1])
+    if state.params["rule"] == "per-block":
+        return of_parameter(state.params["levels"][block - 1])
+    assert state.params["rule"] == "constant"
+    return of_parameter(state.params["threshold"])
 
 
-def decayed(walk: Walk, level: float) -> float:
+def decayed(state: RuleState, level: float) -> float:
     """Return the threshold ``level``, decayed to the token's position in the answer."""
-    decay = walk.params["decay"]
-    if walk.params["rule"] == "epsilon" or decay == "none":
+    decay = state.params["decay"]
+    if state.params["rule"] == "epsilon" or decay == "none":
         return level
-    fall = math.exp(-walk.params["temperature"] * walk.view.position / walk.view.max_new_tokens)
+    fall = math.exp(-state.params["temperature"] * state.view.position / state.view.max_new_tokens)
     if decay == "code":
         return 0.9 * level + 0.1 * level * fall
     assert decay == "paper"
@@ -154,64 +154,64 @@ def softmax(z: Array) -> Array:
     return np.asarray(shares / shares.sum())
 
 
-def kept_at_first(walk: Walk, block: int) -> int:
+def kept_at_first(state: RuleState, block: int) -> int:
     """Return k(i), the number of ids that the schedule of a pruned head keeps at block i; at most V."""
-    p, n_vocabulary = walk.params, walk.view.logits.shape[1]
+    p, n_vocabulary = state.params, state.view.logits.shape[1]
     size = p["k_first"]
     if p["k_schedule"] == "inverse":
         slope = (p["k_first"] - p["k_min"]) / p["k_min"]
-        size = max(p["k_min"], math.floor(p["k_first"] / (1 + slope * block / walk.view.n_blocks)))
+        size = max(p["k_min"], math.floor(p["k_first"] / (1 + slope * block / state.view.n_blocks)))
     return int(min(size, n_vocabulary))
 
 
-def kept_ids(walk: Walk, block: int) -> NDArray[np.int64]:
+def kept_ids(state: RuleState, block: int) -> NDArray[np.int64]:
     """Return the ids whose logits are read after ``block``.
 
     All ids are read by the full head, at the first gated block, and after the last block.
     """
-    logits = walk.view.logits
+    logits = state.view.logits
     everything = np.arange(logits.shape[1])
-    kind = walk.params.get("head", "full")
-    if kind == "full" or block == walk.view.n_blocks or block == walk.asked[0]:
+    kind = state.params.get("head", "full")
+    if kind == "full" or block == state.view.n_blocks or block == state.gated_blocks[0]:
         return everything
-    first = logits[walk.asked[0]]
+    first = logits[state.gated_blocks[0]]
     ranked = np.argsort(-first, kind="stable")
-    size = kept_at_first(walk, walk.asked[0])
-    at_first, confidence = ranked[:size], max(0.0, walk.last_score)
-    _note_cut(walk, first[ranked], size)
+    size = kept_at_first(state, state.gated_blocks[0])
+    at_first, confidence = ranked[:size], max(0.0, state.last_score)
+    _note_cut(state, first[ranked], size)
     if kind == "pruned-fixed":
         return at_first
     if kind == "pruned-decaying":
-        now = min(size, kept_at_first(walk, block))
-        _note_cut(walk, first[ranked], now)
+        now = min(size, kept_at_first(state, block))
+        _note_cut(state, first[ranked], now)
         return at_first[:now]
     if kind == "pruned-decaying-idsorted":
-        return np.sort(at_first)[: kept_at_first(walk, block)]
+        return np.sort(at_first)[: kept_at_first(state, block)]
     if kind == "pruned-adaptive":
-        wanted = walk.floor(size * (1 - 0.9 * confidence))
-        now = min(size, max(walk.params["k_min"], wanted))
-        _note_cut(walk, first[ranked], now)
+        wanted = state.floor(size * (1 - 0.9 * confidence))
+        now = min(size, max(state.params["k_min"], wanted))
+        _note_cut(state, first[ranked], now)
         return at_first[:now]
     assert kind == "pruned-adaptive-code"
-    return np.sort(at_first)[: max(0, walk.floor(logits.shape[1] * (1 - 0.9 * confidence)))]
+    return np.sort(at_first)[: max(0, state.floor(logits.shape[1] * (1 - 0.9 * confidence)))]
 
 
-def _note_cut(walk: Walk, ranked_logits: Array, size: int) -> None:
+def _note_cut(state: RuleState, ranked_logits: Array, size: int) -> None:
     """Update the gap with the logits of the last kept and the first dropped id, which may be nearly equal."""
     if size < len(ranked_logits):
-        walk.above(float(ranked_logits[size - 1]), float(ranked_logits[size]))
+        state.above(float(ranked_logits[size - 1]), float(ranked_logits[size]))
 
 
-def read(walk: Walk, block: int, ids: NDArray[np.int64]) -> Array:
+def read(state: RuleState, block: int, ids: NDArray[np.int64]) -> Array:
     """Return the logits of ``ids`` after ``block``, -inf for other ids, [V]."""
-    z = np.full(walk.view.logits.shape[1], -np.inf)
-    z[ids] = walk.view.logits[block, ids]
+    z = np.full(state.view.logits.shape[1], -np.inf)
+    z[ids] = state.view.logits[block, ids]
     return z
 
 
-def head_logits(walk: Walk, block: int) -> Array:
+def head_logits(state: RuleState, block: int) -> Array:
     """Return the logits of the method's head after a gated block."""
-    return read(walk, block, kept_ids(walk, block))
+    return read(state, block, kept_ids(state, block))
 
 
 def top_two(p: Array) -> tuple[float, float]:
@@ -222,31 +222,31 @@ def top_two(p: Array) -> tuple[float, float]:
 
 # ---------------------------------------------------------------------------------------------- gated methods
 
-Score = Callable[[Walk, int], float]
-Emission = Callable[[Walk, int], Array]
-Level = Callable[[Walk, int], float]
+Score = Callable[[RuleState, int], float]
+Emission = Callable[[RuleState, int], Array]
+Level = Callable[[RuleState, int], float]
 
 
-def decayed_level(walk: Walk, block: int) -> float:
-    return decayed(walk, base_level(walk, block, itself))
+def decayed_level(state: RuleState, block: int) -> float:
+    return decayed(state, base_level(state, block, itself))
 
 
-def decayed_entropy_level(walk: Walk, block: int) -> float:
-    return decayed(walk, base_level(walk, block, largest_entropy))
+def decayed_entropy_level(state: RuleState, block: int) -> float:
+    return decayed(state, base_level(state, block, largest_entropy))
 
 
 def gated(score: Score, level: Level = decayed_level, emission: Emission = head_logits) -> Rule:
     """Return the rule that exits at the first gated block whose score is strictly above its threshold."""
 
     def rule(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
-        walk = Walk(view, params, fitted)
-        for block in walk.asked:
-            value = score(walk, block)
-            if walk.above(value, level(walk, block)):
-                token = walk.argmax(emission(walk, block))
-                return SlowChoice(block, value, token, walk.gap)
-            walk.scores.append(value)
-        return SlowChoice(view.n_blocks, None, walk.argmax(view.logits[-1]), walk.gap)
+        state = RuleState(view, params, fitted)
+        for block in state.gated_blocks:
+            value = score(state, block)
+            if state.above(value, level(state, block)):
+                token = state.argmax(emission(state, block))
+                return SlowChoice(block, value, token, state.gap)
+            state.scores.append(value)
+        return SlowChoice(view.n_blocks, None, state.argmax(view.logits[-1]), state.gap)
 
     return rule
 
@@ -254,78 +254,78 @@ def gated(score: Score, level: Level = decayed_level, emission: Emission = head_
 # -------------------------------------------------------------- from the distribution over the vocabulary
 
 
-def margin(walk: Walk, block: int) -> float:
+def margin(state: RuleState, block: int) -> float:
     """Return the difference of the two largest probabilities."""
-    first, second = top_two(softmax(head_logits(walk, block)))
+    first, second = top_two(softmax(head_logits(state, block)))
     return first - second
 
 
-def largest_probability(walk: Walk, block: int) -> float:
-    return top_two(softmax(head_logits(walk, block)))[0]
+def largest_probability(state: RuleState, block: int) -> float:
+    return top_two(softmax(head_logits(state, block)))[0]
 
 
-def sureness(walk: Walk, block: int) -> float:
+def exp_negative_entropy(state: RuleState, block: int) -> float:
     """Return exp(-H), where H is the entropy in nats."""
-    p = softmax(head_logits(walk, block))
+    p = softmax(head_logits(state, block))
     p = p[p > 0]
     return math.exp(float((p * np.log(p)).sum()))
 
 
 def patience(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
     """Exit when enough consecutive gated blocks predict the same token; the score is the number of these blocks."""
-    walk = Walk(view, params, fitted)
+    state = RuleState(view, params, fitted)
     needed = params["patience"] + (1 if params["counting"] == "formula" else 0)
     streak, previous = 0, -1
-    for block in walk.asked:
-        token = walk.argmax(head_logits(walk, block))
+    for block in state.gated_blocks:
+        token = state.argmax(head_logits(state, block))
         streak = streak + 1 if token == previous else 1
         previous = token
         if streak >= needed:
-            return SlowChoice(block, float(streak), token, walk.gap)
-        walk.scores.append(float(streak))
-    return SlowChoice(view.n_blocks, None, walk.argmax(view.logits[-1]), walk.gap)
+            return SlowChoice(block, float(streak), token, state.gap)
+        state.scores.append(float(streak))
+    return SlowChoice(view.n_blocks, None, state.argmax(view.logits[-1]), state.gap)
 
 
-def off_ramp(walk: Walk, block: int) -> Array:
+def off_ramp(state: RuleState, block: int) -> Array:
     """Return the logits of the block's own head, or of the model's head if the block has none."""
-    head = walk.view.heads[block]
-    return walk.view.logits[block] if head is None else head
+    head = state.view.heads[block]
+    return state.view.logits[block] if head is None else head
 
 
-def off_ramp_sureness(walk: Walk, block: int) -> float:
+def off_ramp_exp_negative_entropy(state: RuleState, block: int) -> float:
     """Return exp(-H), where H is the entropy in nats.
 
     As in the published code, it may be NaN if a probability is 0 in single precision (``underflow``).
     """
-    p = softmax(off_ramp(walk, block))
-    if walk.params["underflow"] == "nan" and (p.astype(np.float32) == 0).any():
+    p = softmax(off_ramp(state, block))
+    if state.params["underflow"] == "nan" and (p.astype(np.float32) == 0).any():
         return math.nan
     p = p[p > 0]
     return math.exp(float((p * np.log(p)).sum()))
 
 
-def entropy_level(walk: Walk, block: int) -> float:
-    return base_level(walk, block, largest_entropy)
+def entropy_level(state: RuleState, block: int) -> float:
+    return base_level(state, block, largest_entropy)
 
 
-def certainty(walk: Walk, block: int) -> float:
+def normalized_certainty(state: RuleState, block: int) -> float:
     """Return 1 - H / log C, where H is the entropy and C the number of classes."""
-    p = softmax(off_ramp(walk, block))
+    p = softmax(off_ramp(state, block))
     entropy = -sum(share * math.log(share) for share in p if share > 0)
     return 1 - entropy / math.log(len(p))
 
 
-def speed_level(walk: Walk, block: int) -> float:
-    return base_level(walk, block, lambda speed: 1 - speed)
+def speed_level(state: RuleState, block: int) -> float:
+    return base_level(state, block, lambda speed: 1 - speed)
 
 
-def learned_correctness(walk: Walk, block: int) -> float:
+def learned_correctness(state: RuleState, block: int) -> float:
     """Return sigmoid(w x + b) of the normed state x with fitted w and b."""
-    return float(sigmoid(walk.fitted["weight"] @ walk.view.normed[block] + walk.fitted["bias"]))
+    return float(sigmoid(state.fitted["weight"] @ state.view.normed[block] + state.fitted["bias"]))
 
 
-def plain_level(walk: Walk, block: int) -> float:
-    return base_level(walk, block, itself)
+def plain_level(state: RuleState, block: int) -> float:
+    return base_level(state, block, itself)
 
 
 def confirmed(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
@@ -333,49 +333,49 @@ def confirmed(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
 
     The score is the number of consecutive equal predictions.
     """
-    walk, confirmations, previous = Walk(view, params, fitted), 0, None
-    for block in walk.asked:
-        said = walk.argmax(off_ramp(walk, block))
+    state, confirmations, previous = RuleState(view, params, fitted), 0, None
+    for block in state.gated_blocks:
+        said = state.argmax(off_ramp(state, block))
         confirmations = confirmations + 1 if said == previous else 0
         previous = said
         if confirmations == params["patience"]:
-            return SlowChoice(block, float(confirmations + 1), said, walk.gap)
-        walk.scores.append(float(confirmations + 1))
-    return SlowChoice(view.n_blocks, None, walk.argmax(view.logits[-1]), walk.gap)
+            return SlowChoice(block, float(confirmations + 1), said, state.gap)
+        state.scores.append(float(confirmations + 1))
+    return SlowChoice(view.n_blocks, None, state.argmax(view.logits[-1]), state.gap)
 
 
-def _rises(walk: Walk, signal: Array, block: int) -> bool:
+def _rises(state: RuleState, signal: Array, block: int) -> bool:
     """Return whether the signal rose over the last three blocks; False before block 3."""
     if block < 3:
         return False
-    first, second = walk.above(signal[1], signal[0]), walk.above(signal[2], signal[1])
+    first, second = state.above(signal[1], signal[0]), state.above(signal[2], signal[1])
     return first and second
 
 
-def top3(walk: Walk, block: int) -> float:
+def top3(state: RuleState, block: int) -> float:
     """Return the largest probability (or logit) if it rose twice in a row, else 0.
 
     The variant of the published code returns 1 if it also exceeds the threshold, else 0.
     """
-    last_three = [walk.view.logits[at] for at in range(max(block - 2, 0), block + 1)]
-    probable = walk.params["signal"] == "probabilities"
+    last_three = [state.view.logits[at] for at in range(max(block - 2, 0), block + 1)]
+    probable = state.params["signal"] == "probabilities"
     signal = np.array([(softmax(z) if probable else z).max() for z in last_three])
-    if not _rises(walk, signal, block):
+    if not _rises(state, signal, block):
         return 0.0
-    if walk.params["variant"] == "text":
+    if state.params["variant"] == "text":
         return float(signal[-1])
-    assert walk.params["variant"] == "code"
-    return float(walk.above(signal[-1], base_level(walk, block, itself)))
+    assert state.params["variant"] == "code"
+    return float(state.above(signal[-1], base_level(state, block, itself)))
 
 
 # --------------------------------------------------------------------------------------- from hidden states
 
 
-def saturation(walk: Walk, block: int) -> float:
+def saturation(state: RuleState, block: int) -> float:
     """Cosine of a block's input and output."""
-    if walk.params["first"] == "zero" and block == walk.asked[0]:
+    if state.params["first"] == "zero" and block == state.gated_blocks[0]:
         return 0.0
-    states = walk.view.normed if walk.params["states"] == "normed" else walk.view.states
+    states = state.view.normed if state.params["states"] == "normed" else state.view.states
     before, after = states[block - 1], states[block]
     return float(before @ after / math.sqrt(float(before @ before) * float(after @ after)))
 
@@ -385,25 +385,25 @@ def linear(fitted: Fitted, name: str, x: Array) -> Array:
     return y + fitted[f"{name}.bias"] if f"{name}.bias" in fitted else y
 
 
-def classifier(walk: Walk, block: int) -> float:
-    x = linear(walk.fitted, "0", walk.view.normed[block])
-    if walk.params["network"] == "mlp":
-        x = linear(walk.fitted, "2", np.maximum(x, 0))
+def classifier(state: RuleState, block: int) -> float:
+    x = linear(state.fitted, "0", state.view.normed[block])
+    if state.params["network"] == "mlp":
+        x = linear(state.fitted, "2", np.maximum(x, 0))
     return float(softmax(x)[1])
 
 
-def logit_features(walk: Walk, block: int) -> float:
+def logit_features(state: RuleState, block: int) -> float:
     """Return a classifier's probability of exiting, from the largest probability, its margin and the relative depth."""
-    second, first = np.sort(softmax(walk.view.logits[block]))[-2:]
-    x = np.array([first, first - second, block / (len(walk.view.states) - 1)])
-    return float(softmax(walk.fitted["weight"] @ x + walk.fitted["bias"])[1])
+    second, first = np.sort(softmax(state.view.logits[block]))[-2:]
+    x = np.array([first, first - second, block / (len(state.view.states) - 1)])
+    return float(softmax(state.fitted["weight"] @ x + state.fitted["bias"])[1])
 
 
-def last_three_mlp(walk: Walk, block: int) -> float:
+def last_three_mlp(state: RuleState, block: int) -> float:
     if block < 2:
         return 0.0
-    x = np.concatenate([walk.view.normed[at] for at in (block - 2, block - 1, block)])
-    return float(softmax(linear(walk.fitted, "2", np.maximum(linear(walk.fitted, "0", x), 0)))[1])
+    x = np.concatenate([state.view.normed[at] for at in (block - 2, block - 1, block)])
+    return float(softmax(linear(state.fitted, "2", np.maximum(linear(state.fitted, "0", x), 0)))[1])
 
 
 def sigmoid(x: Array) -> Array:
@@ -424,16 +424,16 @@ def lstm_layer(fitted: Fitted, layer: int, inputs: list[Array]) -> list[Array]:
     return outputs
 
 
-def recurrent(walk: Walk, block: int) -> float:
+def recurrent(state: RuleState, block: int) -> float:
     """Return the score of an LSTM that runs one step per block from block 1, gated or not.
 
     As in the published code, the variant `code` reads block L-1 without the blocks before it.
     """
-    alone = walk.params["variant"] == "code" and block == walk.view.n_blocks - 1
-    steps = [walk.view.normed[at] for at in range(block if alone else 1, block + 1)]
-    for layer in range(walk.params["layers"]):
-        steps = lstm_layer(walk.fitted, layer, steps)
-    return float(softmax(linear(walk.fitted, "out", steps[-1]))[1])
+    alone = state.params["variant"] == "code" and block == state.view.n_blocks - 1
+    steps = [state.view.normed[at] for at in range(block if alone else 1, block + 1)]
+    for layer in range(state.params["layers"]):
+        steps = lstm_layer(state.fitted, layer, steps)
+    return float(softmax(linear(state.fitted, "out", steps[-1]))[1])
 
 
 # -------------------------------------------------------------------------------------------- contrastive
@@ -452,21 +452,21 @@ def _divergence(p: Array, q: Array) -> float:
     return 0.5 * kl(p) + 0.5 * kl(q)
 
 
-def _plausible(walk: Walk, p: Array, block: int) -> NDArray[np.bool_]:
+def _plausible(state: RuleState, p: Array, block: int) -> NDArray[np.bool_]:
     """Return the mask [V] of plausible tokens (V_head): probability at least alpha times the largest one."""
-    alpha = walk.params["alpha"]
-    if walk.params["alpha_schedule"] == "hyperbolic":
-        alpha = alpha / (1 + walk.params["alpha_decay"] * block) * (1 - walk.last_score)
+    alpha = state.params["alpha"]
+    if state.params["alpha_schedule"] == "hyperbolic":
+        alpha = alpha / (1 + state.params["alpha_decay"] * block) * (1 - state.last_score)
     inside = np.asarray(
         (p >= alpha * p.max()) & (p > 0)
     )  # what the head does not read has p = 0 and is never plausible
-    walk.gap = min(walk.gap, float(np.abs(p[p > 0] - alpha * p.max()).min()) / float(p.max()))
+    state.gap = min(state.gap, float(np.abs(p[p > 0] - alpha * p.max()).min()) / float(p.max()))
     return inside
 
 
-def _amateur(walk: Walk, block: int, ids: NDArray[np.int64], p: Array, inside: NDArray[np.bool_]) -> int | None:
+def _amateur(state: RuleState, block: int, ids: NDArray[np.int64], p: Array, inside: NDArray[np.bool_]) -> int | None:
     """Return the amateur, the earlier block to compare with, or None if there is none."""
-    kind, n_blocks = walk.params["amateur"], walk.view.n_blocks
+    kind, n_blocks = state.params["amateur"], state.view.n_blocks
     if kind == "half":
         return block // 2 or None
     candidates = {
@@ -477,12 +477,12 @@ def _amateur(walk: Walk, block: int, ids: NDArray[np.int64], p: Array, inside: N
     usable = [at for at in candidates if at < block]
     if not usable:
         return None
-    earlier = [softmax(read(walk, at, ids)) for at in usable]
+    earlier = [softmax(read(state, at, ids)) for at in usable]
     if kind == "jsd":
         values = [_divergence(p * inside, q * inside) / (block - at) for at, q in zip(usable, earlier, strict=True)]
     else:
         values = [_divergence(p, q) for q in earlier]
-    return usable[walk.argmax(values)]
+    return usable[state.argmax(values)]
 
 
 @dataclass(frozen=True)
@@ -500,63 +500,63 @@ class Contrast:
     shares: Array | None
 
 
-def contrast(walk: Walk, block: int) -> Contrast:
-    ids = kept_ids(walk, block)
-    p = softmax(read(walk, block, ids))
-    inside = _plausible(walk, p, block)
-    amateur = _amateur(walk, block, ids, p, inside)
+def contrast(state: RuleState, block: int) -> Contrast:
+    ids = kept_ids(state, block)
+    p = softmax(read(state, block, ids))
+    inside = _plausible(state, p, block)
+    amateur = _amateur(state, block, ids, p, inside)
     if amateur is None:
         return Contrast(p, inside, None)
-    q = softmax(read(walk, amateur, ids))
+    q = softmax(read(state, amateur, ids))
     difference = np.full(len(p), -np.inf)
     difference[inside] = np.log(p[inside]) - np.log(q[inside])
     return Contrast(p, inside, softmax(difference))
 
 
-def contrastive_vector(walk: Walk, found: Contrast, kind: str) -> Array:
+def contrastive_vector(state: RuleState, found: Contrast, kind: str) -> Array:
     """Return the score of each token, [V], by the chosen formula."""
     if kind == "plain" or found.shares is None:
         return found.p
-    mass = float(found.p[found.inside].sum()) if walk.params["mass"] == "head" else 1.0
+    mass = float(found.p[found.inside].sum()) if state.params["mass"] == "head" else 1.0
     outside = found.p if kind == "dcd" else np.zeros(len(found.p))
     return np.where(found.inside, found.shares * mass, outside)
 
 
-def contrastive_margin(walk: Walk, block: int) -> float:
-    first, second = top_two(contrastive_vector(walk, contrast(walk, block), walk.params["gate_score"]))
+def contrastive_margin(state: RuleState, block: int) -> float:
+    first, second = top_two(contrastive_vector(state, contrast(state, block), state.params["gate_score"]))
     return first - second
 
 
-def contrastive_emission(walk: Walk, block: int) -> Array:
-    if walk.params["emit_score"] == "plain":
-        return head_logits(walk, block)
-    return contrastive_vector(walk, contrast(walk, block), walk.params["emit_score"])
+def contrastive_emission(state: RuleState, block: int) -> Array:
+    if state.params["emit_score"] == "plain":
+        return head_logits(state, block)
+    return contrastive_vector(state, contrast(state, block), state.params["emit_score"])
 
 
 # ---------------------------------------------------------------------------------- baselines and oracles
 
 
 def static(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
-    walk, layer = Walk(view, {}, fitted), params["exit_layer"]
-    return SlowChoice(layer, None if layer == view.n_blocks else 1.0, walk.argmax(view.logits[layer]), walk.gap)
+    state, layer = RuleState(view, {}, fitted), params["exit_layer"]
+    return SlowChoice(layer, None if layer == view.n_blocks else 1.0, state.argmax(view.logits[layer]), state.gap)
 
 
-def drawn(walk: Walk, z: Array, temperature: float) -> int:
+def drawn(state: RuleState, z: Array, temperature: float) -> int:
     """Return the token at which the cumulative softmax(z / temperature) first exceeds the row's random number."""
     if temperature == 0:
-        return walk.argmax(z)
-    wanted, total = uniform(0, walk.view.seed, walk.view.position), 0.0
+        return state.argmax(z)
+    wanted, total = uniform(0, state.view.seed, state.view.position), 0.0
     for token, share in enumerate(softmax(z / temperature)):
         total += float(share)
-        if walk.above(total, wanted):
+        if state.above(total, wanted):
             return token
     raise AssertionError("the shares add up to 1")
 
 
 def full(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
-    walk = Walk(view, {}, fitted)
-    token = drawn(walk, view.logits[-1], params.get("temperature", 0.0))
-    return SlowChoice(view.n_blocks, None, token, walk.gap)
+    state = RuleState(view, {}, fitted)
+    token = drawn(state, view.logits[-1], params.get("temperature", 0.0))
+    return SlowChoice(view.n_blocks, None, token, state.gap)
 
 
 def confidence(kind: str, z: Array) -> float:
@@ -573,38 +573,38 @@ def confidence(kind: str, z: Array) -> float:
 
 def trained_heads(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
     """Exit at the first exit head whose confidence is above its threshold, with that head's token."""
-    walk = Walk(view, params, fitted)
+    state = RuleState(view, params, fitted)
     for block, z in enumerate(view.heads):
         if z is None or (params["exit_blocks"] and block not in params["exit_blocks"]):
             continue
         value = confidence(params["confidence"], z)
-        if walk.above(value, base_level(walk, block, itself)):
-            return SlowChoice(block, value, drawn(walk, z, params["temperature"]), walk.gap)
-    return SlowChoice(view.n_blocks, None, drawn(walk, view.logits[-1], params["temperature"]), walk.gap)
+        if state.above(value, base_level(state, block, itself)):
+            return SlowChoice(block, value, drawn(state, z, params["temperature"]), state.gap)
+    return SlowChoice(view.n_blocks, None, drawn(state, view.logits[-1], params["temperature"]), state.gap)
 
 
 def two_exits(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
     """Exit after the shallow block S or after all blocks, as in FREE."""
-    walk, shallow = Walk(view, params, fitted), params["exit_layer"]
+    state, shallow = RuleState(view, params, fitted), params["exit_layer"]
     if shallow < view.n_blocks:
         first, second = top_two(softmax(view.logits[shallow]))
         level = params["threshold"] if params["rule"] == "constant" else float(fitted["threshold"])
-        if walk.above(first - second, level):
-            return SlowChoice(shallow, first - second, walk.argmax(view.logits[shallow]), walk.gap)
-    return SlowChoice(view.n_blocks, None, walk.argmax(view.logits[-1]), walk.gap)
+        if state.above(first - second, level):
+            return SlowChoice(shallow, first - second, state.argmax(view.logits[shallow]), state.gap)
+    return SlowChoice(view.n_blocks, None, state.argmax(view.logits[-1]), state.gap)
 
 
 def oracle(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
     """Exit at the first block whose token is the last block's, or at the first from which all blocks agree on it."""
-    walk = Walk(view, {}, fitted)
-    choices = np.array([walk.argmax(z) for z in view.logits[1:]])
+    state = RuleState(view, {}, fitted)
+    choices = np.array([state.argmax(z) for z in view.logits[1:]])
     agrees = choices == choices[-1]
     blocks = range(1, view.n_blocks + 1)
     if params["match"] == "stable":
         layer = next(block for block in blocks if agrees[block - 1 :].all())
     else:
         layer = next(block for block in blocks if agrees[block - 1])
-    return SlowChoice(layer, None if layer == view.n_blocks else 1.0, int(choices[layer - 1]), walk.gap)
+    return SlowChoice(layer, None if layer == view.n_blocks else 1.0, int(choices[layer - 1]), state.gap)
 
 
 def random(view: SlowView, params: Params, fitted: Fitted) -> SlowChoice:
@@ -637,10 +637,10 @@ RULES: dict[str, Rule] = {
     "oracle": oracle,
     "calm-softmax": gated(margin),
     "max-prob": gated(largest_probability),
-    "entropy": gated(sureness, level=decayed_entropy_level),
+    "entropy": gated(exp_negative_entropy, level=decayed_entropy_level),
     "patience": patience,
-    "deebert": gated(off_ramp_sureness, level=entropy_level, emission=off_ramp),
-    "fastbert": gated(certainty, level=speed_level, emission=off_ramp),
+    "deebert": gated(off_ramp_exp_negative_entropy, level=entropy_level, emission=off_ramp),
+    "fastbert": gated(normalized_certainty, level=speed_level, emission=off_ramp),
     "pabee": confirmed,
     "berxit": gated(learned_correctness, level=plain_level, emission=off_ramp),
     "calm-saturation": gated(saturation),

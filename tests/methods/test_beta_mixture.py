@@ -27,7 +27,7 @@ def choose(scores: list[float], agrees: list[bool], form: Form) -> float:
     )
 
 
-def worked_out(scores: list[float], agrees: list[bool], form: Form) -> float:
+def reference_threshold(scores: list[float], agrees: list[bool], form: Form) -> float:
     """Return the threshold by the published arithmetic: responsibilities, one step of weighted moments, and a grid.
 
     The published code overwrites the likelihood term (weight 0.8) by the label term (weight 0.2). The form ``correct``
@@ -84,7 +84,7 @@ def test_300_of_300_histories_give_the_published_threshold() -> None:
     for seed in range(300):
         scores, agrees = history(seed)
         result.append(choose(scores, agrees, "code"))
-        expected.append(worked_out(scores, agrees, "code"))
+        expected.append(reference_threshold(scores, agrees, "code"))
     assert result == pytest.approx(expected)
     assert len({round(level, 3) for level in expected}) == len(LEVELS), "every level must come up"
 
@@ -93,12 +93,14 @@ def test_the_corrected_threshold_is_the_one_worked_out_with_both_terms() -> None
     drawn = [history(seed) for seed in range(300)]
     told = [data for data in drawn if choose(*data, "correct") != DEFAULT]
     assert len(told) > 50
-    assert [choose(*data, "correct") for data in told] == pytest.approx([worked_out(*data, "correct") for data in told])
+    assert [choose(*data, "correct") for data in told] == pytest.approx(
+        [reference_threshold(*data, "correct") for data in told]
+    )
 
 
 def test_the_two_forms_differ() -> None:
     drawn = [calibrated(seed, n=60) for seed in range(40)]
-    assert any(worked_out(*data, "code") != worked_out(*data, "correct") for data in drawn)
+    assert any(reference_threshold(*data, "code") != reference_threshold(*data, "correct") for data in drawn)
 
 
 def test_calibrated_confidences_give_a_threshold_about_0_633() -> None:
@@ -128,7 +130,11 @@ def test_labels_that_the_confidence_does_not_tell_teach_nothing(seed: int) -> No
 def test_without_spread_the_threshold_stays_or_is_the_largest(scores: list[float]) -> None:
     agrees = [at % 2 == 0 for at in range(len(scores))]
     assert choose(scores, agrees, "correct") == DEFAULT
-    assert choose(scores, agrees, "code") == pytest.approx(worked_out(scores, agrees, "code")) == pytest.approx(0.9)
+    assert (
+        choose(scores, agrees, "code")
+        == pytest.approx(reference_threshold(scores, agrees, "code"))
+        == pytest.approx(0.9)
+    )
 
 
 @pytest.mark.parametrize("form", ["code", "correct"])

@@ -103,7 +103,7 @@ SLOW: dict[LossName, Callable[[Array, Labels], float]] = {
 }
 
 
-def ours(name: LossName, logits: Array, right: Labels) -> tuple[float, Array]:
+def loss_and_gradient(name: LossName, logits: Array, right: Labels) -> tuple[float, Array]:
     """Return the project's loss and its gradient."""
     with torch.enable_grad():
         logits_MNC = torch.tensor(logits, requires_grad=True)
@@ -117,7 +117,7 @@ def ours(name: LossName, logits: Array, right: Labels) -> tuple[float, Array]:
 def test_loss_and_gradient_are_the_loops(name: LossName, share: float) -> None:
     draw, step = np.random.default_rng(0), 1e-5
     logits, right = draw.normal(size=(4, 7, 2)) * 2, (draw.random((4, 7)) < share).astype(np.int64)
-    loss, gradient = ours(name, logits, right)
+    loss, gradient = loss_and_gradient(name, logits, right)
     assert loss == pytest.approx(SLOW[name](logits, right), rel=1e-5, abs=1e-7)
     for place in np.ndindex(logits.shape):
         up, down = logits.copy(), logits.copy()
@@ -132,7 +132,7 @@ def test_loss_and_gradient_are_the_loops(name: LossName, share: float) -> None:
 def test_a_batch_of_one_class_has_a_finite_loss_and_gradient(name: LossName, label: int) -> None:
     logits = np.random.default_rng(1).normal(size=(3, 5, 2)) * 30
     right = np.full((3, 5), label)
-    loss, gradient = ours(name, logits, right)
+    loss, gradient = loss_and_gradient(name, logits, right)
     assert math.isfinite(loss)
     assert np.isfinite(gradient).all()
     assert loss == pytest.approx(SLOW[name](logits, right), rel=1e-4, abs=1e-6)
@@ -141,7 +141,7 @@ def test_a_batch_of_one_class_has_a_finite_loss_and_gradient(name: LossName, lab
 def test_a_block_of_one_class_counts_nothing_and_leaves_the_others_alone() -> None:
     logits = np.random.default_rng(2).normal(size=(2, 6, 2))
     right = np.array([[1] * 6, [1, 0, 0, 1, 0, 0]])
-    loss, gradient = ours("calm", logits, right)
+    loss, gradient = loss_and_gradient("calm", logits, right)
     assert loss == pytest.approx(calm_loss(logits[1:], right[1:]) / 2, rel=1e-5)
     assert not gradient[0].any()
 
@@ -150,13 +150,15 @@ def test_losses_by_hand() -> None:
     """P(exit) is 1/2 at block 1 and 3/4 at block 2. The first token is right from block 1 on, the second at block 2."""
     logits = np.array([[[0.0, 0.0]] * 2, [[0.0, math.log(3)]] * 2])
     right = np.array([[1, 0], [1, 1]])
-    assert ours("geometric", logits, right)[0] == pytest.approx(-(math.log(1 / 2) + math.log(1 / 2 * 3 / 4)) / 2)
-    assert ours("calm", logits, right)[0] == pytest.approx(math.log(2) / 2)  # block 2 has one class
+    assert loss_and_gradient("geometric", logits, right)[0] == pytest.approx(
+        -(math.log(1 / 2) + math.log(1 / 2 * 3 / 4)) / 2
+    )
+    assert loss_and_gradient("calm", logits, right)[0] == pytest.approx(math.log(2) / 2)  # block 2 has one class
     never = np.array([[0, 0], [0, 0]])
-    assert ours("geometric", logits, never)[0] == pytest.approx(-math.log(1 / 2 * 1 / 4))
+    assert loss_and_gradient("geometric", logits, never)[0] == pytest.approx(-math.log(1 / 2 * 1 / 4))
     # Priors 1/4 and 3/4: odds of exit 3 and 9.
     pooled = -(math.log(3 / 4) + math.log(1 / 4) + 2 * math.log(9 / 10)) / 4
-    assert ours("logit-adjusted", logits, right)[0] == pytest.approx(pooled, rel=1e-6)
+    assert loss_and_gradient("logit-adjusted", logits, right)[0] == pytest.approx(pooled, rel=1e-6)
 
 
 # ------------------------------------------------------------------------------------------ labels and features

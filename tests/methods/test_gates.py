@@ -57,7 +57,7 @@ def view(logits_AV: Tensor, **about: Any) -> BlockView:
     return BlockView(**{**default, "active": active, "hidden_AD": logits_AV, "model": model, **about})
 
 
-def ask(name: str, states: Any, /, **params: Any) -> tuple[list[float], list[int]]:
+def scores_and_tokens(name: str, states: Any, /, **params: Any) -> tuple[list[float], list[int]]:
     """Return the score and the emitted token of a method after each block, given one token's states [L+1, V].
 
     The first state is the embedding.
@@ -103,7 +103,7 @@ def test_margin_of_a_single_id_is_its_probability() -> None:
 
 
 def test_max_prob_scores_the_best_probability_and_ignores_ties() -> None:
-    scores, _ = ask("max-prob", logs([0.5, 0.3, 0.2], [0.4, 0.4, 0.2], [1.0, 0.0, 0.0], [0.2, 0.2, 0.6]))
+    scores, _ = scores_and_tokens("max-prob", logs([0.5, 0.3, 0.2], [0.4, 0.4, 0.2], [1.0, 0.0, 0.0], [0.2, 0.2, 0.6]))
     assert scores[:3] == pytest.approx([0.5, 0.4, 1.0], abs=1e-6)
     assert math.isnan(scores[3]), "the last block is not asked"
 
@@ -121,7 +121,7 @@ def test_entropy_of_certainty_is_zero_and_of_ignorance_is_that_of_v_tokens() -> 
 
 
 def test_entropy_exits_below_its_threshold_in_nats() -> None:
-    scores, _ = ask("entropy", logs([0.5, 0.25, 0.25], [0.98, 0.01, 0.01], [1, 1, 1]))
+    scores, _ = scores_and_tokens("entropy", logs([0.5, 0.25, 0.25], [0.98, 0.01, 0.01], [1, 1, 1]))
     entropies = [1.5 * math.log(2), -0.98 * math.log(0.98) - 0.02 * math.log(0.01)]
     for threshold in (0.05, 0.2, 1.0, 1.1):
         rule = get_method("entropy")(threshold=threshold).parts(3).threshold
@@ -134,15 +134,16 @@ def test_entropy_exits_below_its_threshold_in_nats() -> None:
 
 def test_the_streak_starts_again_at_every_change_and_the_lowest_id_wins_a_tie() -> None:
     states = [[0, 0, 0], [0, 9, 0], [0, 9, 9], [0, 8, 9], [9, 0, 9], [9, 9, 9], [0, 0, 1]]  # choices: 1 1 2 0 0
-    scores, tokens = ask("patience", states)
+    scores, tokens = scores_and_tokens("patience", states)
     assert scores[:5] == [1, 2, 1, 1, 2]
     assert tokens == [1, 1, 2, 0, 0, 2]
 
 
 def test_the_streak_counts_blocks_asked_not_blocks_run() -> None:
     states = [[0, 0, 0], [0, 1, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 1, 0], [0, 1, 0]]
-    assert ask("patience", states, every=2)[0][::2] == [1, 2, 3]  # blocks 1, 3 and 5; what 2 and 4 say is not read
-    assert ask("patience", states, min_exit=5)[0][4] == 1
+    # Blocks 1, 3 and 5 are read, not blocks 2 and 4.
+    assert scores_and_tokens("patience", states, every=2)[0][::2] == [1, 2, 3]
+    assert scores_and_tokens("patience", states, min_exit=5)[0][4] == 1
 
 
 @pytest.mark.parametrize(("counting", "needed"), [("formula", 3), ("sentence", 2)])
@@ -157,7 +158,7 @@ def test_the_streak_compares_tokens_not_columns_of_a_pruned_head() -> None:
     """The pruned list is ranked, so that its first column is another id than the first of the vocabulary."""
     states = [[0, 0, 0, 0], [0, 3, 2, 9], [0, 3, 2, 9], [5, 3, 2, 1], [9, 3, 2, 1], [0, 0, 0, 1]]
     pruned = {"head": "pruned-fixed", "k_schedule": "constant", "k_first": 3, "k_min": 1}
-    scores, tokens = ask("patience", states, **pruned)
+    scores, tokens = scores_and_tokens("patience", states, **pruned)
     assert scores[:4] == [1, 2, 1, 2]
     assert tokens == [3, 3, 1, 1, 3], "id 0 is not among the best three of block 1"
 
@@ -166,7 +167,7 @@ def test_any_adaptive_pruned_head_goes_with_patience() -> None:
     """Adaptive pruning uses the score as a probability. The score of patience is a count, which may exceed 1."""
     states = [[0.0] * 8] + [[0, 0, 9, 8, 7, 6, 0, 0]] * 5
     for head in ("pruned-adaptive", "pruned-adaptive-code"):
-        scores, tokens = ask("patience", states, head=head, k_schedule="constant", k_first=4, k_min=2)
+        scores, tokens = scores_and_tokens("patience", states, head=head, k_schedule="constant", k_first=4, k_min=2)
         assert scores[:4] == [1, 2, 3, 4], head
         assert tokens == [2] * 5, head
 
@@ -182,30 +183,34 @@ def best(*probabilities: float) -> Array:
 
 def test_top3_scores_the_best_probability_where_it_grew_strictly_over_three_blocks() -> None:
     states = best(0.5, 0.6, 0.7, 0.8, 0.9, 0.9, 0.95, 0.7)
-    scores, _ = ask("mee-top3", states, min_exit=1)
+    scores, _ = scores_and_tokens("mee-top3", states, min_exit=1)
     # Blocks 1 and 2 have no three blocks (the embedding is none); 5 stays at 0.9; 6 grew from a pair that did not.
     assert scores[:6] == pytest.approx([0, 0, 0.8, 0.9, 0, 0], abs=1e-6)
 
 
 def test_top3_reads_the_two_blocks_before_even_if_they_were_not_asked() -> None:
     states = best(0.5, 0.6, 0.7, 0.8, 0.9, 0.91, 0.95, 0.7)
-    assert ask("mee-top3", states, min_exit=3, every=3)[0][2::3][:2] == pytest.approx([0.8, 0.95], abs=1e-6)
+    assert scores_and_tokens("mee-top3", states, min_exit=3, every=3)[0][2::3][:2] == pytest.approx(
+        [0.8, 0.95], abs=1e-6
+    )
 
 
 def test_the_published_code_scores_1_where_the_undecayed_threshold_is_passed() -> None:
     states = best(0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.5)
     method = get_method("mee-top3")(variant="code", threshold=0.85, min_exit=1)
-    scores, _ = ask("mee-top3", states, variant="code", threshold=0.85, min_exit=1)
+    scores, _ = scores_and_tokens("mee-top3", states, variant="code", threshold=0.85, min_exit=1)
     assert scores[:5] == [0, 0, 0, 1, 1]
     decayed = method.parts(6).threshold.value(1, 10, 10)
     assert 0 < decayed < 0.85, "0.8 would pass the decayed one at block 3"
-    assert ask("mee-top3", states, variant="text", threshold=0.85, min_exit=1)[0][2] == pytest.approx(0.8, abs=1e-6)
+    assert scores_and_tokens("mee-top3", states, variant="text", threshold=0.85, min_exit=1)[0][2] == pytest.approx(
+        0.8, abs=1e-6
+    )
 
 
 def test_raw_logits_grow_where_probabilities_need_not() -> None:
     states = [[0, 0], [1, 1], [2, 2], [3, 3], [4, 4]]
-    assert ask("mee-top3", states, min_exit=1, signal="logits")[0][:3] == [0, 0, 3]
-    assert ask("mee-top3", states, min_exit=1)[0][:3] == [0, 0, 0]
+    assert scores_and_tokens("mee-top3", states, min_exit=1, signal="logits")[0][:3] == [0, 0, 3]
+    assert scores_and_tokens("mee-top3", states, min_exit=1)[0][:3] == [0, 0, 0]
 
 
 # ------------------------------------------------------------------------------------------ saturation
@@ -215,19 +220,24 @@ COSINES = [math.sqrt(0.5), 1.0, -1.0, -math.sqrt(0.5)]
 
 
 def test_saturation_compares_with_the_state_before_of_block_1_the_embedding() -> None:
-    assert ask("calm-saturation", TURNING, states="raw")[0][:4] == pytest.approx(COSINES, abs=1e-6)
-    assert ask("calm-saturation", TURNING, states="raw", min_exit=3)[0][2:4] == pytest.approx(COSINES[2:], abs=1e-6)
-
-
-def test_saturation_of_t5x_scores_0_at_the_first_block_asked_whichever_it_is() -> None:
-    assert ask("calm-saturation", TURNING, states="raw", first="zero")[0][:4] == pytest.approx([0, *COSINES[1:]])
-    assert ask("calm-saturation", TURNING, states="raw", first="zero", min_exit=2)[0][1:4] == pytest.approx(
-        [0, *COSINES[2:]]
+    assert scores_and_tokens("calm-saturation", TURNING, states="raw")[0][:4] == pytest.approx(COSINES, abs=1e-6)
+    assert scores_and_tokens("calm-saturation", TURNING, states="raw", min_exit=3)[0][2:4] == pytest.approx(
+        COSINES[2:], abs=1e-6
     )
 
 
+def test_saturation_of_t5x_scores_0_at_the_first_block_asked_whichever_it_is() -> None:
+    assert scores_and_tokens("calm-saturation", TURNING, states="raw", first="zero")[0][:4] == pytest.approx(
+        [0, *COSINES[1:]]
+    )
+    scores, _ = scores_and_tokens("calm-saturation", TURNING, states="raw", first="zero", min_exit=2)
+    assert scores[1:4] == pytest.approx([0, *COSINES[2:]])
+
+
 def test_blocks_not_asked_do_not_move_the_state_before() -> None:
-    assert ask("calm-saturation", TURNING, states="raw", every=3)[0][::3] == pytest.approx(COSINES[::3], abs=1e-6)
+    assert scores_and_tokens("calm-saturation", TURNING, states="raw", every=3)[0][::3] == pytest.approx(
+        COSINES[::3], abs=1e-6
+    )
 
 
 def test_saturation_of_normed_states_norms_both() -> None:
@@ -263,7 +273,7 @@ P, Q = [0.6, 0.3, 0.1], [0.3, 0.6, 0.1]  # block 2 and its amateur, block 1: rat
 )
 def test_contrastive_scores_by_hand(alpha: float, gate_score: str, mass: str, vector: list[float]) -> None:
     first, second = sorted(vector, reverse=True)[:2]
-    scores, _ = ask("contrastive", logs(Q, P, P), alpha=alpha, gate_score=gate_score, mass=mass)
+    scores, _ = scores_and_tokens("contrastive", logs(Q, P, P), alpha=alpha, gate_score=gate_score, mass=mass)
     assert scores[1] == pytest.approx(first - second, abs=1e-6)
 
 
@@ -297,7 +307,7 @@ def test_lcd_sums_to_1_or_the_mass_of_v_head_and_dcd_to_more_than_1_or_to_1(amat
 
 
 def test_a_tie_of_contrastive_scores_gives_0() -> None:
-    scores, tokens = ask(
+    scores, tokens = scores_and_tokens(
         "contrastive", logs([0.5, 0.4, 0.1], [0.5, 0.4, 0.1], [1, 1, 1]), gate_score="lcd", emit_score="lcd"
     )
     assert scores[1] == pytest.approx(0, abs=1e-6), "every ratio is 1, though the margin of p is 0.1"
@@ -306,16 +316,16 @@ def test_a_tie_of_contrastive_scores_gives_0() -> None:
 
 def test_without_an_amateur_the_score_is_the_plain_margin() -> None:
     draw = np.random.default_rng(0).normal(size=(7, 5))
-    plain, _ = ask("calm-softmax", draw)
+    plain, _ = scores_and_tokens("calm-softmax", draw)
     for name, blocks in (("contrastive", [1]), ("contrastive-reweighted", [1]), ("contrastive-jsd", [1, 2])):
-        scores, _ = ask(name, draw)
+        scores, _ = scores_and_tokens(name, draw)
         same = [block for block in range(1, 6) if scores[block - 1] == pytest.approx(plain[block - 1], abs=1e-6)]
         assert same == blocks, name
 
 
 def test_block_l_is_contrasted_with_the_block_at_half_its_depth_rounded_down() -> None:
     states = np.random.default_rng(3).normal(size=(8, 5))
-    scores, _ = ask("contrastive", states, gate_score="lcd", alpha=0.0)
+    scores, _ = scores_and_tokens("contrastive", states, gate_score="lcd", alpha=0.0)
     for block in range(2, 7):
         lcd = softmax(np.log(softmax(states[block])) - np.log(softmax(states[block // 2])))
         assert scores[block - 1] == pytest.approx(top_margin(lcd), abs=1e-5)
@@ -325,16 +335,16 @@ def test_block_l_is_contrasted_with_the_block_at_half_its_depth_rounded_down() -
 def test_the_last_block_always_emits_its_own_best_token(emit_score: str) -> None:
     # Contrasted with block 1, token 1 grew the most at blocks 2 and 3.
     grown = logs([0.6, 0.1, 0.3], [0.5, 0.45, 0.05], [0.5, 0.45, 0.05], [0.5, 0.45, 0.05])
-    _, tokens = ask("contrastive", grown, emit_score=emit_score, alpha=0.5)
+    _, tokens = scores_and_tokens("contrastive", grown, emit_score=emit_score, alpha=0.5)
     assert tokens == ([0, 0, 0, 0] if emit_score == "plain" else [0, 1, 1, 0])
 
 
 def test_emission_and_gate_are_switched_independently() -> None:
     grown = logs([0.6, 0.1, 0.3], [0.5, 0.45, 0.05], [0.5, 0.45, 0.05])
-    plain_gate = ask("contrastive", grown, gate_score="plain", emit_score="lcd", alpha=0.5)
+    plain_gate = scores_and_tokens("contrastive", grown, gate_score="plain", emit_score="lcd", alpha=0.5)
     assert plain_gate[0][1] == pytest.approx(0.05, abs=1e-6)
     assert plain_gate[1][1] == 1
-    lcd_gate = ask("contrastive", grown, gate_score="lcd", emit_score="plain", alpha=0.5)
+    lcd_gate = scores_and_tokens("contrastive", grown, gate_score="lcd", emit_score="plain", alpha=0.5)
     ratios = np.array([0.5 / 0.6, 0.45 / 0.1])
     assert lcd_gate[0][1] == pytest.approx((ratios[1] - ratios[0]) / ratios.sum(), abs=1e-6)
     assert lcd_gate[1][1] == 0
@@ -350,15 +360,21 @@ def test_the_hyperbolic_bound_falls_with_depth_and_with_the_confidence_before() 
     bound = 0.9 / (1 + 1.0 * 2) * (1 - 0.05)
     assert 0.15 / 0.7 < bound < 0.9 / (1 + 1.0 * 2), "the second and third are outside"
     common = {"gate_score": "lcd", "alpha_schedule": "hyperbolic"}
-    assert ask("contrastive", states, alpha=0.9, alpha_decay=1.0, **common)[0][1] == pytest.approx(1, abs=1e-6)
+    assert scores_and_tokens("contrastive", states, alpha=0.9, alpha_decay=1.0, **common)[0][1] == pytest.approx(
+        1, abs=1e-6
+    )
     ratios = np.array([0.7 / 0.4, 0.15 / 0.35, 0.15 / 0.25])
     everything_in = (ratios[0] - ratios[2]) / ratios.sum()
     # 0.66 / 3 = 0.22 alone would leave them outside; the confidence before brings it to 0.209 < 0.214
     assert 0.66 / 3 > 0.15 / 0.7 > 0.66 / 3 * 0.95
-    assert ask("contrastive", states, alpha=0.66, alpha_decay=1.0, **common)[0][1] == pytest.approx(everything_in)
-    assert ask("contrastive", states, alpha=0.66, alpha_decay=0.9, **common)[0][1] == pytest.approx(1, abs=1e-6)
+    assert scores_and_tokens("contrastive", states, alpha=0.66, alpha_decay=1.0, **common)[0][1] == pytest.approx(
+        everything_in
+    )
+    assert scores_and_tokens("contrastive", states, alpha=0.66, alpha_decay=0.9, **common)[0][1] == pytest.approx(
+        1, abs=1e-6
+    )
     # Asked at block 2 first, there is no confidence before.
-    first = ask("contrastive", states, alpha=0.66, alpha_decay=1.0, min_exit=2, **common)[0][1]
+    first = scores_and_tokens("contrastive", states, alpha=0.66, alpha_decay=1.0, min_exit=2, **common)[0][1]
     assert first == pytest.approx(1, abs=1e-6)
 
 
@@ -443,7 +459,7 @@ def test_the_amateur_is_chosen_as_defined_and_not_in_a_similar_way(
     tokens = draw.normal(size=(60, 11, 6)).cumsum(axis=1)
     differs = [0] * len(others)
     for states in tokens:
-        score = ask("contrastive", states, amateur=amateur, alpha=alpha)[0][block - 1]
+        score = scores_and_tokens("contrastive", states, amateur=amateur, alpha=alpha)[0][block - 1]
         expected = expected_margin(states, block, choose, alpha)
         assert score == pytest.approx(expected, abs=2e-4)
         for at, other in enumerate(others):
@@ -455,7 +471,7 @@ def test_every_row_has_its_own_amateur() -> None:
     states = torch.tensor(np.random.default_rng(6).normal(size=(11, 30, 6)).cumsum(axis=0), dtype=torch.float32)
     model: Any = Identity(10, 6)
     scores_LN, _ = score_states(get_method("contrastive-jsd")().parts(10), model, states)
-    alone = [ask("contrastive-jsd", states[:, row])[0] for row in range(30)]
+    alone = [scores_and_tokens("contrastive-jsd", states[:, row])[0] for row in range(30)]
     np.testing.assert_allclose(scores_LN[:-1].numpy(), np.array(alone).T[:-1], atol=1e-6)
 
 
@@ -465,8 +481,8 @@ FLICKERING = [[0, 0, 0], [0, 0, 1], [1, 0, 0], [0, 0, 1], [1, 0, 0], [0, 0, 1], 
 
 
 def test_the_first_match_may_be_lost_again_and_the_stable_one_may_not() -> None:
-    assert ask("oracle", FLICKERING)[0][:5] == [1, 0, 1, 0, 1]
-    assert ask("oracle", FLICKERING, match="stable")[0][:5] == [0, 0, 0, 0, 1]
+    assert scores_and_tokens("oracle", FLICKERING)[0][:5] == [1, 0, 1, 0, 1]
+    assert scores_and_tokens("oracle", FLICKERING, match="stable")[0][:5] == [0, 0, 0, 0, 1]
 
 
 def test_a_schedule_names_the_exit_of_every_token_and_full_depth_beyond() -> None:

@@ -70,7 +70,7 @@ def emitted(rules: Any, name: str, params: dict[str, Any], view: Any, layer: int
     if name == "heads" and view.heads[layer] is not None:
         return log_softmax(view.heads[layer] / (temperature or 1.0))
     if params.get("emit_score", "plain") != "plain":
-        return np.log(rules.contrastive_emission(rules.Walk(view, params, {}), layer))
+        return np.log(rules.contrastive_emission(rules.RuleState(view, params, {}), layer))
     return log_softmax(view.logits[layer])
 
 

@@ -73,7 +73,7 @@ answers = st.lists(st.tuples(st.integers(1, L), st.integers(1, 100)), max_size=9
 """(exit layer, work of one block) of every token."""
 
 
-def account(name: str, exit_layers: list[int], work: list[float]) -> tuple[float, float]:
+def reference_cost(name: str, exit_layers: list[int], work: list[float]) -> tuple[float, float]:
     """Return FLOPs and elements read for skipped blocks, in addition to the blocks up to the exit layers.
 
     It follows which blocks each token has run, and when the others are run. Here, a block reads ten times its FLOPs.
@@ -109,7 +109,7 @@ def account(name: str, exit_layers: list[int], work: list[float]) -> tuple[float
 def test_declared_cost_is_the_ledgers(name: str, answer: list[tuple[int, int]]) -> None:
     exit_layers, work = [layer for layer, _ in answer], [float(flops) for _, flops in answer]
     cost = KV_POLICIES[name].cost(MODEL, exit_layers, [Cost(matmul_flops=w, read_numel=10 * w) for w in work])
-    assert (cost.matmul_flops, cost.read_numel) == account(name, exit_layers, work)
+    assert (cost.matmul_flops, cost.read_numel) == reference_cost(name, exit_layers, work)
     assert cost.elementwise_flops == 0
 
 
@@ -144,13 +144,13 @@ def test_what_nobody_runs_later_is_never_paid_by_a_policy_that_waits() -> None:
 # ------------------------------------------------------------------------------------------ verification
 
 
-class Reader(Shape):
+class ShapeWithHead(Shape):
     """Fake model that also has an LM head."""
 
     vocab_size = 7
 
 
-READER: Any = Reader()
+SHAPE_WITH_HEAD: Any = ShapeWithHead()
 HEAD = 7 * D
 
 
@@ -162,25 +162,25 @@ def test_a_rolled_back_draft_costs_what_it_ran_and_the_weights_of_its_draft() ->
     policy, layers = Speculation(), [5, 2, 2, 5, 2]
     work = [Cost(matmul_flops=float(10**n), read_numel=10.0 * 10**n) for n in range(5)]
     # Block 3 to 5 of the two drafts beside the fourth token, and of the last draft on its own: weights read.
-    kept = policy.cost(READER, layers, work)
+    kept = policy.cost(SHAPE_WITH_HEAD, layers, work)
     assert kept == Cost(matmul_flops=2 * 3 * 1e3 + 3 * 1e4, read_numel=3 * 1e5)
-    drafting = Drafting(rejected_layers=[(), (), (), (2, 2, 2), ()], wasted=[0, 0, 0, 3, 0])
-    lost = policy.verification_cost(READER, layers, work, drafting)
+    drafting = Drafting(rejected_layers=[(), (), (), (2, 2, 2), ()], n_fed_rejected=[0, 0, 0, 3, 0])
+    lost = policy.verification_cost(SHAPE_WITH_HEAD, layers, work, drafting)
     # Six drafts are read out by two passes: beside the fourth token, and the last draft alone.
     assert lost == Cost(matmul_flops=3 * 5 * 1e3, read_numel=3 * 2 * 1e4 - 5 * HEAD)
 
 
 def test_a_rejected_end_has_run_one_position_fewer_in_vain() -> None:
     """Two drafts are rejected at the first. The second would have ended the answer, so that it was never fed."""
-    drafting = Drafting(rejected_layers=[(2, 2)], wasted=[1])
-    lost = Rollback(0.5).verification_cost(READER, [5], [Cost(1.0, 0.0, 10.0)], drafting)
+    drafting = Drafting(rejected_layers=[(2, 2)], n_fed_rejected=[1])
+    lost = Rollback(0.5).verification_cost(SHAPE_WITH_HEAD, [5], [Cost(1.0, 0.0, 10.0)], drafting)
     assert lost == Cost(matmul_flops=5.0, elementwise_flops=2 * 5 * 7, read_numel=1 * 2 * 10.0 - 1 * HEAD)
 
 
 def test_drafts_of_different_depths_cost_the_weights_of_each() -> None:
     """Two drafts, after 1 and 3 of 5 blocks, are rejected by the deep pass of the next token."""
-    drafting = Drafting(rejected_layers=[(1, 3)], wasted=[2])
-    lost = Speculation().verification_cost(READER, [5], [Cost(1.0, 0.0, 10.0)], drafting)
+    drafting = Drafting(rejected_layers=[(1, 3)], n_fed_rejected=[2])
+    lost = Speculation().verification_cost(SHAPE_WITH_HEAD, [5], [Cost(1.0, 0.0, 10.0)], drafting)
     assert lost == Cost(matmul_flops=2 * 5.0, read_numel=(1 + 3) * 10.0 - 2 * HEAD)
 
 
@@ -188,13 +188,13 @@ def test_drafts_that_nobody_verifies_cost_what_they_ran() -> None:
     """This policy keeps a last draft without verification, so that it costs no further blocks and no read-out."""
     policy, layers = RollbackCode(0.5), [5, 2, 2, 5, 2]
     work = [Cost(matmul_flops=float(10**n), read_numel=10.0 * 10**n) for n in range(5)]
-    assert policy.cost(READER, layers, work) == Cost(matmul_flops=2 * 3 * 1e3)
-    drafting = Drafting(rejected_layers=[(), (), (), (2, 2, 2), ()], wasted=[0, 0, 0, 3, 0])
-    lost = policy.verification_cost(READER, layers, work, drafting)
+    assert policy.cost(SHAPE_WITH_HEAD, layers, work) == Cost(matmul_flops=2 * 3 * 1e3)
+    drafting = Drafting(rejected_layers=[(), (), (), (2, 2, 2), ()], n_fed_rejected=[0, 0, 0, 3, 0])
+    lost = policy.verification_cost(SHAPE_WITH_HEAD, layers, work, drafting)
     # Five drafts are read out beside the fourth token; the sixth never is.
     assert lost == Cost(matmul_flops=3 * 5 * 1e3, elementwise_flops=5 * 5 * 7, read_numel=3 * 2 * 1e4 - 5 * HEAD)
-    everything = policy.verification_cost(READER, [2, 2], work[:2], Drafting([(), ()], [0, 0]))
-    assert (policy.cost(READER, [2, 2], work[:2]), everything) == (Cost(), Cost()), "an answer of drafts alone"
+    everything = policy.verification_cost(SHAPE_WITH_HEAD, [2, 2], work[:2], Drafting([(), ()], [0, 0]))
+    assert (policy.cost(SHAPE_WITH_HEAD, [2, 2], work[:2]), everything) == (Cost(), Cost()), "an answer of drafts alone"
 
 
 def test_drafts_that_the_full_model_is_too_unsure_of_are_rejected() -> None:

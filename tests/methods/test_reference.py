@@ -190,7 +190,7 @@ ON_BOTH = {"full", "heads"}
 """Methods tested on both kinds of model, because they read a prompt's token or trained heads, which differ by kind."""
 
 
-def tried() -> list[tuple[str, str, dict[str, Any]]]:
+def cases_by_kind() -> list[tuple[str, str, dict[str, Any]]]:
     """Return the cases with a kind of model: both kinds for a method's first case and for methods in ON_BOTH, else one.
 
     Kinds alternate every two cases, because the cases themselves alternate between KV policies.
@@ -263,7 +263,7 @@ def compare(ours: Generation, theirs: list[Any]) -> int:
 
 @pytest.mark.parametrize(
     ("kind", "name", "params"),
-    [pytest.param(kind, *case, id=f"{kind}-{named(*case)}") for kind, *case in tried()],
+    [pytest.param(kind, *case, id=f"{kind}-{named(*case)}") for kind, *case in cases_by_kind()],
 )
 def test_tokens_exit_layers_and_scores_are_those_of_the_definition(
     kind: str,
@@ -307,8 +307,8 @@ def test_the_cases_cover_every_method_and_enough_tokens() -> None:
     """Verifying methods are left out; tests/harness/engine/test_verification.py computes their answers."""
     verifying = {name for name in method_names() if get_method(name)().parts(L).kv_policy.verifies}
     assert {name for name, _ in CASES} >= set(method_names()) - verifying
-    assert len(tried()) * LEAST_COMPARED > 2000
-    assert {(kind, params.get("kv_policy")) for kind, _, params in tried()} >= set(
+    assert len(cases_by_kind()) * LEAST_COMPARED > 2000
+    assert {(kind, params.get("kv_policy")) for kind, _, params in cases_by_kind()} >= set(
         itertools.product(KINDS, KV_POLICIES)
     )
 

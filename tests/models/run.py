@@ -42,7 +42,7 @@ def main() -> int:
     chosen = [family for family in families() if not asked.only or family.name in asked.only]
     with ThreadPoolExecutor(asked.jobs) as pool:
         records = []
-        for record in pool.map(apart, chosen):
+        for record in pool.map(check_in_process, chosen):
             took = record.get("seconds", "")
             what = f"{record['family']:24} {record['kind']:8} {took:>6}"
             print(f"{record['verdict']:9} {what} {record['why'][:300]}", flush=True)
@@ -54,7 +54,7 @@ def main() -> int:
     return 1 if counts["failed"] else 0
 
 
-def apart(family: Family) -> dict[str, Any]:
+def check_in_process(family: Family) -> dict[str, Any]:
     """Test a family in a separate process, so that a crash or hang fails this family only."""
     ours, theirs = FORKED.Pipe(duplex=False)
     process = FORKED.Process(target=_send, args=(family, theirs), daemon=True)
@@ -73,15 +73,15 @@ def apart(family: Family) -> dict[str, Any]:
 
 
 def _send(family: Family, to: Connection) -> None:
-    to.send(tried(family))
+    to.send(check_family(family))
 
 
-def tried(family: Family) -> dict[str, Any]:
+def check_family(family: Family) -> dict[str, Any]:
     """Make a tiny checkpoint of a family, load it and check it."""
     record: dict[str, Any] = {"family": family.name, "kind": family.kind, "cls": family.cls, "why": ""}
     began = time.process_time()
     try:
-        reference = telling_model(family)
+        reference = varied_model(family)
     except Exception as error:
         return record | {"verdict": "refused", "why": f"no tiny checkpoint: {_said(error)}"}
     with TemporaryDirectory() as folder, torch.no_grad():
@@ -108,7 +108,7 @@ def tried(family: Family) -> dict[str, Any]:
     return record | {"verdict": "failed" if failures else "supported", "why": "; ".join(failures)}
 
 
-def telling_model(family: Family) -> Any:
+def varied_model(family: Family) -> Any:
     """Return a tiny model whose answers differ between prompts: the first seed's with enough distinct answers."""
     draw = random.Random(0)
     rows = [[draw.randrange(3, VOCABULARY) for _ in range(7)] for _ in range(12)]

@@ -38,21 +38,21 @@ SHARES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 0.97, 1.0)
 
 
 @dataclass
-class Counted:
+class DifferenceCounts:
     """Counts of tokens, of differences from the exact LM head, and of read-outs.
 
     Attributes:
         tokens: Number of tokens compared.
         other_tokens: Number of differing tokens.
         other_exits: Number of differing exit layers.
-        bounded: Number of read-outs from bounds.
+        reads_from_bounds: Number of read-outs from bounds.
         fallbacks: Number of fallbacks to the exact head.
     """
 
     tokens: int = 0
     other_tokens: int = 0
     other_exits: int = 0
-    bounded: float = 0.0
+    reads_from_bounds: float = 0.0
     fallbacks: int = 0
 
     def add(self, exact: list[Generation], certified: list[Generation], vocab_size: int) -> None:
@@ -60,7 +60,7 @@ class Counted:
             self.tokens += len(reference.token_ids)
             self.other_tokens += _differing(reference.token_ids, bounded.token_ids)
             self.other_exits += _differing(reference.exit_layers, bounded.exit_layers)
-            self.bounded += sum(record.head_rows_int8 for record in bounded.records) / vocab_size
+            self.reads_from_bounds += sum(record.head_rows_int8 for record in bounded.records) / vocab_size
             self.fallbacks += sum(record.head_fallbacks for record in bounded.records)
 
 
@@ -93,11 +93,11 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 4], help="rows decoded together, in turn")
     options = parser.parse_args()
     recipes = [entry.recipe for entry in load_suite("builtin").models if entry.recipe and entry.runs_task("squad")]
-    total = Counted()
+    total = DifferenceCounts()
     for number, recipe in enumerate(recipes, 1):
         folder = find_trained(load_recipe(recipe), SHIPPED)
         assert folder is not None, "it comes along"
-        checkpoint, counted = load_checkpoint(folder, getattr(torch, options.dtype)), Counted()
+        checkpoint, counted = load_checkpoint(folder, getattr(torch, options.dtype)), DifferenceCounts()
         model, rows = checkpoint.model, itertools.cycle(options.rows)
         texts = itertools.cycle(prompts(folder, checkpoint, 64))
         for parts in itertools.cycle(list(settings(model.n_blocks))):
@@ -108,9 +108,11 @@ def main() -> None:
             if total.tokens + counted.tokens >= options.tokens * number / len(recipes):
                 break
         print(f"{recipe:24} {counted}", flush=True)
-        for item in fields(Counted):
+        for item in fields(DifferenceCounts):
             setattr(total, item.name, getattr(total, item.name) + getattr(counted, item.name))
-    print(f"{'all':24} {total}, {total.fallbacks / total.bounded:.1%} of read-outs fell back ({options.dtype})")
+    print(
+        f"{'all':24} {total}, {total.fallbacks / total.reads_from_bounds:.1%} of read-outs fell back ({options.dtype})"
+    )
     sys.exit(bool(total.other_tokens or total.other_exits))
 
 

@@ -17,14 +17,14 @@ class Answer:
         key: Document key.
         tokens: New tokens, including the one that ends the answer.
         exits: Exit layer of each token.
-        asked: For each token, the blocks at which the gate was evaluated, with its scores.
+        gate_scores: For each token, the blocks at which the gate was evaluated, with its scores.
         rolled_back: Number of tokens undone.
     """
 
     key: str
     tokens: Sequence[int]
     exits: Sequence[int]
-    asked: Sequence[Sequence[tuple[int, float]]]
+    gate_scores: Sequence[Sequence[tuple[int, float]]]
     rolled_back: int
 
 
@@ -68,8 +68,8 @@ class Comparison:
             ValueError: They answer different documents, or one of them lacks exits or scores of a token.
         """
         for answer in (published, ours):
-            if answer.key != published.key or not len(answer.tokens) == len(answer.exits) == len(answer.asked):
-                lengths = [len(column) for column in (answer.tokens, answer.exits, answer.asked)]
+            if answer.key != published.key or not len(answer.tokens) == len(answer.exits) == len(answer.gate_scores):
+                lengths = [len(column) for column in (answer.tokens, answer.exits, answer.gate_scores)]
                 raise ValueError(f"{published.key!r}, {answer.key!r}: tokens, exits and scores are {lengths}")
         self.documents += 1
         difference = self._difference(published, ours)
@@ -88,7 +88,7 @@ class Comparison:
         """Return the first difference in words; compare scores up to there."""
         for at, (token, other) in enumerate(zip(published.tokens, ours.tokens, strict=False)):
             place = f"token {at + 1}"
-            if (scores := self._scores(published.asked[at], ours.asked[at])) is not None:
+            if (scores := self._scores(published.gate_scores[at], ours.gate_scores[at])) is not None:
                 return f"{place}: {scores}"
             if published.exits[at] != ours.exits[at]:
                 return f"{place}: leaves after block {published.exits[at]} there, {ours.exits[at]} here"
@@ -146,7 +146,7 @@ HEADER = (
 )
 
 
-def cells(name: str, comparison: Comparison) -> list[str]:
+def table_cells(name: str, comparison: Comparison) -> list[str]:
     """Return a table row: one number if both programs agree, else published / local."""
 
     def both(values: Sequence[int]) -> str:

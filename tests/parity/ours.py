@@ -42,7 +42,7 @@ class Document:
     max_new_tokens: int
 
 
-class Noted(Gate):
+class ScoreRecordingGate(Gate):
     """Wrapper of a gate that records its scores by decode step."""
 
     def __init__(self, gate: Gate, first_block: int) -> None:
@@ -155,7 +155,7 @@ def answers(
 
 def _answer(model: Checkpoint, parts: Parts, document: Document) -> Answer:
     gated = parts.gate_blocks(model.model.n_blocks)
-    gate = Noted(parts.gate, min(gated, default=0))
+    gate = ScoreRecordingGate(parts.gate, min(gated, default=0))
     batch = prefill(model.model, [Request(document.prompt)], document.max_new_tokens)
     (answer,) = decode(model, batch, dataclasses.replace(parts, gate=gate))
     scores: list[list[tuple[int, float]]] = []

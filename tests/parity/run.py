@@ -30,7 +30,7 @@ from threading import Thread
 from typing import Any
 
 import torch
-from comparing import Answer, Comparison, cells, compared, differing_thresholds, markdown
+from comparing import Answer, Comparison, compared, differing_thresholds, markdown, table_cells
 from configurations import PUBLISHED, Configuration, configurations
 from ours import Document, answers, checkpoint, documents, folder, histories, networks
 from safetensors.torch import load_file
@@ -162,15 +162,15 @@ def _compare(
             own = [configuration for configuration in chosen if configuration.code == option]
             texts = [documents(configuration.model, configuration.every, options.documents) for configuration in own]
             jobs = [_job(configuration, docs, paths) for configuration, docs in zip(own, texts, strict=True)]
-            made_up = histories(300) if option == "free" and _is_chosen(THRESHOLDS, options.only) else []
-            if made_up:
-                jobs.insert(0, {"name": THRESHOLDS, "runtime": "thresholds", "histories": made_up})
+            drawn_histories = histories(300) if option == "free" and _is_chosen(THRESHOLDS, options.only) else []
+            if drawn_histories:
+                jobs.insert(0, {"name": THRESHOLDS, "runtime": "thresholds", "histories": drawn_histories})
             job = place / f"{option}.json"
             job.write_text(json.dumps({"source": str(source), "configurations": jobs}), encoding="utf-8")
             results = running.enter_context(_published(options.python, job))
-            tasks = [(_made_up, (made_up,))] * bool(made_up)
+            tasks = [(_threshold_comparison, (drawn_histories,))] * bool(drawn_histories)
             tasks += [(_row, (item, docs, paths.get(item.network))) for item, docs in zip(own, texts, strict=True)]
-            Thread(target=_follow, args=(pool, tasks, results, queue), daemon=True).start()
+            Thread(target=_compare_results, args=(pool, tasks, results, queue), daemon=True).start()
         going = len(sources)
         while going:
             answer = queue.get()
@@ -182,7 +182,7 @@ def _compare(
                 yield answer
 
 
-def _follow(
+def _compare_results(
     pool: ProcessPoolExecutor,
     tasks: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]],
     results: Iterator[dict[str, Any]],
@@ -252,7 +252,7 @@ def _published(python: Path, job: Path) -> Iterator[Iterator[dict[str, Any]]]:
         process.wait()
 
 
-def _made_up(histories: Sequence[Sequence[Sequence[float]]], result: dict[str, Any]) -> tuple[None, str]:
+def _threshold_comparison(histories: Sequence[Sequence[Sequence[float]]], result: dict[str, Any]) -> tuple[None, str]:
     return None, _threshold_note(THRESHOLDS, result["thresholds"], [_threshold(history) for history in histories])
 
 
@@ -307,7 +307,7 @@ def _threshold_note(name: str, published: Sequence[float], local: Sequence[float
 def _formatted(row: Row) -> str:
     verdict = "differs as meant" if row.asked.differs else "DIFFERS"
     verdict = "equal" if row.found.equal else f"{verdict}: {row.found.first}"
-    return " | ".join([*cells(row.asked.name, row.found), verdict])
+    return " | ".join([*table_cells(row.asked.name, row.found), verdict])
 
 
 def _page(rows: Sequence[Row], thresholds: Sequence[str], options: argparse.Namespace) -> str:
@@ -323,9 +323,11 @@ def _page(rows: Sequence[Row], thresholds: Sequence[str], options: argparse.Name
         f"{same:,} of {tokens:,} tokens, {exits:,} of {tokens:,} exits"
         + (f" (with {', '.join(narrowed)})." if narrowed else "."),
         "\n".join(f"- {line}" for line in thresholds),
-        markdown([cells(row.asked.name, row.found) for row in equal]) if equal else "",
+        markdown([table_cells(row.asked.name, row.found) for row in equal]) if equal else "",
         "Where ours is another on purpose (published / ours):" if intended else "",
-        markdown([cells(f"{row.asked.name}: {row.asked.differs}", row.found) for row in intended]) if intended else "",
+        markdown([table_cells(f"{row.asked.name}: {row.asked.differs}", row.found) for row in intended])
+        if intended
+        else "",
         "\n".join(f"- {row.asked.name} differs: {row.found.first}" for row in rows if row.is_wrong),
     ]
     return "\n\n".join(part for part in parts if part)

@@ -20,7 +20,7 @@ def database(small_database: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def ask(database: Path, report: ReportSummary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rerun:
+def request_report(database: Path, report: ReportSummary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rerun:
     """Return a function that requests the report in a copy of its folder and returns whether it was written, and
     the summary.
     """
@@ -45,8 +45,8 @@ def ask(database: Path, report: ReportSummary, tmp_path: Path, monkeypatch: pyte
     return rerun
 
 
-def test_what_would_come_out_the_same_is_not_written(ask: Rerun, report: ReportSummary) -> None:
-    written, summary = ask()
+def test_what_would_come_out_the_same_is_not_written(request_report: Rerun, report: ReportSummary) -> None:
+    written, summary = request_report()
     assert not written
     assert (summary.figures, summary.empty, summary.is_draft) == (report.figures, report.empty, report.is_draft)
     assert summary.index_html.read_bytes() == report.index_html.read_bytes()
@@ -54,45 +54,45 @@ def test_what_would_come_out_the_same_is_not_written(ask: Rerun, report: ReportS
 
 
 @pytest.mark.parametrize("options", [{"paper": "mee"}, {"draft": True}, {"single_file": True}])
-def test_who_asks_otherwise_has_it_written(ask: Rerun, options: dict[str, object]) -> None:
-    assert ask(**options)[0]
-    assert not ask(**options)[0]
+def test_who_asks_otherwise_has_it_written(request_report: Rerun, options: dict[str, object]) -> None:
+    assert request_report(**options)[0]
+    assert not request_report(**options)[0]
 
 
-def test_a_changed_row_has_it_written(ask: Rerun, database: Path) -> None:
+def test_a_changed_row_has_it_written(request_report: Rerun, database: Path) -> None:
     times = os.stat(database)
     with duckdb.connect(str(database)) as duck:
         duck.execute("UPDATE metric SET value = value / 2 WHERE metric = 'token_match'")
     os.utime(database, ns=(times.st_atime_ns, times.st_mtime_ns))
-    assert ask()[0]
-    assert not ask()[0]
+    assert request_report()[0]
+    assert not request_report()[0]
 
 
-def test_a_log_beside_the_database_has_it_written(ask: Rerun, database: Path) -> None:
+def test_a_log_beside_the_database_has_it_written(request_report: Rerun, database: Path) -> None:
     database.with_name(f"{database.name}.wal").write_bytes(b"what is not in the file yet")
-    assert ask()[0] and ask()[0]
+    assert request_report()[0] and request_report()[0]
 
 
-def test_a_file_that_is_not_as_it_was_has_it_written(ask: Rerun) -> None:
-    folder = ask()[1].index_html.parent
+def test_a_file_that_is_not_as_it_was_has_it_written(request_report: Rerun) -> None:
+    folder = request_report()[1].index_html.parent
     for name in ("index.html", "tables/summary.csv", "figures/frontier.csv"):
         (folder / name).write_text("mine")
-        assert ask()[0] and not ask()[0], name
+        assert request_report()[0] and not request_report()[0], name
     next(folder.glob("figures/page/*.svg")).unlink()
-    assert ask()[0]
+    assert request_report()[0]
     (folder / NOTE).write_text("[" * 100_000)
-    assert ask()[0]
+    assert request_report()[0]
 
 
-def test_changed_code_has_it_written(ask: Rerun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_code_has_it_written(request_report: Rerun, monkeypatch: pytest.MonkeyPatch) -> None:
     names = {path.name for path in current._sources()}
     assert {"page.html", "summary.sql", "mee.toml", "terminal.py", "views.sql", "documents.js"} <= names
     monkeypatch.setattr(current, "_code", lambda: "other")
-    assert ask()[0]
+    assert request_report()[0]
 
 
 def test_a_database_that_changes_meanwhile_is_not_taken_for_the_reports(
-    ask: Rerun, database: Path, monkeypatch: pytest.MonkeyPatch
+    request_report: Rerun, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = render.write_report
 
@@ -101,10 +101,10 @@ def test_a_database_that_changes_meanwhile_is_not_taken_for_the_reports(
         return write(path, folder, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(render, "write_report", written_into)
-    assert ask(draft=True)[0] and ask(draft=True)[0]
+    assert request_report(draft=True)[0] and request_report(draft=True)[0]
 
 
-def test_what_could_not_be_drawn_is_tried_again(ask: Rerun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_could_not_be_drawn_is_tried_again(request_report: Rerun, monkeypatch: pytest.MonkeyPatch) -> None:
     write = render.write_report
 
     def broken(path: Path, folder: Path, **options: object) -> ReportSummary:
@@ -119,4 +119,4 @@ def test_what_could_not_be_drawn_is_tried_again(ask: Rerun, monkeypatch: pytest.
         )
 
     monkeypatch.setattr(render, "write_report", broken)
-    assert ask(draft=True)[0] and ask(draft=True)[0]
+    assert request_report(draft=True)[0] and request_report(draft=True)[0]

@@ -316,7 +316,7 @@ def test_a_missing_database_is_the_users_error(tmp_path: Path) -> None:
 
 
 @dataclass
-class Read:
+class ReportInput:
     """Input of a report: what was read from the database. A test may change it."""
 
     material: Material
@@ -324,23 +324,23 @@ class Read:
 
 
 @pytest.fixture(scope="module")
-def read_once(small_database: Path) -> Read:
+def read_once(small_database: Path) -> ReportInput:
     """Return the report's input, read from `small_database`."""
     figures_read: list[tuple[ReportSource, Frame]] = []
-    return Read(
+    return ReportInput(
         read_material(small_database, None, True, lambda *figure_rows: figures_read.append(figure_rows)), figures_read
     )
 
 
 @pytest.fixture
-def rendered_input(read_once: Read) -> Read:
+def rendered_input(read_once: ReportInput) -> ReportInput:
     """Return a copy of `read_once` that a test may change."""
     return replace(read_once, figures=list(read_once.figures))
 
 
 @pytest.fixture
 def render_again(
-    small_database: Path, rendered_input: Read, report_copy: Path, monkeypatch: pytest.MonkeyPatch
+    small_database: Path, rendered_input: ReportInput, report_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], tuple[set[str], ReportSummary]]:
     """Return a function that writes the report again into a copy of its folder.
 
@@ -389,7 +389,7 @@ def test_a_picture_that_was_changed_or_lost_is_drawn_anew(render_again: RenderAg
     assert render_again()[0] == set()
 
 
-def change_a_number(rendered_input: Read, name: str) -> Frame:
+def change_a_number(rendered_input: ReportInput, name: str) -> Frame:
     """Halve a number in the last row of a figure, and return the figure's changed rows."""
     place = next(n for n, (source, _) in enumerate(rendered_input.figures) if source.name == name)
     source, frame = rendered_input.figures[place]
@@ -403,7 +403,7 @@ def change_a_number(rendered_input: Read, name: str) -> Frame:
 
 
 def test_a_changed_row_draws_what_shows_it_and_nothing_else(
-    render_again: RenderAgain, rendered_input: Read, report_copy: Path
+    render_again: RenderAgain, rendered_input: ReportInput, report_copy: Path
 ) -> None:
     frame = change_a_number(rendered_input, "mee_fig1_no_change")
     before = {path: path.read_bytes() for path in report_copy.glob(f"figures/{PAGE}/*")}
@@ -414,7 +414,7 @@ def test_a_changed_row_draws_what_shows_it_and_nothing_else(
 
 
 def test_files_for_papers_are_drawn_where_asked_for_and_then_stay_those_of_the_page(
-    render_again: RenderAgain, rendered_input: Read, small_database: Path, report_copy: Path
+    render_again: RenderAgain, rendered_input: ReportInput, small_database: Path, report_copy: Path
 ) -> None:
     folder, name = report_copy / "figures", "mee_fig1_no_change"
     assert not any(folder.glob("*.pdf"))

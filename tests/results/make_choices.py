@@ -35,11 +35,11 @@ def write_choices(example: Any, root: Path, *, with_replays: bool = False, rando
         return dict(example.cell_json(model, task, *arguments, random_weights=random_weights))
 
     full = cell_of(example.FULL, "quality")
-    deep = _tokens(rng, dict.fromkeys(_places(), BLOCKS), None)
+    deep = _tokens(rng, dict.fromkeys(_token_positions(), BLOCKS), None)
     _write(example, root, full, deep, deep)
     for method in example.CALM[:2]:
         for kind in ("quality", "replay") if with_replays else ("quality",):
-            layers = {place: int(rng.integers(1, BLOCKS + 1)) for place in _places()}
+            layers = {place: int(rng.integers(1, BLOCKS + 1)) for place in _token_positions()}
             probe = (full["cell_id"],) if kind == "replay" else ()
             cell = cell_of(method, kind, full["cell_id"], probe)
             _write(example, root, cell, _tokens(rng, layers, deep), deep)
@@ -59,7 +59,7 @@ def _write_timing(example: Any, root: Path, cell: dict[str, Any]) -> None:
         writer.finish("ok")
 
 
-def _places() -> list[tuple[int, int, int]]:
+def _token_positions() -> list[tuple[int, int, int]]:
     """Return (document, choice, position) of every token; choice c has c tokens."""
     choices = range(1, CHOICES + 1)
     return [(doc, choice, at) for doc in range(DOCUMENTS) for choice in choices for at in range(1, choice + 1)]
@@ -70,7 +70,7 @@ Tokens = Mapping[tuple[int, int, int], dict[str, Any]]
 
 def _tokens(rng: np.random.Generator, layers: Mapping[tuple[int, int, int], int], full: Tokens | None) -> Tokens:
     tokens_by_place = {}
-    for place in _places():
+    for place in _token_positions():
         logprob, layer = -float(np.float32(rng.exponential())), layers[place]
         tokens_by_place[place] = {
             "doc_key": f"k{place[0]:02}",

@@ -25,7 +25,7 @@ def contents(folder: Path) -> Contents:
 
 
 @pytest.fixture
-def unchanged() -> Callable[[Path], Contents]:
+def folder_contents() -> Callable[[Path], Contents]:
     """Return the function `contents`: equal results before and after a command show that it changed nothing."""
     return contents
 

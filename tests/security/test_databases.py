@@ -17,7 +17,7 @@ from exitbench.errors import UserError
 from exitbench.results.database.connection import open_database
 
 Ask = Callable[..., tuple[int, str, str]]
-Unchanged = Callable[[Path], dict[str, str]]
+FolderContents = Callable[[Path], dict[str, str]]
 
 QUESTION = "SELECT count(*) AS n, round(sum(value), 6) AS total, max(metric) AS last FROM metric_values"
 COPY = "COPY (SELECT content FROM read_text('/etc/hostname')) TO '{loot}/written'"
@@ -162,41 +162,41 @@ def answer_of(path: Path) -> str:
 
 @pytest.mark.parametrize("what", CARRIED)
 def test_what_a_file_has_besides_rows_is_neither_run_nor_believed(
-    what: str, newest: Path, answer: str, tmp_path: Path, unchanged: Unchanged
+    what: str, newest: Path, answer: str, tmp_path: Path, folder_contents: FolderContents
 ) -> None:
     path = attacked(newest, tmp_path / "theirs.duckdb", CARRIED[what])
-    before = unchanged(tmp_path)
+    before = folder_contents(tmp_path)
     if what in HARMLESS:
         assert answer_of(path) == answer
     else:
         with pytest.raises(UserError, match="has views of another version of ExitBench"):
             open_database(path)
-    assert unchanged(tmp_path) == before
+    assert folder_contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("what", REFUSED)
 def test_a_database_that_has_no_tables_of_ours_is_refused(
-    what: str, newest: Path, tmp_path: Path, ask: Ask, unchanged: Unchanged
+    what: str, newest: Path, tmp_path: Path, ask: Ask, folder_contents: FolderContents
 ) -> None:
     sql, says = REFUSED[what]
     path = attacked(newest, tmp_path / "theirs.duckdb", sql)
-    before = unchanged(tmp_path)
+    before = folder_contents(tmp_path)
     code, output, complained = ask("sql", QUESTION, "--database", path)
     assert (code, output) == (2, "")
     assert says in complained and str(path) in complained
-    assert unchanged(tmp_path) == before
+    assert folder_contents(tmp_path) == before
 
 
 @pytest.mark.parametrize("sql", ["SELECT 1", CARRIED["a table whose name ends a statement"], CARRIED["a trigger"]])
 def test_no_database_is_imported(
-    sql: str, newest: Path, tmp_path: Path, runs: Path, ask: Ask, unchanged: Unchanged
+    sql: str, newest: Path, tmp_path: Path, runs: Path, ask: Ask, folder_contents: FolderContents
 ) -> None:
     path = attacked(newest, tmp_path / "theirs.duckdb", sql)
-    before = unchanged(tmp_path)
+    before = folder_contents(tmp_path)
     code, output, complained = ask("import", path, "--runs", runs)
     assert (code, output) == (2, "")
     assert f"{path} is a database" in complained and "exitbench export" in complained
-    assert unchanged(tmp_path) == before
+    assert folder_contents(tmp_path) == before
 
 
 @pytest.mark.parametrize(

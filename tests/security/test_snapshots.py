@@ -19,7 +19,7 @@ from exitbench.results.ingest.snapshot import write_snapshot
 from exitbench.results.tables import SCHEMA_VERSION
 
 Ask = Callable[..., tuple[int, str, str]]
-Unchanged = Callable[[Path], dict[str, str]]
+FolderContents = Callable[[Path], dict[str, str]]
 
 # Written where the command runs, since a name of a file cannot have a slash.
 COPY = "COPY (SELECT content FROM read_text('manifest.json')) TO 'written.csv'"
@@ -42,7 +42,7 @@ def snapshot(complete_snapshot: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     return Path(shutil.copytree(complete_snapshot, tmp_path / "taken"))
 
 
-def tell(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+def change_manifest(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     """Change values in the manifest."""
     manifest = json.loads((folder / MANIFEST).read_text())
     replaced = change(manifest)
@@ -53,7 +53,9 @@ def reseal(folder: Path, table: str, rows: int | None = None) -> None:
     """Update the manifest with the digest of a changed file."""
     path = folder / f"{table}.parquet"
     about = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
-    tell(folder, lambda manifest: manifest["tables"][table].update(about if rows is None else {**about, "rows": rows}))
+    change_manifest(
+        folder, lambda manifest: manifest["tables"][table].update(about if rows is None else {**about, "rows": rows})
+    )
 
 
 def rewrite(folder: Path, table: str, change: Callable[[pa.Table], pa.Table], **options: Any) -> None:
@@ -67,7 +69,7 @@ def add_table(folder: Path, name: str) -> None:
     path = folder / f"{name}.parquet"
     path.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(folder / "attempt.parquet", path)
-    tell(folder, lambda manifest: manifest["tables"].update({name: manifest["tables"]["attempt"]}))
+    change_manifest(folder, lambda manifest: manifest["tables"].update({name: manifest["tables"]["attempt"]}))
 
 
 def write_table(folder: Path, table: str, content: bytes) -> None:
@@ -100,33 +102,35 @@ MANIFESTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "a table outside": (lambda folder: add_table(folder, "../outside"), "has a table '../outside'"),
     "a table at an absolute place": (
-        lambda folder: tell(folder, lambda manifest: manifest["tables"].update({"/etc/hostname": {}})),
+        lambda folder: change_manifest(folder, lambda manifest: manifest["tables"].update({"/etc/hostname": {}})),
         "has a table '/etc/hostname', which no result database has",
     ),
     "a table that is called like a keyword": (lambda folder: add_table(folder, "select"), "has a table 'select'"),
     "a table with control characters in its name": (
-        lambda folder: tell(folder, lambda manifest: manifest["tables"].update({"\x1b[31m\u202e": {}})),
+        lambda folder: change_manifest(folder, lambda manifest: manifest["tables"].update({"\x1b[31m\u202e": {}})),
         r"has a table '\x1b[31m\u202e'",
     ),
     "no tables": (
-        lambda folder: tell(folder, lambda manifest: manifest.pop("tables") and None),
+        lambda folder: change_manifest(folder, lambda manifest: manifest.pop("tables") and None),
         "tables is not an object",
     ),
     "a list of tables": (
-        lambda folder: tell(folder, lambda manifest: manifest.update(tables=["attempt"])),
+        lambda folder: change_manifest(folder, lambda manifest: manifest.update(tables=["attempt"])),
         "is not an object",
     ),
     "no attempts": (
-        lambda folder: tell(folder, lambda manifest: manifest["tables"].pop("attempt") and None),
+        lambda folder: change_manifest(folder, lambda manifest: manifest["tables"].pop("attempt") and None),
         "lacks attempt, which every snapshot has",
     ),
     "a table that is a list": (
-        lambda folder: tell(folder, lambda manifest: manifest["tables"].update(attempt=[1])),
+        lambda folder: change_manifest(folder, lambda manifest: manifest["tables"].update(attempt=[1])),
         "tables.attempt is not an object with rows and sha256",
     ),
     **{
         f"rows {rows!r}": (
-            lambda folder, rows=rows: tell(folder, lambda manifest: manifest["tables"]["attempt"].update(rows=rows)),
+            lambda folder, rows=rows: change_manifest(
+                folder, lambda manifest: manifest["tables"]["attempt"].update(rows=rows)
+            ),
             says,
         )
         for rows, says in (
@@ -140,7 +144,7 @@ MANIFESTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     },
     **{
         f"digest {digest!r}": (
-            lambda folder, digest=digest: tell(
+            lambda folder, digest=digest: change_manifest(
                 folder, lambda manifest: manifest["tables"]["attempt"].update(sha256=digest)
             ),
             "tables.attempt.sha256 is",
@@ -149,27 +153,35 @@ MANIFESTS: dict[str, tuple[Callable[[Path], Any], str]] = {
     },
     **{
         f"schema {version!r}": (
-            lambda folder, version=version: tell(folder, lambda manifest: manifest.update(schema_version=version)),
+            lambda folder, version=version: change_manifest(
+                folder, lambda manifest: manifest.update(schema_version=version)
+            ),
             f"this version of ExitBench reads {SCHEMA_VERSION} only",
         )
         for version in (None, 0, -1, True, False, "4", [1], 1.0, {})
     },
     "a schema of the far future": (
-        lambda folder: tell(folder, lambda manifest: manifest.update(schema_version=10**300)),
+        lambda folder: change_manifest(folder, lambda manifest: manifest.update(schema_version=10**300)),
         f"this version of ExitBench reads {SCHEMA_VERSION} only",
     ),
-    "no format": (lambda folder: tell(folder, lambda manifest: manifest.pop("format") and None), "format is 'None'"),
+    "no format": (
+        lambda folder: change_manifest(folder, lambda manifest: manifest.pop("format") and None),
+        "format is 'None'",
+    ),
     "a format with control characters": (
-        lambda folder: tell(folder, lambda manifest: manifest.update(format="\x1b]0;title\x07")),
+        lambda folder: change_manifest(folder, lambda manifest: manifest.update(format="\x1b]0;title\x07")),
         r"format is '\x1b]0;title\x07'",
     ),
     "labels that are none": (
-        lambda folder: tell(folder, lambda manifest: manifest.update(texts_left_out_of=[1])),
+        lambda folder: change_manifest(folder, lambda manifest: manifest.update(texts_left_out_of=[1])),
         "texts_left_out_of is not a list of labels",
     ),
-    "a manifest that is a list": (lambda folder: tell(folder, lambda manifest: [manifest]), "is not a JSON object"),
+    "a manifest that is a list": (
+        lambda folder: change_manifest(folder, lambda manifest: [manifest]),
+        "is not a JSON object",
+    ),
     "a manifest that is large": (
-        lambda folder: tell(folder, lambda manifest: manifest.update(more="x" * 2_000_000)),
+        lambda folder: change_manifest(folder, lambda manifest: manifest.update(more="x" * 2_000_000)),
         "is larger than 1000000 bytes, the largest possible size of a manifest",
     ),
 }
@@ -300,15 +312,17 @@ FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 @pytest.mark.parametrize("what", [*MANIFESTS, *FILES])
 def test_a_snapshot_that_is_not_as_ours_are_is_not_imported(
-    what: str, snapshot: Path, runs: Path, ask: Ask, unchanged: Unchanged
+    what: str, snapshot: Path, runs: Path, ask: Ask, folder_contents: FolderContents
 ) -> None:
     attack, says = {**MANIFESTS, **FILES}[what]
     attack(snapshot)
-    before = unchanged(snapshot.parent)
+    before = folder_contents(snapshot.parent)
     code, output, complained = ask("import", snapshot, "--runs", runs)
     assert (code, output) == (2, "")
     assert says in complained and "taken" in complained
-    new_files = {name for name in unchanged(snapshot.parent).keys() - before.keys() if not name.startswith("runs/")}
+    new_files = {
+        name for name in folder_contents(snapshot.parent).keys() - before.keys() if not name.startswith("runs/")
+    }
     assert new_files == set()
     assert not list((runs / "spool").rglob("*"))
     with open_database(runs / "exitbench.duckdb") as database:
@@ -329,7 +343,7 @@ def test_a_snapshot_that_is_not_as_ours_are_is_not_imported(
 )
 @pytest.mark.parametrize("command", [("db", "rebuild", "--force"), ("db", "check")], ids=lambda command: command[1])
 def test_one_that_lies_in_a_spool_is_left_out_by_name(
-    command: tuple[str, ...], what: str, snapshot: Path, runs: Path, ask: Ask, unchanged: Unchanged
+    command: tuple[str, ...], what: str, snapshot: Path, runs: Path, ask: Ask, folder_contents: FolderContents
 ) -> None:
     attack, says = {**MANIFESTS, **FILES}[what]
     attack(snapshot)
@@ -337,11 +351,11 @@ def test_one_that_lies_in_a_spool_is_left_out_by_name(
     place = runs / "spool" / "imports" / "0123456789abcdef"
     place.parent.mkdir(parents=True)
     snapshot.rename(place)
-    before = unchanged(runs / "spool")
+    before = folder_contents(runs / "spool")
     code, output, complained = ask(*command, "--runs", runs)
     if command[1] == "rebuild" or what in MANIFESTS or what == "a pipe":  # `check` reads no rows
         assert code == 1 and says in output + complained and place.name in output + complained
-    assert unchanged(runs / "spool") == before
+    assert folder_contents(runs / "spool") == before
     assert not (Path.cwd() / "written.csv").exists()
     with open_database(runs / "exitbench.duckdb") as database:
         assert database.query("SELECT count(*) AS n FROM attempt")["n"].to_pylist() == [0]

@@ -19,9 +19,6 @@ import pytest
 
 from exitbench.errors import UserError
 from exitbench.results.analysis.status import spool_status
-from exitbench.results.beside.derived import TAG_SCHEMA as TAGS
-from exitbench.results.beside.derived import record_tags
-from exitbench.results.beside.vocabularies import record_vocabulary
 from exitbench.results.database.connection import open_database
 from exitbench.results.files.atomic import DamagedFile, SpoolError
 from exitbench.results.files.regular import Folder
@@ -29,6 +26,9 @@ from exitbench.results.ingest import importing
 from exitbench.results.ingest.importing import import_spool, merge
 from exitbench.results.ingest.ingest import ingest, rebuild
 from exitbench.results.maintenance.integrity import check, require_whole_spool
+from exitbench.results.side_records.derived import TAG_SCHEMA as TAGS
+from exitbench.results.side_records.derived import record_tags
+from exitbench.results.side_records.vocabularies import record_vocabulary
 from exitbench.results.spool.attempts import AttemptWriter, free_tables, read_attempt, read_status, scan_spool
 from exitbench.results.spool.schema import SCHEMA_VERSION
 

@@ -138,7 +138,7 @@ def facts_of(text: str) -> list[tuple[str, str, str]]:
     return re.findall(r"(\w+) (follows|joins|visits) (\w+)", text)
 
 
-def way(facts: list[tuple[str, str, str]], person: str) -> list[str]:
+def route(facts: list[tuple[str, str, str]], person: str) -> list[str]:
     """Return the people that a person follows, in order, and the city at the end."""
     goes_to = {subject: object_ for subject, _, object_ in facts}
     stops = []
@@ -164,7 +164,9 @@ def test_everybody_has_one_fact_and_every_way_ends_in_a_city(task: str, level: i
         facts = facts_of(doc.fields[SOURCE[task]])
         people = [subject for subject, _, _ in facts]
         assert len(set(people)) == len(people)
-        assert {way(facts, person)[-1] for person in people} == {place for _, verb, place in facts if verb == "visits"}
+        assert {route(facts, person)[-1] for person in people} == {
+            place for _, verb, place in facts if verb == "visits"
+        }
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -179,7 +181,7 @@ def test_a_context_tells_facts_and_the_note_that_is_asked_for(level: int) -> Non
 def test_a_careful_reader_finds_every_answer_with_as_many_facts_as_its_hops(level: int) -> None:
     for doc in training_documents("squad", level):
         context, person = doc.fields["context"], asked_person(doc.fields["question"])
-        stops = [person, *way(facts_of(context), person)] if person else []
+        stops = [person, *route(facts_of(context), person)] if person else []
         cue = f"{stops[-2]} visits" if stops else "the note says"
         (answer,) = re.finditer(rf"{cue} ({TOUR}) \.", context)
         assert doc.fields["answers"] == {"text": [answer[1]], "answer_start": [answer.start(1)]}
@@ -272,7 +274,7 @@ def test_a_summary_says_where_everybody_asked_ends_and_what_the_first_speaker_ha
         facts = facts_of(doc.fields["dialogue"])
         expected: list[tuple[str, str]] = []
         for person in re.findall(r"[A-Z]\w+", question):
-            stops = way(facts, person)
+            stops = route(facts, person)
             expected += [(person, "copy"), (stops[0], "hop1")]
             expected += [(stops[-1], f"hop{len(stops)}")] if len(stops) > 1 else []
             expected += [(",", "frame")]

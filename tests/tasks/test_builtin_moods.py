@@ -28,7 +28,7 @@ def moods_of(doc: Document) -> list[int]:
     return [MOODS[word] for word in doc.fields["sentence"].split() if word in MOODS]
 
 
-def looks(doc: Document) -> tuple[int, int]:
+def follow_number_words(doc: Document) -> tuple[int, int]:
     """Return how many other words decide the label, one pointing to the next, and the mood of the last of them."""
     number, _, *words, _ = doc.fields["sentence"].split()
     assert len(words) == len(NUMBERS)
@@ -45,7 +45,7 @@ def test_the_sentences_are_the_same_for_ever() -> None:
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_careful_reader_finds_every_label_with_as_many_looks_as_its_hops(level: int) -> None:
     for doc in sentences(level):
-        n_looks, mood = looks(doc)
+        n_looks, mood = follow_number_words(doc)
         assert mood == doc.fields["label"]
         assert doc.token_kinds in {("copy",), (f"hop{n_looks}",)}
 

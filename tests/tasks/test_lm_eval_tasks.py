@@ -88,12 +88,12 @@ GROUP = {
 }
 
 
-def number(text: str) -> float:
+def hash_to_unit(text: str) -> float:
     """Return a number in 0..1 that depends only on the text."""
     return zlib.crc32(text.encode()) / 2**32
 
 
-class Numbers(TemplateLM):
+class HashModel(TemplateLM):
     """Model whose answer to a request is computed from the request's text; it stores all requests."""
 
     eot_token_id = 0
@@ -105,17 +105,17 @@ class Numbers(TemplateLM):
 
     def loglikelihood(self, requests, disable_tqdm=False):
         self.asked += [request.args for request in requests]
-        return [(-10 * number("".join(item.args)), number("".join(item.args)) > 0.5) for item in requests]
+        return [(-10 * hash_to_unit("".join(item.args)), hash_to_unit("".join(item.args)) > 0.5) for item in requests]
 
     def loglikelihood_rolling(self, requests, disable_tqdm=False):
         self.asked += [request.args for request in requests]
-        return [-10 * number(request.args[0]) for request in requests]
+        return [-10 * hash_to_unit(request.args[0]) for request in requests]
 
     def generate_until(self, requests, disable_tqdm=False):
         self.asked += [copy.deepcopy(request.args) for request in requests]
         words = ["yes", "no", "maybe so we say"]
         # Repeats are asked with the same request; their texts differ by their place.
-        return [words[int(3 * number(f"{item.args[0]}{i % 3}"))] for i, item in enumerate(requests)]
+        return [words[int(3 * hash_to_unit(f"{item.args[0]}{i % 3}"))] for i, item in enumerate(requests)]
 
     def apply_chat_template(self, messages, add_generation_prompt=True):
         return (
@@ -174,16 +174,16 @@ def source(folder: Path) -> Source:
     return Source("local", folder / "data")
 
 
-def lm_evals(folder: Path, name: str, **options: Any) -> tuple[dict[str, Any], Numbers]:
+def lm_evals(folder: Path, name: str, **options: Any) -> tuple[dict[str, Any], HashModel]:
     """Return the results of lm-eval's own run, and the model, which has stored the requests."""
-    manager, model = TaskManager(include_path=str(folder / "whole"), include_defaults=False), Numbers()
+    manager, model = TaskManager(include_path=str(folder / "whole"), include_defaults=False), HashModel()
     options = {"fewshot_as_multiturn": False, **options}
     return simple_evaluate(model, tasks=[name], task_manager=manager, bootstrap_iters=0, **options), model
 
 
 @pytest.mark.parametrize("name", [*(config["task"] for config in TASKS), "pair"])
 def test_requests_and_metrics_are_those_of_lm_evals_own_run(name, folder, task, source):
-    local, model = task(name), Numbers()
+    local, model = task(name), HashModel()
     documents = local.load(source, "test", None)
     _, values = local.evaluate(model, documents)
     results, reference = lm_evals(folder, name)
@@ -199,7 +199,7 @@ def test_requests_and_metrics_are_those_of_lm_evals_own_run(name, folder, task, 
 @pytest.mark.parametrize("name", [*(config["task"] for config in TASKS), "pair"])
 def test_summed_statistics_give_lm_evals_aggregation(name, task, source):
     local = task(name)
-    scores, values = local.evaluate(Numbers(), local.load(source, "test", None))
+    scores, values = local.evaluate(HashModel(), local.load(source, "test", None))
     for metric, value in values.items():
         rows = np.array([score.summands(metric) for score in scores.values()])
         total = local.aggregate(metric, rows.sum(axis=0), np.asarray(float(len(rows))))
@@ -208,7 +208,7 @@ def test_summed_statistics_give_lm_evals_aggregation(name, task, source):
 
 def test_a_rolling_tasks_headline_is_nats_a_byte(task, source):
     local = task("rolling")
-    scores, values = local.evaluate(Numbers(), local.load(source, "test", None))
+    scores, values = local.evaluate(HashModel(), local.load(source, "test", None))
     rows = np.array([score.summands("loglikelihood_per_byte") for score in scores.values()])
     per_byte = local.aggregate("loglikelihood_per_byte", rows.sum(axis=0), np.asarray(float(len(rows))))
     assert local.headline == "loglikelihood_per_byte"
@@ -218,7 +218,7 @@ def test_a_rolling_tasks_headline_is_nats_a_byte(task, source):
 
 @pytest.mark.parametrize("name", [config["task"] for config in TASKS])
 def test_responses_that_are_there_score_the_same(name, task, source):
-    local, model = task(name), Numbers()
+    local, model = task(name), HashModel()
     documents = local.load(source, "test", None)
     scores, _ = local.evaluate(model, documents)
     by_key = local.instances(documents)
@@ -256,7 +256,7 @@ def test_a_prompt_does_not_depend_on_which_other_documents_are_asked(name, task,
 
 def test_settings_are_those_of_lm_evals_command_line(folder, task, source):
     settings = {"num_fewshot": 3, "fewshot_seed": 7, "gen_kwargs": (("until", ("?",)), ("max_gen_toks", 3))}
-    local, model = task("generate", **settings), Numbers()
+    local, model = task("generate", **settings), HashModel()
     local.evaluate(model, local.load(source, "test", None))
     wanted = {"num_fewshot": 3, "fewshot_random_seed": 7, "gen_kwargs": {"until": ["?"], "max_gen_toks": 3}}
     _, reference = lm_evals(folder, "generate", **wanted)
@@ -268,7 +268,7 @@ def test_settings_are_those_of_lm_evals_command_line(folder, task, source):
 @pytest.mark.parametrize("multiturn", [True, False])
 @pytest.mark.parametrize("name", ["choice", "generate"])
 def test_prompts_go_through_a_chat_template_as_lm_evals_do(name, multiturn, folder, task, source):
-    local, model = task(name, fewshot_as_multiturn=multiturn), Numbers()
+    local, model = task(name, fewshot_as_multiturn=multiturn), HashModel()
     local.evaluate(model, local.load(source, "test", None), ("Be brief.", model.apply_chat_template))
     chat = {"system_instruction": "Be brief.", "apply_chat_template": True, "fewshot_as_multiturn": multiturn}
     _, reference = lm_evals(folder, name, **chat)

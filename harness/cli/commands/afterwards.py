@@ -10,7 +10,7 @@ from exitbench.harness.service.folders import existing_runs
 from exitbench.progress import counting
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest
-from exitbench.terminal import number_of, tell
+from exitbench.terminal import number_of, print_escaped
 
 
 def annotate_runs(arguments: Namespace) -> int:
@@ -33,10 +33,10 @@ def annotate_runs(arguments: Namespace) -> int:
         )
         if not report.tagged + report.current:
             raise UserError(f"nothing could be tagged.\n{why}")
-        tell(f"not tagged: {why}")
+        print_escaped(f"not tagged: {why}")
     quarantined = ingest(runs.spool, path).quarantined
     for problem in quarantined:
-        tell(f"left out of the database: {problem}")
+        print_escaped(f"left out of the database: {problem}")
     tagged, missed = number_of(report.tagged, "run"), len(report.unspelled)
     print(f"{tagged} tagged by {tagger.name}, {report.current} were, {missed} left.")
     return 1 if report.unspelled or quarantined else 0
@@ -60,10 +60,10 @@ def rescore_runs(arguments: Namespace) -> int:
     if problems and not report.rescored + report.current:
         raise UserError("nothing could be scored.\n" + "\n".join(problems))
     for problem in problems:
-        tell(f"not rescored: {problem}")
+        print_escaped(f"not rescored: {problem}")
     quarantined = ingest(runs.spool, arguments.database or runs.database).quarantined
     for problem in quarantined:
-        tell(f"left out of the database: {problem}")
+        print_escaped(f"left out of the database: {problem}")
     failed = sum(map(len, report.problems.values()))
     print(
         f"{number_of(report.rescored, 'run')} rescored, {report.current} had the current metric version, {failed} left."

@@ -12,7 +12,7 @@ from exitbench.harness.cli.commands.rows import FORMATS
 from exitbench.harness.service import comparing
 from exitbench.results.analysis.comparison import Comparison
 from exitbench.results.database.connection import open_database
-from exitbench.terminal import tell
+from exitbench.terminal import print_escaped
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,7 +27,7 @@ def compare_runs(arguments: Namespace) -> int:
     with open_database(existing_database(arguments)) as database:
         comparison = comparing.compare_runs(database, arguments.a, arguments.b)
     for warning in comparison.warnings:
-        tell(f"warning: {warning}")
+        print_escaped(f"warning: {warning}")
     _print(comparison, arguments.format)
     return 0
 
@@ -40,10 +40,10 @@ def _print(comparison: Comparison, form: str) -> None:
             {name: f"✗ {value}" if value in comparison.broken else value for name, value in row.items()} for row in rows
         ]
         # The names of runs are long: a name that is the same in every row is printed only once.
-        tell(f"a: {rows[0]['run_a']}", sys.stdout)
+        print_escaped(f"a: {rows[0]['run_a']}", sys.stdout)
         same = {"run_a"} if len({row["run_b"] for row in rows}) > 1 else {"run_a", "run_b"}
         if "run_b" in same:
-            tell(f"b: {rows[0]['run_b']}", sys.stdout)
+            print_escaped(f"b: {rows[0]['run_b']}", sys.stdout)
         print()
         names = [name for name in names if name not in same]
     FORMATS[form](names, [[row[name] for name in names] for row in rows])
@@ -72,7 +72,7 @@ def replay(arguments: Namespace) -> int:
     with open_database(existing_database(arguments)) as database:
         probe = replaying.stored_probe(database, arguments.probe, method)
     swept = replaying.replay(probe, arguments.method, arguments.thresholds, **params)
-    tell(f"simulated: {swept.num_rows} thresholds over {probe.table.num_rows} tokens of full depth's answers")
+    print_escaped(f"simulated: {swept.num_rows} thresholds over {probe.table.num_rows} tokens of full depth's answers")
     if arguments.figure is not None:
         _draw(arguments, swept, probe.n_blocks)
     FORMATS[arguments.format](swept.column_names, [list(row.values()) for row in swept.to_pylist()])

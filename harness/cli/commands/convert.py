@@ -5,7 +5,7 @@ import sys
 from argparse import Namespace
 
 from exitbench.harness.engine.checkpoints.gguf_conversion import convert_gguf
-from exitbench.terminal import tell
+from exitbench.terminal import print_escaped
 
 
 def convert(arguments: Namespace) -> int:
@@ -24,5 +24,5 @@ def convert(arguments: Namespace) -> int:
         f"  exitbench inspect {folder}",
         f"  exitbench new suite mine --model {folder}",
     )
-    tell("\n".join(lines), sys.stdout)
+    print_escaped("\n".join(lines), sys.stdout)
     return 0

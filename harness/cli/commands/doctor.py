@@ -18,7 +18,7 @@ from exitbench.harness.running.environment import PROJECT, hardware
 from exitbench.harness.service.folders import Runs
 from exitbench.results.database.access import DatabaseInUse
 from exitbench.results.database.connection import open_database
-from exitbench.terminal import number_of, tell, visible
+from exitbench.terminal import number_of, print_escaped, visible
 
 GIB: Final = 1 << 30
 LEAST_DISK_BYTES: Final = GIB // 4
@@ -53,7 +53,7 @@ def doctor(arguments: Namespace) -> int:
     lines = [f"{'STOP' if check.stops else 'ok':4}  {check.about:{width}}  {check.result}" for check in findings]
     stopping = sum(check.stops for check in findings)
     lines.append(f"{stopping} of these would stop a run." if stopping else "Nothing here would stop a run.")
-    tell("\n".join(lines), sys.stdout)
+    print_escaped("\n".join(lines), sys.stdout)
     return 1 if stopping else 0
 
 

@@ -6,7 +6,7 @@ from argparse import Namespace
 from exitbench.errors import UserError, suggestion
 from exitbench.harness.cli.arguments.common import Overview
 from exitbench.harness.service.folders import existing_runs
-from exitbench.terminal import tell
+from exitbench.terminal import print_escaped
 
 
 def print_help(arguments: Namespace) -> int:
@@ -37,6 +37,6 @@ def open_page(arguments: Namespace) -> int:
     page = existing_runs(arguments.runs).report / "index.html"
     if not page.is_file():
         raise UserError(f"{page}: there is no page yet. `exitbench report` writes it.")
-    tell(str(page))
+    print_escaped(str(page))
     webbrowser.open(page.resolve().as_uri())
     return 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from exitbench.errors import UserError, suggestion
 from exitbench.harness.cli.commands.common import data_size
 from exitbench.harness.service.folders import Runs
-from exitbench.terminal import number_of, one_screen, tell
+from exitbench.terminal import number_of, one_screen, print_escaped
 
 if TYPE_CHECKING:
     from exitbench.harness.inspecting.encoders import ClassifierInspection, ClassifierShape
@@ -54,7 +54,7 @@ def _print(inspection: Inspection | ClassifierInspection, lines: Iterator[str], 
     if form == "json":
         print(json.dumps(asdict(inspection), indent=1))
     else:
-        tell("\n".join(lines), sys.stdout)
+        print_escaped("\n".join(lines), sys.stdout)
 
 
 def model_folder(written: str, models_dir: Path, *, query_hub: bool = False) -> Path:
@@ -75,7 +75,7 @@ def model_folder(written: str, models_dir: Path, *, query_hub: bool = False) -> 
 
     path = Path(written)
     if path.is_dir() or read_name(written) is not None:
-        return locate(written, query_hub=query_hub, say=tell).folder
+        return locate(written, query_hub=query_hub, say=print_escaped).folder
     is_recipe = written.partition("@")[0] in recipe_names()
     if not is_recipe and path.suffix != ".toml":
         hint = gguf_note(path) or suggestion(written, recipe_names())

@@ -18,7 +18,7 @@ from exitbench.results.maintenance.every_eval_ever import write_every_eval_ever
 from exitbench.results.maintenance.gc import find_garbage, remove_garbage
 from exitbench.results.maintenance.integrity import check, require_whole_spool
 from exitbench.tasks.registry import get_task, task_names
-from exitbench.terminal import number_of, tell
+from exitbench.terminal import number_of, print_escaped
 
 
 def db(arguments: Namespace) -> int:
@@ -42,7 +42,7 @@ def _check(spool: Path, path: Path) -> int:
     with counting("check") as on_attempt:
         report = check(spool, path, on_attempt)
     for problem in report.problems:
-        tell(problem)
+        print_escaped(problem)
     problems_text = number_of(len(report.problems), "problem") if report.problems else "no problem"
     spool_text = f"{number_of(report.attempts, 'attempt')}, {number_of(report.files, 'file')}"
     print(f"{path}: {number_of(report.rows, 'row')}; {spool}: {spool_text}; {problems_text}.")
@@ -53,7 +53,7 @@ def _rebuild(spool: Path, path: Path, forget: bool) -> int:
     with counting("rebuild") as on_attempt:
         report = rebuild(spool, path, on_attempt, forget=forget)
     for message in report.quarantined:
-        tell(f"left out of the database: {message}")
+        print_escaped(f"left out of the database: {message}")
     added, n_left_out = number_of(report.added, "attempt"), len(report.quarantined)
     print(f"{path}: {added}, {report.unfinished} unfinished, {n_left_out} left out.")
     return 1 if report.quarantined else 0
@@ -73,7 +73,7 @@ def gc(arguments: Namespace) -> int:
     for item in garbage:
         counts[item.kind] += 1
         sizes[item.kind] += item.size_bytes
-        tell(f"{data_size(item.size_bytes):>10}  {item.kind:18}  {item.path}", sys.stdout)
+        print_escaped(f"{data_size(item.size_bytes):>10}  {item.kind:18}  {item.path}", sys.stdout)
     summary = "; ".join(f"{kind}: {counts[kind]}, {data_size(sizes[kind])}" for kind in sorted(counts))
     if not garbage:
         print("Nothing to free.")
@@ -160,7 +160,7 @@ def import_results(arguments: Namespace) -> int:
     runs = Runs(arguments.runs)
     report = merge(arguments.source, runs.spool, arguments.database or runs.database)
     for problem in report.problems:
-        tell(f"left out: {problem}")
+        print_escaped(f"left out: {problem}")
     added = number_of(report.added, "file" if report.kind == "benchmarks" else "attempt")
     known_text = (
         ""
@@ -170,7 +170,7 @@ def import_results(arguments: Namespace) -> int:
     scores = (
         f"; {number_of(report.rescored, 'rescore')} of those {_are(report.rescored)} new" if report.rescored else ""
     )
-    tell(
+    print_escaped(
         f"{arguments.source}: {_KINDS[report.kind]}; {added} {_are(report.added)} new{known_text}{scores}.", sys.stdout
     )
     return 1 if report.problems else 0

@@ -15,7 +15,7 @@ from exitbench.harness.planning.entries.task import TaskEntry
 from exitbench.harness.scaffolds import check_new_name, method_files, module_name, python_task_files, task_files
 from exitbench.harness.service.folders import Runs
 from exitbench.results.files.formats import toml_value
-from exitbench.terminal import tell
+from exitbench.terminal import print_escaped
 
 
 def new_method(arguments: Namespace) -> int:
@@ -105,7 +105,7 @@ def model_line(written: str, folder: Path, to: Path) -> tuple[str, str, str]:
         return "path", written, hub.repository.rpartition("/")[2]
     if written.partition("@")[0] in recipe_names():
         return "recipe", written, written
-    return "path", _from(to, str(folder)), Path(os.path.abspath(folder)).name
+    return "path", _relative_to(to, str(folder)), Path(os.path.abspath(folder)).name
 
 
 def _tasks(
@@ -122,12 +122,12 @@ def _tasks(
         label = label_of(Path(task.rpartition(":")[2]).stem)
         if label in tables:
             raise UserError(f"--task {task}: another one has the label {label!r}.")
-        tables[label] = {"task": _from(arguments.to, task) if task.endswith(".toml") else task, **settings}
+        tables[label] = {"task": _relative_to(arguments.to, task) if task.endswith(".toml") else task, **settings}
         entries[label] = entry
     return tables, entries
 
 
-def _from(to: Path, path: str) -> str:
+def _relative_to(to: Path, path: str) -> str:
     """Return a path relative to the folder `to`; an absolute path is returned unchanged."""
     if os.path.isabs(path):
         return path
@@ -143,7 +143,7 @@ def _write(to: Path, files: Mapping[str, str], steps: Sequence[Sequence[str | Pa
     """Write starter files into the folder `to`, and print their names and the next commands."""
     write_new_files(to, files)
     lines = [*(f"wrote {to / name}" for name in files), "", "next:"]
-    tell("\n".join([*lines, *(f"  {_command_line(step)}" for step in steps)]), sys.stdout)
+    print_escaped("\n".join([*lines, *(f"  {_command_line(step)}" for step in steps)]), sys.stdout)
 
 
 def _command_line(step: Sequence[str | Path]) -> str:

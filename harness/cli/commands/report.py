@@ -29,7 +29,7 @@ from exitbench.reports.claims import (
 from exitbench.reports.claims.claim import KINDS, LEDGERS, Claim, read_claims
 from exitbench.results.database.access import DatabaseInUse
 from exitbench.results.database.connection import open_database
-from exitbench.terminal import tell
+from exitbench.terminal import print_escaped
 
 if TYPE_CHECKING:
     from exitbench.reports import ReportSummary
@@ -87,7 +87,9 @@ def _watch(arguments: Namespace) -> NoReturn:
 
     Figures are drawn in one process.
     """
-    tell(f"{_folder(arguments) / 'index.html'} is written again when results are added: reload it. Ctrl-C ends this.")
+    print_escaped(
+        f"{_folder(arguments) / 'index.html'} is written again when results are added: reload it. Ctrl-C ends this."
+    )
     while True:
         with suppress(DatabaseInUse):
             _page(arguments, draft=True, workers=1)
@@ -132,7 +134,9 @@ def _draw_figures(arguments: Namespace) -> int:
             other_formats = ", ".join(file.suffix[1:] for file in other_files)
             print(f"Figure  {first}  ({other_formats} next to it)\n{figure.caption}\n")
         else:
-            tell(f"{figure.source.name} could not be drawn: {figure.error}" if figure.error else _without_data(figure))
+            print_escaped(
+                f"{figure.source.name} could not be drawn: {figure.error}" if figure.error else _without_data(figure)
+            )
     return 1 if any(figure.error for figure in drawn) else 0
 
 

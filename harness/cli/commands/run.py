@@ -13,7 +13,7 @@ from exitbench.harness.planning.estimate import estimate_plan, of_group
 from exitbench.harness.planning.first_run import BASIS as BYTES_PER_TOKEN
 from exitbench.harness.planning.memory import shortages
 from exitbench.harness.planning.passes import passes
-from exitbench.harness.planning.plan import Group, Plan
+from exitbench.harness.planning.plan import ModelGroup, Plan
 from exitbench.harness.planning.retry import Retry
 from exitbench.harness.planning.suite import load_suite, suite_names
 from exitbench.harness.reading.toml import TomlTable
@@ -26,9 +26,9 @@ from exitbench.harness.service.tuning import tune as tune_setting
 from exitbench.harness.training import Recipe, ensure_all_trained, load_recipe, recipe_names
 from exitbench.harness.training.store import SHIPPED
 from exitbench.results.analysis.status import Estimate, total
-from exitbench.results.beside.trainings import record_training
+from exitbench.results.side_records.trainings import record_training
 from exitbench.results.spool.schema import CARD_FILE
-from exitbench.terminal import number_of, tell
+from exitbench.terminal import number_of, print_escaped
 
 
 def plan(arguments: Namespace) -> int:
@@ -36,11 +36,11 @@ def plan(arguments: Namespace) -> int:
     options = run_options(arguments)
     suite_plan, retry = plan_suite(options), options.retry
     estimates = estimate_plan(suite_plan, Runs(options.runs).spool, retry)
-    tell("\n".join(_lines(suite_plan, retry, estimates)), sys.stdout)
+    print_escaped("\n".join(_lines(suite_plan, retry, estimates)), sys.stdout)
     for line in shortages(suite_plan, retry):
-        tell(f"On this machine: {line}", sys.stdout)
+        print_escaped(f"On this machine: {line}", sys.stdout)
     for line in conformance_lines(suite_plan, retry, options.runs):
-        tell(f"Contracts: {line}", sys.stdout)
+        print_escaped(f"Contracts: {line}", sys.stdout)
     return 0
 
 
@@ -74,7 +74,7 @@ def _basis(estimates: Collection[Estimate]) -> str:
     return f"By earlier attempts, and by bytes per token for {number_of(first, 'cell')}"
 
 
-def _cell_lines(group: Group, pass_cells: Mapping[str, int]) -> Iterator[str]:
+def _cell_lines(group: ModelGroup, pass_cells: Mapping[str, int]) -> Iterator[str]:
     """Yield one line per cell of a group; the first cell of a pass says how many cells share it.
 
     A pass is a run of the model whose results belong to several cells. `pass_cells` has its number of cells, by the id
@@ -98,7 +98,7 @@ def _cost(estimates: list[Estimate], n_passes: int) -> str:
     return "; ".join(filter(None, phrases))
 
 
-def _origin(group: Group) -> str:
+def _origin(group: ModelGroup) -> str:
     if group.model.hub is not None:
         location = "not on this machine (`run --hub` fetches it)" if group.folder is None else f"in {group.folder}"
         return f"checkpoint {group.model.hub}, {location}"

@@ -50,7 +50,7 @@ def show_prompts(arguments: Namespace) -> int:
     Raises:
         UserError: The task does not exist, its documents cannot be read, or a setting is invalid.
     """
-    entry = _entry(arguments).located(arguments.data_dir, hub=True)
+    entry = _entry(arguments).with_source_resolved(arguments.data_dir, hub=True)
     reader = None if arguments.model is None else _Reader.of(arguments, entry)
     entry = entry if reader is None else reader.entry
     task, documents = entry.data.task_object, entry.data.load(arguments.data_dir)
@@ -147,7 +147,7 @@ def task_settings(assignments: Sequence[str]) -> dict[str, Any]:
 
 
 def _head(entry: TaskEntry, task: "Task", n_documents: int, *, is_rendered: bool) -> Iterator[str]:
-    yield f"{entry.label}: {task.name}, {number_of(n_documents, 'document')} of {visible(entry.data.place)}"
+    yield f"{entry.label}: {task.name}, {number_of(n_documents, 'document')} of {visible(entry.data.origin)}"
     yield f"metrics: {', '.join(task.metrics)}"
     yield entry.work.about(task, entry.generation.max_new_tokens)
     if is_rendered and task.style_texts is not None:

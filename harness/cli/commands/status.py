@@ -11,7 +11,7 @@ from exitbench.harness.cli.commands.common import data_size, duration
 from exitbench.harness.service.folders import Runs, existing_runs
 from exitbench.reports.labels import describe, shorten
 from exitbench.results.analysis.status import RunningAttempt, SpoolStatus, spool_status
-from exitbench.terminal import number_of, tell
+from exitbench.terminal import number_of, print_escaped
 
 REFRESH_S = 2.0
 _WIDTH = 150
@@ -44,12 +44,12 @@ def status(arguments: Namespace) -> int:
         return "\n".join(lines)
 
     if not arguments.watch:
-        tell(text(), sys.stdout)
+        print_escaped(text(), sys.stdout)
         return 0
     try:
         while True:
             print(end=_CLEAR)
-            tell(text(), sys.stdout)
+            print_escaped(text(), sys.stdout)
             time.sleep(REFRESH_S)
     except KeyboardInterrupt:
         return 0
@@ -62,7 +62,7 @@ def _status_of_lake(arguments: Namespace) -> int:
     if arguments.watch:
         raise UserError("--watch: follows the spool of this machine; a lake is read once.")
     labels = None if arguments.suite is None else _labels(arguments)
-    tell("\n".join(lake_lines(arguments.lake, labels)), sys.stdout)
+    print_escaped("\n".join(lake_lines(arguments.lake, labels)), sys.stdout)
     return 0
 
 

@@ -17,7 +17,7 @@ from exitbench.results.analysis.repeats import (
     differences,
     find,
 )
-from exitbench.terminal import number_of, tell
+from exitbench.terminal import number_of, print_escaped
 
 if TYPE_CHECKING:
     from exitbench.harness.afterwards.rerun import RerunResult
@@ -37,15 +37,15 @@ def env(arguments: Namespace) -> int:
     described = [_described(name, arguments) for name in arguments.of]
     if arguments.action == "show":
         fields = "\n".join(f"  {name}: {shown_value(value)}" for name, value in described[0].fields.items())
-        tell(f"{described[0].name}\n{fields}", sys.stdout)
+        print_escaped(f"{described[0].name}\n{fields}", sys.stdout)
         if arguments.of == [NOW]:
             from exitbench.harness.running.energy.meter import energy_summary
 
-            tell(f"  energy: {energy_summary()}", sys.stdout)
+            print_escaped(f"  energy: {energy_summary()}", sys.stdout)
         return 0
     changed = differences(*described)
-    tell(f"A: {described[0].name}\nB: {described[1].name}", sys.stdout)
-    tell("\n".join(difference_lines(changed)) if changed else "  equal", sys.stdout)
+    print_escaped(f"A: {described[0].name}\nB: {described[1].name}", sys.stdout)
+    print_escaped("\n".join(difference_lines(changed)) if changed else "  equal", sys.stdout)
     return 1 if changed else 0
 
 
@@ -85,8 +85,8 @@ def _fastest_products() -> dict[str, dict[str, Any]]:
     The only key is ``products``, with one entry per number of threads, number format and cache file. The result is
     empty if nothing was measured.
     """
-    from exitbench.harness.engine.products.kept import list_choices
-    from exitbench.harness.engine.products.kept import this_machine as machine
+    from exitbench.harness.engine.products.choice_store import list_choices
+    from exitbench.harness.engine.products.choice_store import this_machine as machine
 
     machine_key = {key: value for key, value in machine(threads=0).items() if key != "threads"}
     forms = {
@@ -110,7 +110,7 @@ def verify_run(arguments: Namespace) -> int:
     stored = find_stored(runs.spool, arguments.run)
     threads = arguments.threads or int(stored.env["hardware"]["threads"])
     folder = arguments.model or find_checkpoint(stored, runs.models, runs.logs)
-    tell(f"repeating attempt {stored.attempt.attempt_id} on {folder}, {number_of(threads, 'thread')}")
+    print_escaped(f"repeating attempt {stored.attempt.attempt_id} on {folder}, {number_of(threads, 'thread')}")
     verdict = verify(
         stored,
         runs.spool,
@@ -121,12 +121,12 @@ def verify_run(arguments: Namespace) -> int:
         confirm_run_unsafe_code=arguments.confirm_run_unsafe_code,
     )
     for line in _lines(verdict):
-        tell(line, sys.stdout)
+        print_escaped(line, sys.stdout)
     then = EnvironmentDescription(f"attempt {stored.attempt.attempt_id}", stored.env)
     changed = difference_lines(differences(then, this_machine(threads)))
     print("software and machine: " + ("the same" if not changed else "they differ, then -> now"))
     for line in changed:
-        tell(line, sys.stdout)
+        print_escaped(line, sys.stdout)
     return 0 if verdict.equal else 1
 
 

@@ -48,7 +48,7 @@ def _join(*parts: Linear) -> Linear:
 
 
 def _block(**parts: Any) -> BlockWeights:
-    return BlockWeights(**parts).map_projections(Linear.laid_out)
+    return BlockWeights(**parts).map_projections(Linear.in_default_layout)
 
 
 def _head(tensors: Tensors, embedded: str, embedding: Tensor, vocab_size: int, *, tied: bool) -> Tensor:

@@ -109,8 +109,9 @@ def weight_files(folder: Path) -> WeightFiles:
         return WeightFiles(paths, places)
     names = sorted(path.name for path in folder.iterdir() if path.suffix in (".safetensors", ".bin", ".pt", ".pth"))
     raise UserError(
-        f"{folder}: no {SINGLE} and no {INDEX} (found {listed(names) or 'no weight files'}). Only safetensors weights "
-        f"of these names are read, never pickles; convert with `model.save_pretrained(folder)`.{gguf_note(folder)}"
+        f"{folder}: no {SINGLE} and no {INDEX} (found {join_names(names) or 'no weight files'}). Only safetensors "
+        "weights of these names are read, never pickles; convert with "
+        f"`model.save_pretrained(folder)`.{gguf_note(folder)}"
     )
 
 
@@ -152,11 +153,11 @@ def checkpoint_remarks(folder: Path) -> tuple[str, ...]:
     weights_name = SINGLE if files.index is None else INDEX
     return (
         *converted,
-        f"not read: {listed(strays)} (the weights are those of {weights_name})",
+        f"not read: {join_names(strays)} (the weights are those of {weights_name})",
     )
 
 
-def listed(names: list[str]) -> str:
+def join_names(names: list[str]) -> str:
     """Return names joined by commas for a message; after the first five, only the number of the others."""
     n_more = len(names) - _NAMED
     return ", ".join(names[:_NAMED]) + (f" and {n_more} more" if n_more > 0 else "")

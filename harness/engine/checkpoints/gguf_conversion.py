@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 from exitbench.errors import UserError, is_out_of_memory, no_room, one_line
-from exitbench.harness.engine.checkpoints.files import listed
+from exitbench.harness.engine.checkpoints.files import join_names
 from exitbench.harness.engine.checkpoints.gguf_origin import GgufOrigin
 from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
 from exitbench.harness.reading.regular_files import read_json
@@ -140,7 +140,7 @@ def _write_model(path: Path, alone: Path, folder: Path, architecture: str, dtype
         ) from error
     # transformers fills what a file lacks with random numbers, and passes over what it does not know.
     if missing := sorted(info["missing_keys"]):
-        raise UserError(f"{path}: the weights of {listed(missing)} are not in the file.")
+        raise UserError(f"{path}: the weights of {join_names(missing)} are not in the file.")
     read = sum(parameter.numel() for parameter in model.parameters())
     if read != numel:
         raise UserError(

@@ -17,12 +17,12 @@ import torch
 
 from exitbench.errors import UserError, one_line
 from exitbench.harness.cells.cell import DeviceMap
-from exitbench.harness.engine.checkpoints.files import CONFIG, listed, transformers_config
+from exitbench.harness.engine.checkpoints.files import CONFIG, join_names, transformers_config
 from exitbench.harness.engine.checkpoints.tensor_files import Tensors, Unread, prefix_note
 from exitbench.harness.engine.encoders.families import FAMILIES as ENCODERS
 from exitbench.harness.engine.hosted.model import HostedTransformer
 from exitbench.harness.engine.hosted.proof import as_user_errors, prove
-from exitbench.harness.engine.hosted.stack import find_stack, hand_over_whole_blocks, modules_on
+from exitbench.harness.engine.hosted.stack import find_stack, modules_on, remove_inner_hooks
 from exitbench.harness.reading.config_values import shortened
 
 _NOT_OURS = frozenset(
@@ -91,7 +91,7 @@ def load_hosted(
     lm = load_transformers_model(folder, cls, config, unread, dtype, attention, places).eval().requires_grad_(False)
     with as_user_errors(raw["model_type"]):
         stack = find_stack(lm)
-        hand_over_whole_blocks(stack.blocks)
+        remove_inner_hooks(stack.blocks)
         model = HostedTransformer(stack)
         if device != "meta":
             prove(model)
@@ -271,8 +271,8 @@ def _refuse(folder: Path, what: str, names: Iterable[str], cls: Any, note: str =
     if wrong := sorted(names):
         count = "1 tensor is" if len(wrong) == 1 else f"{len(wrong)} tensors are"
         raise UserError(
-            f"{folder}: {count} {what}: {listed(wrong)} ({cls.__name__}). The model would be another than was trained, "
-            f"so it is not read.{note}"
+            f"{folder}: {count} {what}: {join_names(wrong)} ({cls.__name__}). The model would be another than was "
+            f"trained, so it is not read.{note}"
         )
 
 

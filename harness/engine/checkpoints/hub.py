@@ -24,7 +24,7 @@ from exitbench.harness.engine.checkpoints.files import (
     SINGLE,
     TRAINED_BESIDE,
     check_plain,
-    listed,
+    join_names,
     read_index,
 )
 from exitbench.harness.engine.checkpoints.tokenizer_files import PATTERNS, tokenizer_files
@@ -159,8 +159,8 @@ def fetch(name: HubName, say: Callable[[str], object]) -> Located:
     if not _has_weights(sizes):
         found_names = sorted(path for path in sizes if path.endswith((".safetensors", ".bin", ".pt", ".pth", ".gguf")))
         raise UserError(
-            f"{name}: no {SINGLE} and no {INDEX} in the repository (found {listed(found_names) or 'no weights'}). Only "
-            "safetensors weights of these names are fetched, never pickles."
+            f"{name}: no {SINGLE} and no {INDEX} in the repository (found {join_names(found_names) or 'no weights'}). "
+            "Only safetensors weights of these names are fetched, never pickles."
         )
     folder = _download(name, commit, _small_files(sizes), sizes, say)
     # Small files first, so that unsupported models are refused before gigabytes are downloaded.
@@ -169,8 +169,8 @@ def fetch(name: HubName, say: Callable[[str], object]) -> Located:
     _download(name, commit, _weight_files(folder, sizes), sizes, say)
     if missing := _missing(folder, sizes):
         raise UserError(
-            f"{name}: no {listed(missing)} in {folder} after the download: the repository lacks it, or something that "
-            "is no file lies there."
+            f"{name}: no {join_names(missing)} in {folder} after the download: the repository lacks it, or something "
+            "that is no file lies there."
         )
     return Located(folder, _source(name, commit))
 

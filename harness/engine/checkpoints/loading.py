@@ -16,7 +16,7 @@ from exitbench.harness.engine.checkpoints.families import FAMILIES, Family
 from exitbench.harness.engine.checkpoints.files import (
     CONFIG,
     check_plain,
-    listed,
+    join_names,
     not_a_checkpoint,
     transformers_config,
 )
@@ -285,7 +285,7 @@ def _check_depth(values: dict[str, Any], tensors: Tensors, family: Family) -> No
     for prefix, key in family.stacks.items():
         declared, n_blocks = values.get(key), tensors.depth(prefix)
         if declared is not None and n_blocks not in (0, declared):
-            names = listed(sorted({path.name for path in tensors.files.values()}))
+            names = join_names(sorted({path.name for path in tensors.files.values()}))
             raise UserError(
                 f"{tensors.config}: {key} is {declared}, but the weights ({names}) hold {n_blocks} blocks, "
                 f"{prefix}.0 to {prefix}.{n_blocks - 1}."

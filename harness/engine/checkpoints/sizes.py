@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.files import TRAINED_BESIDE, weight_files
-from exitbench.harness.engine.checkpoints.tensor_files import FORMATS, opened
+from exitbench.harness.engine.checkpoints.tensor_files import FORMATS, open_safetensors
 from exitbench.harness.engine.model.available import available_bytes
 from exitbench.harness.engine.products.int8 import computes_in
 from exitbench.harness.reading.regular_files import is_file
@@ -29,7 +29,7 @@ def stored_tensors(paths: Iterable[Path]) -> Iterator[tuple[str, int]]:
     """
     for path in paths:
         try:
-            with opened(path) as file:
+            with open_safetensors(path) as file:
                 slices = [file.get_slice(name) for name in file.keys()]  # noqa: SIM118
                 sizes = [(stored.get_dtype(), prod(stored.get_shape())) for stored in slices]
         except (SafetensorError, OSError) as error:

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from exitbench.errors import UserError, suggestion
-from exitbench.harness.engine.checkpoints.files import CONFIG, DEQUANTISE, INDEX, listed, weight_files
+from exitbench.harness.engine.checkpoints.files import CONFIG, DEQUANTISE, INDEX, join_names, weight_files
 from exitbench.harness.engine.model.weights import Linear
 
 FORMATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -86,7 +86,7 @@ class Tensors:
         """Return the open safetensors file that holds a tensor; each file is opened once, since headers can be long."""
         path = self.files[name]
         if path not in self._opened:
-            self._opened[path] = opened(path)
+            self._opened[path] = open_safetensors(path)
         return self._opened[path]
 
     def unread(self, name: str) -> Unread:
@@ -143,9 +143,10 @@ class Tensors:
         if unread:
             count = "1 tensor is" if len(unread) == 1 else f"{len(unread)} tensors are"
             raise OtherTensors(
-                f"{self.files[unread[0]]}: {count} not part of the model that config.json describes: {listed(unread)}. "
-                "The model would be another than was trained, so it is not read. If they are of no use, save it "
-                "without them: `Auto...from_pretrained(folder)` of transformers, then `save_pretrained`."
+                f"{self.files[unread[0]]}: {count} not part of the model that config.json describes: "
+                f"{join_names(unread)}. The model would be another than was trained, so it is not read. "
+                "If they are of no use, save it without them: `Auto...from_pretrained(folder)` of transformers, then "
+                "`save_pretrained`."
             )
 
 
@@ -177,7 +178,7 @@ def prefix_note(files: Mapping[str, Path], missing: Iterable[str]) -> str:
     )
 
 
-def opened(path: Path) -> Any:
+def open_safetensors(path: Path) -> Any:
     """Open a safetensors file for reading, without memory mapping.
 
     A mapped file could change under a model, or lose its pages during a timing; one larger than memory cannot be
@@ -245,7 +246,7 @@ def heads_tensors(path: Path) -> dict[str, Tensor]:
     Raises:
         UserError: A tensor has an unsupported number format.
     """
-    with opened(path) as file:
+    with open_safetensors(path) as file:
         for name in file.keys():  # noqa: SIM118
             check_format(path, name, file.get_slice(name).get_dtype())
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -288,7 +289,7 @@ def _places(folder: Path) -> dict[str, Path]:
     places: dict[str, Path] = {}
     for path in files.paths:
         try:
-            with opened(path) as file:
+            with open_safetensors(path) as file:
                 names = list(file.keys())
         except (SafetensorError, OSError) as error:
             raise UserError(f"{path}: not a complete safetensors file ({error}).") from error

@@ -130,7 +130,7 @@ class BlockRunner:
         n_deferred = hidden_ATD.shape[1] - 1
         if all(len(tokens) == n_deferred and self._are_newest(tokens) for tokens in waiting):
             if n_deferred + 1 not in self._windows:
-                self._windows[n_deferred + 1] = self.model.window(self.cache, n_deferred + 1)
+                self._windows[n_deferred + 1] = self.model.recent_context(self.cache, n_deferred + 1)
             hidden_ATD = self.model.block(block, hidden_ATD, self._windows[n_deferred + 1], rows_A)
         else:
             places = self._places(rows, rows_A, waiting, n_deferred)
@@ -192,7 +192,7 @@ class BlockRunner:
         """Request keys and values of blocks block+1..L at the current position, projected from the exit state.
 
         They are written before the step ends. Does nothing if no later token can run those blocks
-        (`Parts.reads_skipped`).
+        (`Parts.may_read_skipped_keys`).
 
         Args:
             block: Number of blocks that were executed, 0..L-1; not below that of an earlier call in this step.
@@ -200,7 +200,7 @@ class BlockRunner:
             rows_A: Rows of the batch; None means all.
         """
         assert not self._to_fill or block >= self._to_fill[-1][0], "rows leave in the order of blocks"
-        if not self.parts.reads_skipped:
+        if not self.parts.may_read_skipped_keys:
             return
         self._to_fill.append((block, hidden_AD, rows_A))
         if rows_A is not None and self.model.fills_exited_rows:
@@ -219,16 +219,17 @@ class BlockRunner:
 
         Does nothing if no later token can run those blocks.
         """
-        if self.parts.reads_skipped:
+        if self.parts.may_read_skipped_keys:
             self.cache.evict(block, rows_A)
 
     def defer(self, block: int, hidden_AD: Tensor, rows_A: Tensor | None) -> None:
         """Defer the skipped blocks of rows that exit after ``block``, until a later token of the row runs these blocks.
 
-        Does nothing if no later token runs them (`Parts.reads_skipped`), unless the policy reruns tokens from block 1.
+        Does nothing if no later token runs them (`Parts.may_read_skipped_keys`), unless the policy reruns tokens from
+        block 1.
         """
         cache = self.cache
-        if not self.parts.reads_skipped and self._policy.deferred != "rerun":
+        if not self.parts.may_read_skipped_keys and self._policy.deferred != "rerun":
             return
         assert self._context is not None and self._context.embedding_BD is not None, "a step begins with an embedding"
         embedding_BD = self._context.embedding_BD if self._policy.deferred == "rerun" else None

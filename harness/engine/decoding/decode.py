@@ -20,7 +20,7 @@ from exitbench.harness.cells.cell import GenerationSettings
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.engine.decoding.block_runner import BlockRunner
 from exitbench.harness.engine.decoding.generation import Generation, Request
-from exitbench.harness.engine.decoding.kept_depth import keeping_each
+from exitbench.harness.engine.decoding.kept_depth import with_exit_layers
 from exitbench.harness.engine.decoding.logit_rules import LogitRules
 from exitbench.harness.engine.decoding.speculation import verify_drafts
 from exitbench.harness.engine.decoding.trace import Observer, Trace
@@ -46,7 +46,7 @@ class Step:
         unread: `BlockView`s of rows that have exited, whose tokens will be read from the LM head together.
         answer_memory: What the gate remembers of each row's earlier tokens: tensors by name; updated at the end of the
             step.
-        left: `BlockView`s of rows that have exited; only kept if the gate remembers earlier tokens.
+        exited_views: `BlockView`s of rows that have exited; only kept if the gate remembers earlier tokens.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Step:
         self.exit_layers = [model.n_blocks] * n_rows
         self.unread: list[BlockView] = []
         self.answer_memory = answer_memory
-        self.left: list[BlockView] = []
+        self.exited_views: list[BlockView] = []
         observer.step_began(n_rows)
 
 
@@ -229,7 +229,7 @@ class Decoding:
         choose = parts.gate.choose if rules is None else _choose_with_rules(rules, parts.gate)
         if self._token_B is not None:
             if self._depths is not None:
-                self._runner.parts = keeping_each(parts, self._depths)
+                self._runner.parts = with_exit_layers(parts, self._depths)
             step = decode_step(
                 self._runner,
                 self._token_B,
@@ -488,7 +488,7 @@ def _emit(step: Step, parts: Parts, view: BlockView) -> None:
     head for tokens that the gate drafts by itself.
     """
     if parts.gate.remembers:
-        step.left.append(view)
+        step.exited_views.append(view)
     if not view.is_last and (token_A := parts.gate.draft(view)) is not None:
         _put(step, view, token_A)
     elif parts.head.reads_vocabulary and parts.gate.chooses_from_logits and not view.is_read:
@@ -511,7 +511,7 @@ def _emit_together(step: Step, runner: BlockRunner) -> None:
 
 def _remember(step: Step, gate: Gate) -> None:
     """Let the gate update its answer memory of every row, from the `BlockView` with which the row exited."""
-    for view in step.left:
+    for view in step.exited_views:
         rows_A = view.active.rows_A
         gate.remember(view, step.token_B if rows_A is None else step.token_B[rows_A])
         for name, value_A in view.answer_memory.items():

@@ -12,14 +12,14 @@ from exitbench.methods.base import BlockView, Gate, Parts
 from exitbench.methods.thresholds import Constant
 
 
-def keeping(parts: Parts, depth: int) -> Parts:
-    """Return the method with a fixed exit layer: every token exits after block ``depth``."""
-    return _kept(parts, _KeptDepth(parts.gate, None), {depth})
+def with_exit_layer(parts: Parts, exit_layer: int) -> Parts:
+    """Return the method with a fixed exit layer: every token exits after block ``exit_layer``."""
+    return _kept(parts, _KeptDepth(parts.gate, None), {exit_layer})
 
 
-def keeping_each(parts: Parts, depths_B: Sequence[int]) -> Parts:
-    """Return the method with a fixed exit layer for each row of a batch, ``depths_B``."""
-    return _kept(parts, _KeptDepth(parts.gate, depths_B), set(depths_B))
+def with_exit_layers(parts: Parts, exit_layers_B: Sequence[int]) -> Parts:
+    """Return the method with a fixed exit layer for each row of a batch, ``exit_layers_B``."""
+    return _kept(parts, _KeptDepth(parts.gate, exit_layers_B), set(exit_layers_B))
 
 
 def why_no_scope(parts: Parts) -> str | None:

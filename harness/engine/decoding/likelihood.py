@@ -25,7 +25,7 @@ from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.engine.decoding.block_runner import BlockRunner
 from exitbench.harness.engine.decoding.branches import Branch, Context, batches, branches_of, packs
 from exitbench.harness.engine.decoding.decode import decode_step, prompt_step
-from exitbench.harness.engine.decoding.kept_depth import keeping
+from exitbench.harness.engine.decoding.kept_depth import with_exit_layer
 from exitbench.harness.engine.decoding.trace import Observer, Trace
 from exitbench.harness.engine.model.cache import Cache, DecodingCache
 from exitbench.harness.engine.model.model import Transformer
@@ -253,7 +253,7 @@ class _Scorer:
             exits = self.observer.exit_layers
             for exit_depth in sorted(set(exits)):
                 chosen = [branch for branch in branches if exits[branch.context] == exit_depth]
-                self._later_tokens(cache, chosen, firsts, keeping(self.parts, exit_depth))
+                self._later_tokens(cache, chosen, firsts, with_exit_layer(self.parts, exit_depth))
         self._append_results()
 
     # ------------------------------------------------------- the first token, one row a context

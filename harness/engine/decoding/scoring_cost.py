@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from exitbench.harness.cells.cell import Scope
 from exitbench.harness.engine.decoding.branches import Branch, Context, branches_of, packs
-from exitbench.harness.engine.decoding.kept_depth import keeping
+from exitbench.harness.engine.decoding.kept_depth import with_exit_layer
 from exitbench.harness.engine.decoding.likelihood import PACKED_TOKENS, Scored, fixed_depth
 from exitbench.harness.engine.model.cost import TokenPlace
 from exitbench.harness.engine.model.engine import Engine
@@ -52,7 +52,7 @@ def scoring_cost(
     else:
         prompt = _pass(model, model.n_blocks, [(1, n_context - 1)], n_context - 1)
         first = prompt + parts.cost(model, [layer], [head_rows], [_block(model, n_context)])
-    later_parts = parts if scope == "token" or depth is not None else keeping(parts, layer)
+    later_parts = parts if scope == "token" or depth is not None else with_exit_layer(parts, layer)
     return first + _later_tokens_cost(
         model, later_parts, n_context, [branch for branch in branches_of([context]) if branch.fed], scored
     )

@@ -67,7 +67,7 @@ class Classified:
         return [reading.block for reading in self.readings if reading.is_needed]
 
 
-def on_texts(parts: Parts) -> Parts:
+def with_off_ramps(parts: Parts) -> Parts:
     """Return the method with off-ramps as its head; the model's own classifier reads out blocks without an off-ramp."""
     return replace(parts, head=TrainedHead())
 
@@ -91,7 +91,7 @@ def classify(
     Raises:
         ArithmeticError: The run is traced, and a logit is not finite.
     """
-    batch = _Batch(model, texts, on_texts(parts), traced)
+    batch = _Batch(model, texts, with_off_ramps(parts), traced)
     for block in range(1, model.n_blocks + 1):
         batch.run(block)
         if not batch.rows:
@@ -157,7 +157,7 @@ class _Batch:
                 leaves = (score_A > parts.threshold.value(block, 1, 1)).tolist()
             self._previous_score_A = score_A
             self._note(view, score_A, leaves)
-            self._let_go(view, [index for index, leaving in enumerate(leaves) if leaving])
+            self._store_answers(view, [index for index, leaving in enumerate(leaves) if leaving])
             self._keep([index for index, leaving in enumerate(leaves) if not leaving])
         if parts.gate.needs_history and self.rows:
             self._earlier.append(self._state(block))
@@ -217,7 +217,7 @@ class _Batch:
         p_A, label_A = torch.softmax(logits_AC, dim=-1).max(-1)
         return label_A.tolist(), p_A.tolist()
 
-    def _let_go(self, view: BlockView, index: Sequence[int]) -> None:
+    def _store_answers(self, view: BlockView, index: Sequence[int]) -> None:
         """Store the answers for texts that exit; ``index`` are their indices among the texts of ``view``."""
         if not index:
             return

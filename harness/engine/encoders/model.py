@@ -182,7 +182,7 @@ class EncoderClassifier:
         rows = [(*text.ids, *(pad,) * (longest - len(text.ids))) for text in texts]
         masks = [(1,) * len(text.ids) + (0,) * (longest - len(text.ids)) for text in texts]
         types_BT = None
-        if self.stack.tells_texts_apart and all(text.types is not None for text in texts):
+        if self.stack.has_token_types and all(text.types is not None for text in texts):
             types = [(*(text.types or ()), *(0,) * (longest - len(text.ids))) for text in texts]
             types_BT = torch.tensor(types, device=self.device)
         ids_BT, mask_BT = (torch.tensor(rows_BT, device=self.device) for rows_BT in (rows, masks))

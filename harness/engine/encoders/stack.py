@@ -94,7 +94,7 @@ class EncoderStack:
         return int(self.lm.config.num_labels)
 
     @property
-    def tells_texts_apart(self) -> bool:
+    def has_token_types(self) -> bool:
         """True if the embedding distinguishes the two texts of a pair."""
         return int(getattr(self.lm.config, "type_vocab_size", 0)) > 1
 

@@ -36,7 +36,7 @@ class WritePositions:
 
 
 @dataclass
-class Now:
+class BlockCallState:
     """Rows and positions of the block call in progress; one object, shared by the cache layers of all blocks.
 
     Attributes:
@@ -60,9 +60,9 @@ class SelfLayer(CacheLayerMixin):  # type: ignore[misc]
     is_sliding = False  # all positions are kept; the model's own masks cut the window
     is_croppable = True
 
-    def __init__(self, now: Now, n_rows: int, room: int) -> None:
+    def __init__(self, call_state: BlockCallState, n_rows: int, room: int) -> None:
         super().__init__()
-        self.now, self.n_rows, self.room = now, n_rows, room
+        self.call_state, self.n_rows, self.room = call_state, n_rows, room
         self.length = 0
         self.kv: list[Tensor] = []  # keys and values, [B, G, S, K] each; their K may differ
 
@@ -84,14 +84,14 @@ class SelfLayer(CacheLayerMixin):  # type: ignore[misc]
         self.length = start + key_states.shape[2]
         for buffer, new in zip(self.kv, (key_states, value_states), strict=True):
             self._write(buffer, new, start)
-        if self.now.only_stores:
+        if self.call_state.only_stores:
             raise StopAfterStore
         keys, values = (buffer[:, :, : self.length] for buffer in self.kv)
-        rows_A = self.now.rows_on(keys.device)
+        rows_A = self.call_state.rows_on(keys.device)
         return (keys, values) if rows_A is None else (keys.index_select(0, rows_A), values.index_select(0, rows_A))
 
     def _write(self, buffer: Tensor, new: Tensor, start: int) -> None:
-        rows_A, places = self.now.rows_on(buffer.device), self.now.places
+        rows_A, places = self.call_state.rows_on(buffer.device), self.call_state.places
         if places is not None:
             rows_N, running_N, places_N = (
                 index.to(buffer.device) for index in (places.rows_N, places.running_N, places.places_N)
@@ -124,8 +124,8 @@ class SourceLayer(CacheLayerMixin):  # type: ignore[misc]
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, now: Now) -> None:
-        self.now = now
+    def __init__(self, call_state: BlockCallState) -> None:
+        self.call_state = call_state
         self.kv: list[Tensor] = []
         self.is_initialized = False
 
@@ -140,7 +140,7 @@ class SourceLayer(CacheLayerMixin):  # type: ignore[misc]
     def _of_running(self, which: int) -> Tensor | None:
         if not self.kv:
             return None
-        rows_A = self.now.rows_on(self.kv[which].device)
+        rows_A = self.call_state.rows_on(self.kv[which].device)
         return self.kv[which] if rows_A is None else self.kv[which].index_select(0, rows_A)
 
     @property
@@ -173,7 +173,7 @@ class HostedCache(DecodingCache):
         past: transformers' cache object that holds ``layers`` and any cross-attention layers. It is passed to the model
             as ``past_key_values``.
         layers: Self-attention keys and values, one entry per block.
-        now: Rows and positions of the block call in progress.
+        call_state: Rows and positions of the block call in progress.
         fed_BS: Token ids fed so far, by position in the cache.
         source_BSD: The encoder's states; None in a decoder-only model.
         source_mask_BS: 1 at the tokens of each encoder input, 0 at padding; None in a decoder-only model.
@@ -182,12 +182,12 @@ class HostedCache(DecodingCache):
     def __init__(self, n_blocks: int, n_rows: int, room: int, device: torch.device, *, has_source: bool) -> None:
         self.length, self.padding_B = 0, None
         self.waiting = [[] for _ in range(n_rows)]
-        self.now = Now()
-        self.layers = [SelfLayer(self.now, n_rows, room) for _ in range(n_blocks)]
+        self.call_state = BlockCallState()
+        self.layers = [SelfLayer(self.call_state, n_rows, room) for _ in range(n_blocks)]
         self.fed_BS = torch.zeros(n_rows, room, dtype=torch.long, device=device)
         self.source_BSD: Tensor | None = None
         self.source_mask_BS: Tensor | None = None
-        self.source_layers = [SourceLayer(self.now) for _ in range(n_blocks)] if has_source else []
+        self.source_layers = [SourceLayer(self.call_state) for _ in range(n_blocks)] if has_source else []
         self.past: Any = Cache(layers=self.layers)
         if has_source:
             self.past = EncoderDecoderCache(self.past, Cache(layers=self.source_layers))

@@ -303,7 +303,7 @@ class HostedTransformer(Headed):
         writing = WritePositions(rows_AT.flatten(), running_AT.flatten(), places_AT.flatten())
         return HostedPlaces(window, places_AT - window.start, writing)
 
-    def window(self, cache: HostedCache, n_positions: int) -> HostedStep:
+    def recent_context(self, cache: HostedCache, n_positions: int) -> HostedStep:
         """Return a step for blocks that run at the newest ``n_positions`` cache positions of every row.
 
         The last of these positions is that of the current step.
@@ -317,14 +317,14 @@ class HostedTransformer(Headed):
         """
         if (start, end) not in cache.windows:
             none = torch.empty(0, dtype=torch.long, device=self.device)
-            cache.now.rows_A, cache.now.places = (
+            cache.call_state.rows_A, cache.call_state.places = (
                 None,
                 WritePositions(none, none, none),
             )  # block 1 has written here before
             try:
                 cache.windows[start, end] = replace(self._record(cache, start, end), is_first=False)
             finally:
-                cache.now.places = None
+                cache.call_state.places = None
         window: HostedStep = cache.windows[start, end]
         return window
 
@@ -358,7 +358,7 @@ class HostedTransformer(Headed):
             assert first_BTD is not None, "recorded"
             return (first_BTD if rows_A is None else first_BTD.index_select(0, rows_A)).reshape(hidden.shape)
         hidden_ATD = hidden if hidden.dim() == 3 else hidden[:, None]
-        return self._at_home(self._run(block, hidden_ATD, context, rows_A).reshape(hidden.shape))
+        return self._to_first_device(self._run(block, hidden_ATD, context, rows_A).reshape(hidden.shape))
 
     def _run(
         self,
@@ -369,22 +369,22 @@ class HostedTransformer(Headed):
         writing: WritePositions | None = None,
     ) -> Tensor:
         args, kwargs = step.recorded.arguments_of(block, rows_A, self.calls.batch_axes)
-        now = step.cache.now
-        now.rows_A, now.places = rows_A, writing
+        call_state = step.cache.call_state
+        call_state.rows_A, call_state.places = rows_A, writing
         step.cache.layers[block - 1].length = step.start
         try:
             return state_of(self.calls.blocks[block - 1].run(hidden_ATD, *args, **kwargs))
         finally:
-            now.rows_A = now.places = None
+            call_state.rows_A = call_state.places = None
 
-    def _at_home(self, states: Tensor) -> Tensor:
+    def _to_first_device(self, states: Tensor) -> Tensor:
         """Return states on the model's first device, where gates and LM head run."""
         return states.to(self.device) if self._is_spread else states
 
     def _at_places(self, block: int, hidden_ATD: Tensor, rows_A: Tensor | None, places: HostedPlaces) -> Tensor:
         index_ATD = places.slots_AT[..., None].expand_as(hidden_ATD)
         window_ATD = self._windowed(hidden_ATD, index_ATD, places.step)
-        ran_ATD = self._at_home(self._run(block, window_ATD, places.step, rows_A, places.writing))
+        ran_ATD = self._to_first_device(self._run(block, window_ATD, places.step, rows_A, places.writing))
         return ran_ATD.gather(1, index_ATD)
 
     def _windowed(self, hidden_ATD: Tensor, index_ATD: Tensor, step: HostedStep) -> Tensor:
@@ -441,13 +441,13 @@ class HostedTransformer(Headed):
 
         ``rows_A`` are the batch rows of the states (None: all). ``writing`` limits the positions that are written.
         """
-        step.cache.now.only_stores = self.calls.only_stores = True
+        step.cache.call_state.only_stores = self.calls.only_stores = True
         try:
             self._run(block, states_ATD, step, rows_A, writing)
         except StopAfterStore:
             return
         finally:
-            step.cache.now.only_stores = self.calls.only_stores = False
+            step.cache.call_state.only_stores = self.calls.only_stores = False
         raise RuntimeError(f"block {block} keeps no keys and values")
 
     # --------------------------------------------------------------------- cost

@@ -70,7 +70,7 @@ def prove(model: HostedTransformer) -> None:
     _learn(model, rows)
     _check_states(model, rows[:1])
     _check_read_outs(model, rows[:1])
-    _spare(model, rows[:1])
+    _skip_unneeded_projections(model, rows[:1])
     _check_skipped(model, rows)
     model.pads_left = _is_proved(lambda: _check_padding(model, rows))
     model.work, model.kv_width = _work(model, rows[0])
@@ -245,7 +245,7 @@ def _check_read_outs(model: HostedTransformer, rows: Sequence[Sequence[int]]) ->
         return
 
 
-def _spare(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
+def _skip_unneeded_projections(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
     """Let blocks 2 to L, when they only store keys and values, leave out the projections that do not affect these."""
     linears = [{name: m for name, m in block.named_modules() if type(m) is nn.Linear} for block in model.stack.blocks]
     used: set[str] = set()
@@ -259,17 +259,17 @@ def _spare(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> None:
         for each in linears[1:]
         for name, module in each.items()
     ]
-    expected = _filled(model, rows)
+    expected = _filled_keys_and_values(model, rows)
     for handle in handles:
         handle.remove()
     for name in sorted(used):
         spared = [SparedLinear(each[name], model.calls) for each in linears[1:] if name in each]
-        if not _all_equal(_filled(model, rows), expected):
+        if not _all_equal(_filled_keys_and_values(model, rows), expected):
             for projection in spared:
                 projection.undo()
 
 
-def _filled(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> list[Tensor]:
+def _filled_keys_and_values(model: HostedTransformer, rows: Sequence[Sequence[int]]) -> list[Tensor]:
     """Return the key tensor and the value tensor of each block from 2 to L, filled by tokens that exit at block 1."""
     cache = _start(model, rows, PROMPT)
     hidden, step = model.embed(torch.tensor([row[PROMPT : PROMPT + 1] for row in rows], device=model.device), cache)

@@ -165,7 +165,7 @@ def modules_on(lm: nn.Module, blocks: Sequence[nn.Module], devices: DeviceMap) -
     return placement
 
 
-def hand_over_whole_blocks(blocks: Sequence[Any]) -> None:
+def remove_inner_hooks(blocks: Sequence[Any]) -> None:
     """Remove accelerate's hooks from the modules inside each block; the block's own hook stays.
 
     Inner hooks are not needed, since a block is on one device as a whole.

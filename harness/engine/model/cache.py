@@ -257,7 +257,7 @@ class Cache(DecodingCache):
             past = relative_bias(self._model.arch, table, keys[-1:], keys)
         return torch.cat((past, torch.full_like(past[..., 1:], torch.finfo(past.dtype).min)), dim=-1)
 
-    def seen_from(self, start: int, end: int) -> Tensor:
+    def causal_bias(self, start: int, end: int) -> Tensor:
         """Return the additive causal mask, with position bias, of keys 0..end-1 for queries at start..end-1.
 
         Shape [1, 1 or H, T, end] for T queries and H heads; left padding is not masked.
@@ -267,7 +267,7 @@ class Cache(DecodingCache):
         windows = self.by_distance[..., 0, :].unfold(-1, end, 1)  # a later position sees all keys one further away
         return windows[:, :, self.room - end : self.room - start].flip(-2)
 
-    def seen_from_all(self, place: int) -> Tensor:
+    def bias_at(self, place: int) -> Tensor:
         """Return the additive mask, with position bias, of all ``room`` keys for a query at position ``place``.
 
         Keys that are padding or come after ``place`` are masked. Shape [1 or B, 1 or H, 1, room], for H heads.
@@ -412,7 +412,7 @@ class Cache(DecodingCache):
         First, left-padding positions that all rows of a cache have in common are dropped.
         """
         caches, n_rows = (self, other), [self.n_rows, other.n_rows]
-        lengths = [cache.length - cache._spare() for cache in caches]
+        lengths = [cache.length - cache._common_padding() for cache in caches]
         length = max(lengths)
         room = length + new_tokens
         n_blocks, _, heads, _, size = self.self_kv.shape
@@ -442,7 +442,7 @@ class Cache(DecodingCache):
         self._by_block.clear()
         self.graphs = None
 
-    def _spare(self) -> int:
+    def _common_padding(self) -> int:
         """Return the number of left-padding positions that all rows have in common."""
         return 0 if self.padding_B is None else int(self.padding_B.min())
 

@@ -34,7 +34,7 @@ class EngineStep(Protocol):
 
     @property
     def embedding_BD(self) -> Tensor | None:
-        """Embedding of each batch row's newest token; may be None in a step from `Engine.window`."""
+        """Embedding of each batch row's newest token; may be None in a step from `Engine.recent_context`."""
 
 
 class Engine(ModelInterface, Protocol):
@@ -104,7 +104,7 @@ class Engine(ModelInterface, Protocol):
         Returns the embeddings [B, T, D], and the `EngineStep`: masks and other data that all blocks of the step share.
         """
 
-    def window(self, cache: Any, n_positions: int) -> EngineStep:
+    def recent_context(self, cache: Any, n_positions: int) -> EngineStep:
         """Return an `EngineStep` for blocks that run at the newest ``n_positions`` cache positions of every row.
 
         The last of these positions is that of the current step.
@@ -135,7 +135,7 @@ class Engine(ModelInterface, Protocol):
         Args:
             block: Number of the block.
             hidden: Output of the block before, [A, T, D]; [A, D] if each row has one new position.
-            context: The step: data that its blocks share, as returned by `embed` or `window`.
+            context: The step: data that its blocks share, as returned by `embed` or `recent_context`.
             rows_A: Indices of the batch rows that run the block, ascending; None means all.
             places: Other cache positions to run at, prepared by `places`; None means the positions of the step.
             exited_BD: Exit states of the rows that do not run, each at its row's index; their keys and values are

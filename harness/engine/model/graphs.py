@@ -85,7 +85,7 @@ class BlockGraphs:
 
     def __init__(self, step: StepContext) -> None:
         self._place = torch.tensor([step.start], device=step.cache.device)
-        self._mask = step.cache.seen_from_all(step.start)
+        self._mask = step.cache.bias_at(step.start)
         self._rotary = None if step.rotary is None else (step.rotary[0].clone(), step.rotary[1].clone())
         self._blocks: dict[int, _CapturedBlock | None] = {}
         self._pool = new_pool()
@@ -95,7 +95,7 @@ class BlockGraphs:
     def begin(self, step: StepContext) -> None:
         """Begin a step: copy its position, attention mask and rotary angles into the buffers that the graphs read."""
         self._place.fill_(step.start)
-        self._mask.copy_(step.cache.seen_from_all(step.start))
+        self._mask.copy_(step.cache.bias_at(step.start))
         if self._rotary is not None and step.rotary is not None:
             for buffer, angles in zip(self._rotary, step.rotary, strict=True):
                 buffer.copy_(angles)

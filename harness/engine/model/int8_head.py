@@ -158,26 +158,26 @@ class ByFloat32(Int8Product):
         return torch.cat(pieces, dim=-1), torch.zeros(len(states_AD), dtype=torch.float64, device=states_AD.device)
 
 
-WAYS: Final[tuple[type[Int8Product], ...]] = (ByIntegers, ByBfloat16)
+PRODUCT_CLASSES: Final[tuple[type[Int8Product], ...]] = (ByIntegers, ByBfloat16)
 """The first is fastest wherever measured; the order is fixed, so that widths of intervals are reproducible."""
 
 
 def product_of(weight_VD: Tensor, scale_V: Tensor) -> Int8Product:
-    """Return a product with int8 rows, by the first class in `WAYS` that keeps to its declared errors on this machine.
+    """Return a product with int8 rows, by the first of `PRODUCT_CLASSES` that meets its declared error on this machine.
 
     If none does, return the slow `ByFloat32`, which runs anywhere.
     """
-    for way in WAYS:
+    for product_class in PRODUCT_CLASSES:
         try:
-            product = way(weight_VD, scale_V)
-            if _holds(product, weight_VD, scale_V):
+            product = product_class(weight_VD, scale_V)
+            if _meets_declared_error(product, weight_VD, scale_V):
                 return product
         except (AttributeError, RuntimeError, NotImplementedError):  # not in this torch, or on this processor
             continue
     return ByFloat32(weight_VD, scale_V)
 
 
-def _holds(product: Int8Product, weight_VD: Tensor, scale_V: Tensor) -> bool:
+def _meets_declared_error(product: Int8Product, weight_VD: Tensor, scale_V: Tensor) -> bool:
     """Return whether a product's errors on a few test states are within the bounds that its class declares."""
     width = weight_VD.shape[1]
     some_AD = torch.randn(3, width, generator=torch.Generator().manual_seed(0))
@@ -256,7 +256,7 @@ class Int8Head:
         lower_AV, upper_AV = _beyond_format(self.head, logits_AV - spread_AV, logits_AV + spread_AV)
         return LogitIntervals(self, states_AD, lower_AV, upper_AV, none_A)
 
-    def rescored(self, states_AD: Tensor, row_N: Tensor, id_N: Tensor) -> tuple[Tensor, Tensor]:
+    def exact_bounds(self, states_AD: Tensor, row_N: Tensor, id_N: Tensor) -> tuple[Tensor, Tensor]:
         """Return bounds of single logits, computed from rows of the exact head: lower and upper ends, [N] each.
 
         ``row_N`` is the row of ``states_AD`` and ``id_N`` the token id of each logit. The two ends of an interval
@@ -324,7 +324,7 @@ class LogitIntervals:
         return best_A1[:, 0] if is_sure else None
 
     def _rescore(self, row_N: Tensor, id_N: Tensor) -> None:
-        lower_N, upper_N = self.head.rescored(self.states_AD, row_N, id_N)
+        lower_N, upper_N = self.head.exact_bounds(self.states_AD, row_N, id_N)
         self.lower_AV[row_N, id_N] = torch.maximum(lower_N, self.lower_AV[row_N, id_N])
         self.upper_AV[row_N, id_N] = torch.minimum(upper_N, self.upper_AV[row_N, id_N])
         self.rescored_A += torch.bincount(row_N, minlength=len(self.rescored_A))

@@ -55,7 +55,7 @@ from exitbench.harness.engine.model.weights import (
 from exitbench.methods.base import Cost, Parts
 
 GATHERED_NUMEL = 2**14
-"""Below this many K/V elements per row, gathering the active rows is faster than one attention call per stretch."""
+"""Below this many K/V elements per row, gathering the active rows is faster than one attention call per run of rows."""
 
 
 def clamped(x_ND: Tensor) -> Tensor:
@@ -239,19 +239,19 @@ class Transformer(Headed):
         embedded = self.weights.token_embedding_VD[tokens]
         return embedded.float() if self.arch.wide_stream else embedded
 
-    def _added(
-        self, projection: Linear | NormedLinear, stream_ND: Tensor, x: Tensor, *, rounds: bool = False
+    def _add_projection(
+        self, projection: Linear | NormedLinear, stream_ND: Tensor, x: Tensor, *, in_float16: bool = False
     ) -> Tensor:
         """Return the residual stream plus ``projection(x)``.
 
         For some families in float16, transformers keeps the down projections ``wo`` in fp32. From the first ``wo`` on,
-        the residual stream is then fp32. ``rounds`` is True for sums before that: they are rounded to float16 and
+        the residual stream is then fp32. ``in_float16`` is True for sums before that: they are rounded to float16 and
         clamped.
         """
         if not self.arch.wide_stream:
             return projection.onto(stream_ND, x)
         sum_ND = stream_ND + projection(x.to(projection.weight.dtype))
-        return clamped(sum_ND.to(self.dtype)).float() if rounds else sum_ND
+        return clamped(sum_ND.to(self.dtype)).float() if in_float16 else sum_ND
 
     def _attend(self, q: Tensor, kv: KV, bias: Tensor | None, *, is_causal: bool = False) -> Tensor:
         """Return attention of queries ``q`` [A, T, H, K] over keys and values [A, G, S, K]: results [A*T, H*K].
@@ -280,7 +280,7 @@ class Transformer(Headed):
         if kv.device.type != "cpu" or kv[0].numel() <= GATHERED_NUMEL:
             return self._attend(q, halves(kv.index_select(0, running.rows_A)), bias)
         pieces = []
-        for some, rows in running.stretches:
+        for some, rows in running.contiguous_slices:
             own_bias = bias if bias is None or len(bias) == 1 else bias[some]
             pieces.append(self._attend(q[some], halves(kv[rows]), own_bias))
         return torch.cat(pieces)
@@ -328,8 +328,8 @@ class Transformer(Headed):
             heads = block.qkv(self.normalise(hidden_ND)).view(n_rows, n_source, -1, self.arch.head_dim)
             q, k, v = heads.chunk(3, dim=2)
             mixed_ND = self._attend(q, (k.transpose(1, 2), v.transpose(1, 2)), masked)
-            hidden_ND = self._added(block.attention_out, hidden_ND, mixed_ND, rounds=number == 0)
-            hidden_ND = self._added(block.down, hidden_ND, self.feed_forward(block, hidden_ND))
+            hidden_ND = self._add_projection(block.attention_out, hidden_ND, mixed_ND, in_float16=number == 0)
+            hidden_ND = self._add_projection(block.down, hidden_ND, self.feed_forward(block, hidden_ND))
         return self.normalise(hidden_ND)
 
     def start(
@@ -415,7 +415,7 @@ class Transformer(Headed):
             context.graphs.begin(context)
         return hidden, context
 
-    def window(self, cache: Cache, n_positions: int) -> StepContext:
+    def recent_context(self, cache: Cache, n_positions: int) -> StepContext:
         """Return the step context to run blocks at the last ``n_positions`` cache positions of every row.
 
         The positions end with that of the current step.
@@ -491,11 +491,11 @@ class Transformer(Headed):
         weights = self.weights.blocks[block - 1]
         hidden_ND = hidden if hidden.dim() == 2 else hidden.reshape(-1, self.d_model)
         attended_ND = self.self_attention(block, hidden_ND, context, rows_A, places, exited_BD)
-        hidden_ND = self._added(weights.attention_out, hidden_ND, attended_ND, rounds=block == 1)
+        hidden_ND = self._add_projection(weights.attention_out, hidden_ND, attended_ND, in_float16=block == 1)
         if weights.cross_out is not None:
             from_source_ND = self.cross_attention(block, hidden_ND, context, rows_A)
-            hidden_ND = self._added(weights.cross_out, hidden_ND, from_source_ND, rounds=block == 1)
-        hidden_ND = self._added(weights.down, hidden_ND, self.feed_forward(weights, hidden_ND))
+            hidden_ND = self._add_projection(weights.cross_out, hidden_ND, from_source_ND, in_float16=block == 1)
+        hidden_ND = self._add_projection(weights.down, hidden_ND, self.feed_forward(weights, hidden_ND))
         if hidden.dim() == 3:
             return hidden_ND.view(hidden.shape)
         if self.arch.norms_inputs and places is None and exited_BD is None:
@@ -670,7 +670,7 @@ class Transformer(Headed):
         """
         if self.weights.relative_bias is None and cache.padding_B is None and (start == 0 or end - start == 1):
             return None, end - start > 1
-        bias = cache.seen_from(start, end)
+        bias = cache.causal_bias(start, end)
         if cache.padding_B is not None:
             keys = torch.arange(end, device=self.device)
             bias = bias + additive(keys[None, :] >= cache.padding_B[:, None], self.dtype)[:, None, None, :]

@@ -17,7 +17,7 @@ from exitbench.harness.engine.model.positions import Rotary, rows_of
 if TYPE_CHECKING:
     from exitbench.harness.engine.model.graphs import BlockGraphs
 
-Stretch = tuple[slice, slice]
+SlicePair = tuple[slice, slice]
 """Neighbouring rows of the batch: their slice among the running rows, and in the batch."""
 
 
@@ -43,10 +43,10 @@ class RowSubset:
         return rows_of(self._context.cache.source_mask, self.rows_A)
 
     @cached_property
-    def stretches(self) -> list[Stretch]:
-        """Stretches of these rows that are adjacent in the batch: (slice of these rows, slice of the batch) of each.
+    def contiguous_slices(self) -> list[SlicePair]:
+        """Runs of these rows that are adjacent in the batch: (slice of these rows, slice of the batch) of each.
 
-        Keys and values of a stretch are a slice of the batch's, so that they need no copy.
+        Keys and values of a run are a slice of the batch's, so that they need no copy.
         """
         starts: list[tuple[int, int]] = []  # index among the running rows, and in the batch
         rows = self.rows_A.tolist()

@@ -41,7 +41,7 @@ class Architecture:
     relative_max_distance: int = 0
     max_positions: int | None = None
     norms_inputs: bool = True  # norms precede attention and feed-forward network
-    wide_stream: bool = False  # fp32 stream with float16 weights: see `Transformer._added`
+    wide_stream: bool = False  # fp32 stream with float16 weights: see `Transformer._add_projection`
 
     @property
     def kv_width(self) -> int:
@@ -101,14 +101,14 @@ class Linear:
         biases = [part.bias for part in parts if part.bias is not None]
         return Linear(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
 
-    def laid_out(self) -> Linear:
+    def in_default_layout(self) -> Linear:
         """Return the projection with its weight in the default memory layout: input-major for fp32 on a CPU."""
         if self.weight.device.type != "cpu" or self.weight.dtype != torch.float32:
             return self
         return Linear(self.weight.t().contiguous().t(), self.bias)
 
 
-def as_it_is(projection: Linear) -> Linear:
+def unchanged(projection: Linear) -> Linear:
     """Return the projection unchanged; used as a conversion function for projections that need no conversion."""
     return projection
 
@@ -209,7 +209,7 @@ class Weights:
     inverse_frequencies: Tensor | None = None
     rotary_scale: float = 1.0
     read_out: Linear | None = None
-    skipped_form: Callable[[Linear], Linear] = as_it_is
+    skipped_form: Callable[[Linear], Linear] = unchanged
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

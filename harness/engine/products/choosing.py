@@ -23,16 +23,16 @@ from exitbench.harness.engine.model.available import machine_bytes
 from exitbench.harness.engine.model.engine import Engine
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.engine.model.weights import BlockWeights, Linear, NormedLinear
+from exitbench.harness.engine.products.choice_store import store_choices, stored_choices, this_machine
 from exitbench.harness.engine.products.forms import (
     FEW_ROWS,
     FORMS,
     PackedForFew,
     Role,
+    available_forms,
     can_pack,
     convert_blocks,
-    offered,
 )
-from exitbench.harness.engine.products.kept import store_choices, stored_choices, this_machine
 
 Product = Callable[[Tensor], Tensor]
 Clock = Callable[[], float]
@@ -48,25 +48,25 @@ BUDGET_S: Final = 0.2
 
 
 @dataclass(frozen=True)
-class Timed:
+class TimedProduct:
     """One matrix product of a decode step, to be timed in several forms.
 
     Attributes:
-        place: Role and shape of the weight; a form is chosen for all products of the same place.
+        weight_key: Role and shape of the weight; a form is chosen for all products with the same key.
         inputs: Inputs to multiply, one after another, each [rows, in].
         forms: Functions that compute the product, by the name of their form; the default first.
     """
 
-    place: str
+    weight_key: str
     inputs: Sequence[Tensor]
     forms: Mapping[str, Product]
 
 
-def fastest(step: Sequence[Timed], clock: Clock) -> dict[str, str]:
-    """Time the products of a decode step in all their forms; return the name of the chosen form by place.
+def fastest(step: Sequence[TimedProduct], clock: Clock) -> dict[str, str]:
+    """Time the products of a decode step in all their forms; return the name of the chosen form by weight key.
 
-    A place is the role and shape of a weight. The fastest form is chosen if it is clearly faster than the default; else
-    the default.
+    The weight key is the role and shape of a weight. The fastest form is chosen if it is clearly faster than the
+    default; else the default.
 
     Args:
         step: Products in the order of execution.
@@ -77,26 +77,26 @@ def fastest(step: Sequence[Timed], clock: Clock) -> dict[str, str]:
     rounds: list[dict[str, dict[str, float]]] = []
     while len(rounds) < MOST_ROUNDS and clock() < ends:
         rounds.append(_round(step, clock))
-    return {place: _choice([times[place] for times in rounds], names) for place, names in _places(step).items()}
+    return {key: _choice([times[key] for times in rounds], names) for key, names in _form_names(step).items()}
 
 
-def _places(step: Sequence[Timed]) -> dict[str, tuple[str, ...]]:
-    return {timed.place: tuple(timed.forms) for timed in step}
+def _form_names(step: Sequence[TimedProduct]) -> dict[str, tuple[str, ...]]:
+    return {timed.weight_key: tuple(timed.forms) for timed in step}
 
 
-def _round(step: Sequence[Timed], clock: Clock) -> dict[str, dict[str, float]]:
-    """Time each form of each product once; return seconds by place (role and shape of the weight) and form.
+def _round(step: Sequence[TimedProduct], clock: Clock) -> dict[str, dict[str, float]]:
+    """Time each form of each product once; return seconds by weight key (role and shape) and form.
 
     All products run in one form before the next form.
     """
-    took: dict[str, dict[str, float]] = {timed.place: dict.fromkeys(timed.forms, 0.0) for timed in step}
+    took: dict[str, dict[str, float]] = {timed.weight_key: dict.fromkeys(timed.forms, 0.0) for timed in step}
     for name in dict.fromkeys(name for timed in step for name in timed.forms):
         for timed in step:
             if name in timed.forms:
                 product, started = timed.forms[name], clock()
                 for rows in timed.inputs:
                     product(rows)
-                took[timed.place][name] += clock() - started
+                took[timed.weight_key][name] += clock() - started
     return took
 
 
@@ -131,7 +131,7 @@ The share is of total memory: free memory varies from run to run, and the last b
 """
 
 Choices = Mapping[str, str]
-"""Chosen form by place (`_Product.place`)."""
+"""Chosen form by weight key (`_Product.weight_key`)."""
 
 SWITCH: Final = "EXITBENCH_PRODUCTS"
 """Environment variable: ``measured`` (the default), or ``default`` for the same forms on every machine."""
@@ -152,27 +152,27 @@ class _Product:
     projection: Linear
 
     @property
-    def place(self) -> str:
+    def weight_key(self) -> str:
         """Key under which a form is chosen: role and shape of the weight, such as ``block 2304x768``."""
         return f"{self.role} {'x'.join(map(str, self.projection.weight.shape))}"
 
     @property
     def forms(self) -> tuple[str, ...]:
         """Names of the forms to choose from, the default first."""
-        return offered(self.projection.weight.dtype, self.role, self.projection.weight.shape)
+        return available_forms(self.projection.weight.dtype, self.role, self.projection.weight.shape)
 
     @property
-    def few_rows_place(self) -> str:
+    def few_rows_key(self) -> str:
         """Key under which a form is chosen for inputs of few rows (2 to 16)."""
-        return f"{self.place} few rows"
+        return f"{self.weight_key} few rows"
 
 
 def use_fastest(model: Engine) -> Choices | None:
     """Convert a model's linear layers to the forms that are fastest on this machine, before its first decode.
 
-    Returns the name of the chosen form by place: the role and shape of a weight, such as ``block 2304x768``. Returns
-    None, and changes nothing, for the hosted engine, for devices other than a CPU, and for weights in other formats
-    than fp32, bf16 and int8. None is also returned if the choice cannot be stored for later runs, or if the
+    Returns the name of the chosen form by weight key: the role and shape of a weight, such as ``block 2304x768``.
+    Returns None, and changes nothing, for the hosted engine, for devices other than a CPU, and for weights in other
+    formats than fp32, bf16 and int8. None is also returned if the choice cannot be stored for later runs, or if the
     environment variable EXITBENCH_PRODUCTS (`SWITCH`) is ``default``.
 
     Raises:
@@ -185,17 +185,17 @@ def use_fastest(model: Engine) -> Choices | None:
     key = _cache_key(model)
     chosen = stored_choices(key)
     if chosen is None:
-        chosen = store_choices(key, measured(model))
+        chosen = store_choices(key, time_forms(model))
     if chosen is not None:
         _use(model, chosen)
     return chosen
 
 
-def measured(model: Transformer) -> dict[str, str]:
-    """Time a model's matrix products on this machine; return the name of the chosen form by place.
+def time_forms(model: Transformer) -> dict[str, str]:
+    """Time a model's matrix products on this machine; return the name of the chosen form by weight key.
 
-    A place is the role and shape of a weight. The default form is chosen unless another one is clearly faster. With one
-    thread, its CPU time is measured, so that other load on the processor does not count. With several threads
+    The weight key is the role and shape of a weight. The default form is chosen unless another one is clearly faster.
+    With one thread, its CPU time is measured, so that other load on the processor does not count. With several threads
     wall time is measured, because waiting for each other is part of the product.
     """
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
@@ -213,12 +213,12 @@ def _is_measured() -> bool:
 def _cache_key(model: Transformer) -> dict[str, Any]:
     """Return the cache key of a model's choices: machine, number of threads, number format, and available forms."""
     products = list(_products(model))
-    counts = Counter(product.place for product in products)
-    forms = {product.place: list(product.forms) for product in products}
+    counts = Counter(product.weight_key for product in products)
+    forms = {product.weight_key: list(product.forms) for product in products}
     dtype = str(model.lm_head.weight.dtype).removeprefix("torch.")
     places = {place: {"products": counts[place], "forms": names} for place, names in forms.items()}
     if _has_room(model):
-        packed = {product.few_rows_place: product.place for product in products if product.role != "skipped"}
+        packed = {product.few_rows_key: product.weight_key for product in products if product.role != "skipped"}
         places |= {few: {"products": counts[place], "forms": list(_FEW)} for few, place in packed.items()}
     return {**this_machine(torch.get_num_threads()), "dtype": dtype, "places": places}
 
@@ -254,17 +254,17 @@ def _of_block(model: Transformer, block: BlockWeights) -> Iterator[_Product]:
         yield kv
 
 
-def _step(model: Transformer) -> list[Timed]:
+def _step(model: Transformer) -> list[TimedProduct]:
     """Return the products to time with inputs of one row: some of those of a decode step, each in every form."""
     step = []
     for product, sample in _sample(model):
         forms = FORMS[product.projection.weight.dtype][product.role]
         products = {name: forms[name](sample) for name in product.forms}
-        step.append(Timed(product.place, ones_inputs((1,), sample.weight.shape[1], model.dtype), products))
+        step.append(TimedProduct(product.weight_key, ones_inputs((1,), sample.weight.shape[1], model.dtype), products))
     return step
 
 
-def _step_of_few_rows(model: Transformer, chosen: Choices) -> list[Timed]:
+def _step_of_few_rows(model: Transformer, chosen: Choices) -> list[TimedProduct]:
     """Return the products to time with inputs of few rows (2 to 16): some of those of a decode step.
 
     Each is timed in the form that was chosen for one row, and in packed form.
@@ -272,10 +272,10 @@ def _step_of_few_rows(model: Transformer, chosen: Choices) -> list[Timed]:
     step = []
     for product, sample in _sample(model):
         if product.role != "skipped":
-            single = FORMS[product.projection.weight.dtype][product.role][chosen[product.place]](sample)
+            single = FORMS[product.projection.weight.dtype][product.role][chosen[product.weight_key]](sample)
             products = dict(zip(_FEW, (single, PackedForFew.from_form(single)), strict=True))
             inputs = ones_inputs(FEW_ROWS, sample.weight.shape[1], model.dtype)
-            step.append(Timed(product.few_rows_place, inputs, products))
+            step.append(TimedProduct(product.few_rows_key, inputs, products))
     return step
 
 
@@ -306,8 +306,8 @@ def _use(model: Transformer, chosen: Choices) -> None:
     forms = FORMS[model.lm_head.weight.dtype]
 
     def in_chosen_form(product: _Product) -> Linear:
-        single = forms[product.role][chosen[product.place]](product.projection)
-        return PackedForFew.from_form(single) if chosen.get(product.few_rows_place) == _PACKED else single
+        single = forms[product.role][chosen[product.weight_key]](product.projection)
+        return PackedForFew.from_form(single) if chosen.get(product.few_rows_key) == _PACKED else single
 
     def convert(block: BlockWeights) -> BlockWeights:
         return block.map_projections(lambda projection: in_chosen_form(_Product("block", projection)), _EACH_TOKEN)
@@ -317,6 +317,6 @@ def _use(model: Transformer, chosen: Choices) -> None:
     convert_blocks(model, convert)
     if skipped is not None:
         model.weights = replace(model.weights, skipped_form=forms["skipped"][chosen[skipped]])
-    few = chosen.get(head.few_rows_place) == _PACKED
-    if few or chosen[head.place] != head.forms[0]:  # the original stays: single rows are read too
+    few = chosen.get(head.few_rows_key) == _PACKED
+    if few or chosen[head.weight_key] != head.forms[0]:  # the original stays: single rows are read too
         model.weights = replace(model.weights, read_out=in_chosen_form(head))

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from exitbench.harness.engine.model.model import Transformer
-from exitbench.harness.engine.model.weights import BlockWeights, Linear, as_it_is
+from exitbench.harness.engine.model.weights import BlockWeights, Linear, unchanged
 from exitbench.harness.engine.products.int8 import ByBf16, Int8
 
 Form = Callable[[Linear], Linear]
@@ -153,13 +153,17 @@ _BF16: Final[Mapping[str, Form]] = {
     "packed": Packed.from_projection,
     "widened": _widened,
 }
-_INT8: Final[Mapping[str, Form]] = {"int8": as_it_is, "by-bf16": _by_bf16}
+_INT8: Final[Mapping[str, Form]] = {"int8": unchanged, "by-bf16": _by_bf16}
 
 FORMS: Final[Mapping[torch.dtype, Mapping[Role, Mapping[str, Form]]]] = {
     torch.float32: {
-        "block": {"input-major": Linear.laid_out, "output-major": _by_outputs, "packed": Packed.from_projection},
-        "head": {"output-major": as_it_is, "input-major": Linear.laid_out, "packed": Packed.from_projection},
-        "skipped": {"output-major": as_it_is},
+        "block": {
+            "input-major": Linear.in_default_layout,
+            "output-major": _by_outputs,
+            "packed": Packed.from_projection,
+        },
+        "head": {"output-major": unchanged, "input-major": Linear.in_default_layout, "packed": Packed.from_projection},
+        "skipped": {"output-major": unchanged},
     },
     torch.bfloat16: {
         "block": _BF16,
@@ -171,7 +175,7 @@ FORMS: Final[Mapping[torch.dtype, Mapping[Role, Mapping[str, Form]]]] = {
 """Forms by number format of weights, role and name, the default first."""
 
 
-def offered(dtype: torch.dtype, role: Role, shape: Sequence[int]) -> tuple[str, ...]:
+def available_forms(dtype: torch.dtype, role: Role, shape: Sequence[int]) -> tuple[str, ...]:
     """Return the names of the forms available on this machine for a weight of shape [out, in], the default first.
 
     ``role`` is the weight's use: in a ``block``, as LM ``head``, or for keys and values of ``skipped`` blocks.

@@ -29,7 +29,7 @@ _MAX_FEWSHOT: Final = 1_000
 
 
 @dataclass(frozen=True)
-class LmEvalAsked:
+class LmEvalKeys:
     """Parsed settings of an lm-eval task in a suite.
 
     Attributes:
@@ -57,7 +57,7 @@ def refuse_lm_eval_keys(table: TomlTable) -> None:
             raise table.error(key, f'goes with a task of lm-eval only: task = "{PREFIX}NAME".')
 
 
-def read_lm_eval(table: TomlTable, name: str, declaration: Declaration | None = None) -> LmEvalAsked:
+def read_lm_eval(table: TomlTable, name: str, declaration: Declaration | None = None) -> LmEvalKeys:
     """Read the keys of a task table that are specific to lm-eval tasks.
 
     Args:
@@ -96,7 +96,7 @@ def read_lm_eval(table: TomlTable, name: str, declaration: Declaration | None = 
             raise table.error(key, f"goes with tasks that generate text; {name} requires log-likelihoods.")
     if not work.generates:
         scope = table.choose("scope", table.get("scope", str, "token"), SCOPES, "scope")
-        return LmEvalAsked(settings, work, 1, (), scope)
+        return LmEvalKeys(settings, work, 1, (), scope)
     task = get_task(name, settings)
     generation: dict[str, Any] = getattr(task, "generation_kwargs", {})
     if (other := why_not_greedy(generation)) is not None:
@@ -105,7 +105,7 @@ def read_lm_eval(table: TomlTable, name: str, declaration: Declaration | None = 
         raise table.error(key, f"requires {other.what}, but decoding is greedy; allowed: {allowed}.")
     until = generation.get("until", ())
     stop = (until,) if isinstance(until, str) else tuple(until)
-    return LmEvalAsked(settings, work, task.default_max_new_tokens, stop)
+    return LmEvalKeys(settings, work, task.default_max_new_tokens, stop)
 
 
 def _settings(table: TomlTable) -> LmEvalSettings:

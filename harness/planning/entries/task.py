@@ -54,8 +54,8 @@ class TaskEntry:
         calibration_split: Hub source only: split or part on which thresholds are calibrated; None: no calibration.
         drop_shared: Whether fits and calibrations leave out documents that are also measured or fitted on.
         batch_rows: Documents per batch in cells that are not timed; None: as in `[defaults]`.
-        is_undecided: Whether the suite says ``source = "auto"`` and `located` has not replaced it; until then, `data`
-            are the local files.
+        is_source_auto: Whether the suite says ``source = "auto"`` and `with_source_resolved` has not replaced it; until
+            then, `data` are the local files.
     """
 
     label: str
@@ -70,30 +70,30 @@ class TaskEntry:
     calibration_split: str | None = None
     drop_shared: bool = False
     batch_rows: int | None = None
-    is_undecided: bool = False
+    is_source_auto: bool = False
 
-    def located(self, data_dir: Path | None, *, hub: bool) -> "TaskEntry":
+    def with_source_resolved(self, data_dir: Path | None, *, hub: bool) -> "TaskEntry":
         """Return the task with its source ``auto`` replaced: by local files if one exists, else by the hub if allowed.
 
         The task is unchanged if its source is not ``auto``. It is also unchanged if no file exists and the hub is not
-        allowed; `require_located` then raises an error.
+        allowed; `require_source_resolved` then raises an error.
         """
-        if not self.is_undecided:
+        if not self.is_source_auto:
             return self
         if data_dir is not None and any((data_dir / path).exists() for _, path in self.data.files):
-            return replace(self, is_undecided=False)
+            return replace(self, is_source_auto=False)
         if not hub:
             return self
         data = replace(self.data, source="hub", files=(), part="all")
-        return replace(self, data=data, train_files=(), calibration_files=(), is_undecided=False)
+        return replace(self, data=data, train_files=(), calibration_files=(), is_source_auto=False)
 
-    def require_located(self, data_dir: Path | None) -> None:
-        """Check that `located` has replaced the source ``auto`` of the task.
+    def require_source_resolved(self, data_dir: Path | None) -> None:
+        """Check that `with_source_resolved` has replaced the source ``auto`` of the task.
 
         Raises:
             UserError: No file of the task is below the data folder, and the hub is not allowed.
         """
-        if self.is_undecided:
+        if self.is_source_auto:
             names = ", ".join(path for _, path in self.data.files)
             place = "--data-dir, which is not given" if data_dir is None else f"--data-dir {data_dir}"
             raise UserError(
@@ -263,7 +263,7 @@ def _entry(
         calibration_split=table.optional("calibration_split", str),
         drop_shared=table.get("drop_shared", bool, False),
         batch_rows=table.positive("batch_rows", 1, MAX_BATCH) if "batch_rows" in table.values else None,
-        is_undecided=table.get("source", str, "") == "auto",
+        is_source_auto=table.get("source", str, "") == "auto",
     )
 
 

@@ -18,7 +18,7 @@ from exitbench.results.statistics.intervals import Interval, point, ratio_interv
 
 
 @dataclass(frozen=True)
-class Place:
+class DecodeKey:
     """Identity of one decode within a timing: its key columns in the spool's tables ``timings`` and ``energy``.
 
     `position` counts the decodes of a round from 0. `arm` is ``full`` (full depth) or ``method``; `twin` is true for
@@ -36,7 +36,7 @@ class Place:
 class EnergyReading:
     """Energy that one counter measured during one decode; a row of the spool's ``energy`` table.
 
-    The first five attributes identify the decode, as in `Place`.
+    The first five attributes identify the decode, as in `DecodeKey`.
 
     Attributes:
         domain: Domain of the counter, such as ``package-0``.
@@ -59,12 +59,12 @@ class Energy:
 
     Attributes:
         readings: One reading per decode and counter; empty if there are no counters or a reading failed.
-        domains: Energy of the idle machine, one entry per counter.
+        idle: Energy of the idle machine, one entry per counter.
         summary: Names of the counters, or the reason why there are no readings.
     """
 
     readings: tuple[EnergyReading, ...]
-    domains: tuple[Idle, ...]
+    idle: tuple[Idle, ...]
     summary: str
 
 
@@ -80,19 +80,19 @@ class EnergyLog:
         self._meter: Meter | None = None
         self._why = meter if isinstance(meter, str) else ""
         self._readings: list[EnergyReading] = []
-        self._domains: tuple[Idle, ...] = ()
+        self._idle: tuple[Idle, ...] = ()
         if not isinstance(meter, str):
             try:
-                self._domains = meter.idle()
+                self._idle = meter.idle()
                 self._meter = meter
             except CounterError as error:
                 self._lose(error)
 
     @contextmanager
-    def around(self, place: Place) -> Iterator[None]:
+    def around(self, key: DecodeKey) -> Iterator[None]:
         """Read the counters before and after the decode that runs in this context, outside of its timed interval.
 
-        `place` identifies the decode.
+        `key` identifies the decode.
         """
         before = self._read()
         yield
@@ -103,7 +103,7 @@ class EnergyLog:
         try:
             for counter, before_uj, after_uj in zip(self._meter.counters, before.uj, after.uj, strict=True):
                 spent_uj = counter.spent_uj(before_uj, after_uj, wall_ns)
-                row = EnergyReading(**vars(place), domain=counter.domain, energy_uj=spent_uj, wall_ns=wall_ns)
+                row = EnergyReading(**vars(key), domain=counter.domain, energy_uj=spent_uj, wall_ns=wall_ns)
                 self._readings.append(row)
         except CounterError as error:
             self._lose(error)
@@ -116,10 +116,10 @@ class EnergyLog:
         moved = {(reading.arm, reading.twin) for reading in self._counted() if reading.energy_uj}
         if not arms or moved != arms:
             return Energy((), (), "counters stood still while something was decoded")
-        return Energy(tuple(self._readings), self._domains, ", ".join(idle.domain for idle in self._domains))
+        return Energy(tuple(self._readings), self._idle, ", ".join(idle.domain for idle in self._idle))
 
     def _counted(self) -> Iterator[EnergyReading]:
-        counted = {idle.domain for idle in self._domains if idle.is_counted}
+        counted = {idle.domain for idle in self._idle if idle.is_counted}
         return (reading for reading in self._readings if reading.domain in counted)
 
     def _read(self) -> Moment | None:
@@ -147,7 +147,7 @@ def energy_metrics(energy: Energy, tokens: Mapping[str, int], seed: int) -> dict
     """
     if not energy.readings:
         return {}
-    counted = {idle.domain: idle for idle in energy.domains if idle.is_counted}
+    counted = {idle.domain: idle for idle in energy.idle if idle.is_counted}
     gross_uj: dict[tuple[str, bool], dict[str, int]] = defaultdict(lambda: defaultdict(int))
     net_uj: dict[tuple[str, bool], float] = defaultdict(float)
     for reading in energy.readings:

@@ -59,7 +59,7 @@ class LocalExecutor:
         `specs` has one entry per loaded model. `progress` is notified of starts and ends, and `ingest` turns ended
         cells into database rows.
         """
-        on_gpus = (Stage(tuple(specs), len(self._gpus), quiet=True),)
+        on_gpus = (Stage(tuple(specs), len(self._gpus), times_decodes=True),)
         statuses: dict[str, str] = {}
         for stage in on_gpus if self._gpus else stages(specs, self._cores):
             statuses |= self._run_stage(stage, progress, ingest)
@@ -73,7 +73,7 @@ class LocalExecutor:
         running = set(futures)
         try:
             while running:
-                finished, running = wait(running, None if stage.quiet else INGEST_S, FIRST_COMPLETED)
+                finished, running = wait(running, None if stage.times_decodes else INGEST_S, FIRST_COMPLETED)
                 for future in finished:
                     statuses.update(future.result())
                 if any(group.interrupted for group in groups):

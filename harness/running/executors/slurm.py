@@ -29,7 +29,7 @@ from exitbench.harness.running.executors.slurm_task import SlurmTask
 from exitbench.progress import Progress
 from exitbench.results.spool.attempts import AttemptWriter, new_attempt_id, read_status
 from exitbench.results.spool.heartbeat import owner_of
-from exitbench.terminal import tell
+from exitbench.terminal import print_escaped
 
 POLL_S: Final = (0.5, 10.0)
 """Seconds between the controller's checks: after a change, and the maximum."""
@@ -105,7 +105,7 @@ class SlurmExecutor:
         self._specs: dict[Path, WorkerSpec] = {}
         self._live: list[tuple[_ArrayTask, Job]] = []
         with locked(self._folder / "LOCK", wait=True):
-            self._close()
+            self._settle_ended_jobs()
 
     @property
     def threads(self) -> int:
@@ -133,7 +133,7 @@ class SlurmExecutor:
         except KeyboardInterrupt:
             jobs = " ".join(sorted({job.job_id.split("_")[0] for _, job in self._live}))
             if jobs:
-                tell(f"The jobs go on; the same command follows them again. To end them: scancel {jobs}")
+                print_escaped(f"The jobs go on; the same command follows them again. To end them: scancel {jobs}")
             raise
         return followed.statuses
 
@@ -145,16 +145,16 @@ class SlurmExecutor:
         try:
             # Only one controller at a time closes and submits.
             with locked(self._folder / "LOCK", wait=True):
-                closed = self._close()
+                closed = self._settle_ended_jobs()
                 _update_statuses(followed, specs[0].spool)
                 for cell_id, status in closed.items():
                     followed.end(cell_id, status)
                 if ready := list(self._ready(specs, followed)):
                     self._submit(ready)
         except NoAnswer as error:
-            tell(f"{error} Trying again later.")
+            print_escaped(f"{error} Trying again later.")
 
-    def _close(self) -> dict[str, str]:
+    def _settle_ended_jobs(self) -> dict[str, str]:
         """Write an attempt (stored outcome) for each cell that an ended job left unfinished.
 
         Update the list of live jobs, and return the status of every cell of the ended jobs, by cell id.

@@ -22,12 +22,12 @@ class Stage:
     """Cells grouped by model; up to ``workers`` groups run at the same time, each in one worker process.
 
     Attributes:
-        quiet: Whether the stage may time decodes, so that no other work should run at the same time.
+        times_decodes: Whether the stage may time decodes, so that no other work should run at the same time.
     """
 
     specs: tuple[WorkerSpec, ...]
     workers: int
-    quiet: bool
+    times_decodes: bool
 
 
 def stages(specs: Sequence[WorkerSpec], cores: int | None = None, memory_bytes: int | None = None) -> tuple[Stage, ...]:
@@ -46,8 +46,8 @@ def stages(specs: Sequence[WorkerSpec], cores: int | None = None, memory_bytes: 
     parts = _parts(untimed, cores)
     workers = max(1, min(cores, len(parts), _max_models_in_memory(untimed, memory_bytes)))
     shared = tuple(replace(part, threads=min(part.threads, max(1, cores // workers))) for part in parts)
-    side_by_side = (Stage(shared, workers, quiet=False),) if shared else ()
-    return (*side_by_side, *(Stage((spec,), 1, quiet=True) for spec in timed))
+    side_by_side = (Stage(shared, workers, times_decodes=False),) if shared else ()
+    return (*side_by_side, *(Stage((spec,), 1, times_decodes=True) for spec in timed))
 
 
 def _only(specs: Sequence[WorkerSpec], *, timing: bool) -> list[WorkerSpec]:

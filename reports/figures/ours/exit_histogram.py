@@ -62,7 +62,7 @@ def plot(frame: Frame) -> Figure:
         blocks = max(model.rows.values("blocks"))
         for axes, task in zip(model.panels, tasks, strict=True):
             if (task,) not in by_task:
-                _clear(axes)
+                _hide_empty_panel(axes)
                 continue
             shares = _shares(by_task[(task,)], model.lines, blocks)
             image = _panel(axes, shares, len(tasks))
@@ -91,7 +91,7 @@ def _tokens(frame: Frame) -> list[int]:
     return [sum(rows.values("tokens")) for _, rows in frame.groups("model", "task", "method", "params", "kv_policy")]
 
 
-def _clear(axes: Axes) -> None:
+def _hide_empty_panel(axes: Axes) -> None:
     """Hide the axes of a panel without data, but keep the labels of settings if the panel is the first of its row."""
     axes.spines[:].set_visible(False)
     axes.grid(False)

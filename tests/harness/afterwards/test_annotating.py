@@ -14,11 +14,11 @@ import pytest
 from exitbench.harness.afterwards import taggers
 from exitbench.harness.afterwards.taggers import Word, tags_of
 from exitbench.harness.cli.main import main
-from exitbench.results.beside.vocabularies import record_vocabulary
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest, rebuild
 from exitbench.results.maintenance.gc import find_garbage
 from exitbench.results.maintenance.integrity import check
+from exitbench.results.side_records.vocabularies import record_vocabulary
 from exitbench.results.spool.attempts import scan_spool
 
 VOCABULARY, END = 100, 7

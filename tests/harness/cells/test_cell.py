@@ -28,7 +28,7 @@ from exitbench.harness.cells.cell import (
     TaskRef,
     TimingSettings,
 )
-from exitbench.results.files.values import first_fault
+from exitbench.results.files.values import first_invalid_key
 from exitbench.results.spool.schema import CELL_KEYS
 from exitbench.results.statistics.risk_control import RULES
 from exitbench.tasks.base import ModelKind
@@ -136,7 +136,7 @@ def test_only_a_replay_is_simulated() -> None:
 
 def test_cell_json_has_every_key_of_the_spool() -> None:
     record = CELL.to_json()
-    assert first_fault(record, CELL_KEYS) is None
+    assert first_invalid_key(record, CELL_KEYS) is None
     assert record["identity"] == CELL.identity
 
 

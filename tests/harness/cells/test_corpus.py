@@ -97,6 +97,6 @@ def test_what_was_described_before_there_was_a_folder_is_kept_once_there_is(
     first = Corpora(folder).describe(BUILTIN, None)
     assert not folder.exists()
     folder.mkdir()
-    corpus.keep(folder)
-    monkeypatch.setattr(corpus, "_unkept", {})  # as in another process
+    corpus.write_pending(folder)
+    monkeypatch.setattr(corpus, "_pending", {})  # as in another process
     assert Corpora(folder).describe(BUILTIN, None) == first and seen == [BUILTIN]

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import GenerationSettings
-from exitbench.harness.cells.texts import TextEncoding, label_places
+from exitbench.harness.cells.texts import TextEncoding, label_indices
 from exitbench.tasks.builtin.corpus import build_tokenizer
 
 
@@ -32,12 +32,12 @@ def encoding(tokenizer: Any, longest: int, **asked: Any) -> TextEncoding:
     ],
 )
 def test_labels_go_by_name_and_else_in_order(asked: Any, has: Any, places: tuple[int, ...]) -> None:
-    assert label_places("task", asked, has) == places
+    assert label_indices("task", asked, has) == places
 
 
 def test_another_number_of_labels_is_refused() -> None:
     with pytest.raises(UserError, match="one of 2 labels"):
-        label_places("task", ("bad", "good"), ("a", "b", "c"))
+        label_indices("task", ("bad", "good"), ("a", "b", "c"))
 
 
 @pytest.mark.parametrize("side", ["right", "left"])

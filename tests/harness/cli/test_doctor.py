@@ -10,7 +10,7 @@ from exitbench.harness.cli.commands import doctor
 from exitbench.harness.cli.main import main
 
 
-def _told(capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str, str]]:
+def _findings(capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str, str]]:
     """Return the printed findings by subject."""
     lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()[:-1]]
     return {about: (word, text) for word, about, text in lines}
@@ -18,7 +18,7 @@ def _told(capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str, str]]:
 
 def test_it_tells_what_there_is_and_makes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--runs", str(tmp_path / "runs")]) == 0
-    told = _told(capsys)
+    told = _findings(capsys)
     assert {
         "exitbench",
         "packages",
@@ -37,7 +37,7 @@ def test_it_tells_what_there_is_and_makes_nothing(tmp_path: Path, capsys: pytest
 
 def test_a_database_says_what_it_has(example_database: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--runs", str(example_database.parent)]) == 0
-    word, text = _told(capsys)["database"]
+    word, text = _findings(capsys)["database"]
     assert word == "ok" and text.startswith("120 runs, the last of 2026-01-02") and "2 cells did not succeed" in text
 
 
@@ -52,7 +52,7 @@ def test_what_would_stop_a_run_is_told(
     )
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert main(["doctor", "--runs", str(tmp_path)]) == 1
-    told = _told(capsys)
+    told = _findings(capsys)
     assert {about for about, (word, _) in told.items() if word == "STOP"} == {
         "torch",
         "no-such-package",
@@ -65,4 +65,4 @@ def test_what_would_stop_a_run_is_told(
 def test_a_folder_that_is_a_file_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "runs").write_text("")
     assert main(["doctor", "--runs", str(tmp_path / "runs" / "mine")]) == 1
-    assert _told(capsys)["folder"][0] == "STOP"
+    assert _findings(capsys)["folder"][0] == "STOP"

@@ -23,7 +23,7 @@ METHOD, TASK, PYTHON_TASK = "my-gate", "my-task", "my-other-task"
 LIMIT = "4"
 
 
-def _said(arguments: list[str]) -> str:
+def _output_of(arguments: list[str]) -> str:
     """Run a command without plug-ins in this process, which can trust only one folder of them; return its output."""
     with contextlib.redirect_stdout(io.StringIO()) as out:
         assert main(arguments) == 0, arguments
@@ -36,21 +36,21 @@ def _next(told: str) -> list[list[str]]:
 
 
 @pytest.fixture(scope="module")
-def made(snippets: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def created_folder(snippets: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a read-only folder with a new method and two new tasks (TOML, Python), whose next steps have been run."""
     folder = tmp_path_factory.mktemp("made")
     tests: list[str] = []
     with pytest.MonkeyPatch.context() as patched:
         patched.chdir(folder)
         for arguments in (["method", METHOD], ["task", TASK], ["task", PYTHON_TASK, "--python"]):
-            for number, step in enumerate(_next(_said(["new", *arguments]))):
+            for number, step in enumerate(_next(_output_of(["new", *arguments]))):
                 if step[0] == "python":
                     tests.append(step[-1])
                     continue
                 # Of timing, whose place is a quiet machine, nothing; and one report of all at the end.
                 few = ["--kinds", "quality,probe", "--limit", LIMIT, "--no-report"] if step[1] == "run" else []
                 is_apart = step[1] == "run" or "--plugins" in step
-                told = snippets.output_of(folder, [*step, *few], "made") if is_apart else _said(step[1:])
+                told = snippets.output_of(folder, [*step, *few], "made") if is_apart else _output_of(step[1:])
                 (folder / f"{arguments[1]}-{number}-{step[1]}.out").write_text(told)
     snippets.output_of(folder, ["python", "-m", "pytest", "-p", "no:cacheprovider", *tests], "made")
     return folder
@@ -61,56 +61,60 @@ def rows(folder: Path, sql: str) -> list[dict[str, Any]]:
         return database.query(sql).to_pylist()
 
 
-def test_the_files_of_each_kind_are_beside_one_another(made: Path) -> None:
+def test_the_files_of_each_kind_are_beside_one_another(created_folder: Path) -> None:
     files = {
-        str(path.relative_to(made))
+        str(path.relative_to(created_folder))
         for name in ("plugins", "tests", "tasks", "data")
-        for path in made.glob(f"{name}/*.*")
+        for path in created_folder.glob(f"{name}/*.*")
     }
     assert files == {
         *("plugins/my_gate.py", "tests/test_my_gate.py"),
         *("tasks/my-task.toml", "data/my-task.jsonl", "tests/test_my_task.py"),
         *("plugins/my_other_task.py", "data/my-other-task.jsonl", "tests/test_my_other_task.py"),
     }
-    assert {path.stem for path in made.glob("*.toml")} == {METHOD, TASK, PYTHON_TASK}
+    assert {path.stem for path in created_folder.glob("*.toml")} == {METHOD, TASK, PYTHON_TASK}
 
 
-def test_the_method_is_in_the_database_beside_others_and_conforms(made: Path) -> None:
-    result = rows(made, f"SELECT * FROM runs WHERE suite = '{METHOD}' AND kind = 'quality'")
+def test_the_method_is_in_the_database_beside_others_and_conforms(created_folder: Path) -> None:
+    result = rows(created_folder, f"SELECT * FROM runs WHERE suite = '{METHOD}' AND kind = 'quality'")
     assert {row["method"] for row in result} == {"full", "static", "max-prob", METHOD}
     assert {row["conforms"] for row in result} == {True}
 
 
-def test_as_it_is_the_gate_is_that_of_max_prob(made: Path) -> None:
+def test_as_it_is_the_gate_is_that_of_max_prob(created_folder: Path) -> None:
     sql = "SELECT threshold, value, mean_exit_layer FROM frontier WHERE method = $1 AND suite = $2 ORDER BY ALL"
-    with open_database(made / "runs" / "exitbench.duckdb") as database:
+    with open_database(created_folder / "runs" / "exitbench.duckdb") as database:
         mine, theirs = (database.query(sql, [name, METHOD]).to_pylist() for name in (METHOD, "max-prob"))
     assert len(mine) == 2 and mine == theirs
 
 
-def test_thresholds_of_the_method_are_replayed(made: Path) -> None:
-    (told,) = (path.read_text() for path in made.glob("*-replay.out"))
+def test_thresholds_of_the_method_are_replayed(created_folder: Path) -> None:
+    (told,) = (path.read_text() for path in created_folder.glob("*-replay.out"))
     lines = told.splitlines()  # what goes to stderr stands before the table
     rows_from = next(number for number, line in enumerate(lines) if "mean_exit_layer" in line) + 2
     depths = [float(line.split()[1]) for line in lines[rows_from:]]
     assert len(depths) == 21 and depths == sorted(depths) and depths[0] < depths[-1]
 
 
-def test_the_tasks_are_in_the_database_with_their_metrics(made: Path) -> None:
-    result = rows(made, "SELECT DISTINCT task, metric, suite FROM frontier WHERE task_label LIKE 'my-%' ORDER BY ALL")
+def test_the_tasks_are_in_the_database_with_their_metrics(created_folder: Path) -> None:
+    result = rows(
+        created_folder, "SELECT DISTINCT task, metric, suite FROM frontier WHERE task_label LIKE 'my-%' ORDER BY ALL"
+    )
     assert [tuple(row.values()) for row in result] == [
         (PYTHON_TASK, "words_in_place", PYTHON_TASK),
         (f"toml:{TASK}", "chrf", TASK),
     ]
 
 
-def test_all_of_it_is_in_the_reports_table(made: Path, snippets: ModuleType) -> None:
-    told = snippets.output_of(made, shlex.split("exitbench report --format md --only summary --draft"), "report")
+def test_all_of_it_is_in_the_reports_table(created_folder: Path, snippets: ModuleType) -> None:
+    told = snippets.output_of(
+        created_folder, shlex.split("exitbench report --format md --only summary --draft"), "report"
+    )
     assert METHOD in told and TASK in told and PYTHON_TASK in told
 
 
-def test_what_a_model_reads_is_shown(made: Path) -> None:
-    told = [path.read_text() for path in made.glob("*-show-prompts.out")]
+def test_what_a_model_reads_is_shown(created_folder: Path) -> None:
+    told = [path.read_text() for path in created_folder.glob("*-show-prompts.out")]
     assert len(told) == 2 and all("translate English to French: Anna likes the ducks ." in one for one in told)
 
 

@@ -165,7 +165,7 @@ MAIN = "exitbench.harness.cli.main"
 UNSAFE = "--confirm-run-unsafe-code"
 
 
-class Ran(NamedTuple):
+class FinishedSuite(NamedTuple):
     """A folder with the suite, its data and plug-ins, and the folder of its runs."""
 
     folder: Path

@@ -13,7 +13,7 @@ from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.methods.registry import get_method
 from exitbench.reports.front.suite_toml import stored_suite
-from exitbench.reports.tables.text import gist_lines
+from exitbench.reports.tables.text import recommendation_lines
 from exitbench.results.database.connection import open_database
 
 METHODS = "max-prob,contrastive-reweighted"
@@ -92,7 +92,7 @@ def test_the_choice_goes_on_where_it_stopped(tuned: Path, capsys: pytest.Capture
     assert attempts() == before
     printed = capsys.readouterr().out
     with open_database(tuned / "exitbench.duckdb") as database:
-        (line,) = (line for line in gist_lines(database) if line.startswith("wmt-en-fr (weighted)"))
+        (line,) = (line for line in recommendation_lines(database) if line.startswith("wmt-en-fr (weighted)"))
     # Six documents bound no loss by 5 %, however fast the settings seem.
     assert line.startswith("wmt-en-fr (weighted): full depth, at an allowed loss of 1 %.")
     assert line.replace("loss of 1 %", "loss of 5 %") in printed

@@ -15,8 +15,8 @@ _SOURCE = Path(__file__).with_name("exit_broken.py")
 _ENTRY_POINTS = """\
 [exitbench.methods]
 broken = exit_broken:Broken
-plain = exit_broken:Plain
-unmade = exit_broken:Unmade
+plain = exit_broken:UndeclaredField
+unmade = exit_broken:GateRaises
 absent = exit_broken:Absent
 """
 

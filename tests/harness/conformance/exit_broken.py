@@ -28,7 +28,7 @@ class Honest(Gate):
         return Cost(elementwise_flops=5 * model.vocab_size * len(gate_blocks))
 
 
-class Untold(Honest):
+class NotReplayable(Honest):
     """Gate like `Honest`, but its score cannot be computed from a probe."""
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str | None:
@@ -60,12 +60,12 @@ class Raises(Honest):
         raise RuntimeError("oops in my gate")
 
 
-class Draws(Untold):
+class Draws(NotReplayable):
     def score(self, view: BlockView) -> Tensor:
         return torch.rand(len(view.hidden_AD))
 
 
-class OfBatch(Untold):
+class OfBatch(NotReplayable):
     def score(self, view: BlockView) -> Tensor:
         score_A = super().score(view)
         return score_A / score_A.max()
@@ -92,7 +92,7 @@ class RollsLogits(Honest):
         return score_A
 
 
-class HalvesHistory(Untold):
+class HalvesHistory(NotReplayable):
     needs_history: ClassVar[bool] = True
 
     def score(self, view: BlockView) -> Tensor:
@@ -101,20 +101,20 @@ class HalvesHistory(Untold):
         return score_A
 
 
-class HalvesWeights(Untold):
+class HalvesWeights(NotReplayable):
     def score(self, view: BlockView) -> Tensor:
         score_A = super().score(view)
         view.model.weights.lm_head.weight[:5] *= 0.5  # type: ignore[attr-defined]
         return score_A
 
 
-class OneMemory(Untold):
+class OneMemory(NotReplayable):
     def score(self, view: BlockView) -> Tensor:
         view.memory["seen"] = torch.ones(3)
         return super().score(view)
 
 
-class Counts(Untold):
+class Counts(NotReplayable):
     def __init__(self) -> None:
         self.calls = 0
 
@@ -123,19 +123,19 @@ class Counts(Untold):
         return super().score(view) * (self.calls % 7 != 0)
 
 
-class Negative(Untold):
+class Negative(NotReplayable):
     """Gate whose scores never exceed a threshold that is allowed."""
 
     def score(self, view: BlockView) -> Tensor:
         return -super().score(view)
 
 
-class Reversed(Untold):
+class Reversed(NotReplayable):
     def score(self, view: BlockView) -> Tensor:
         return 1 - super().score(view)
 
 
-class Huge(Untold):
+class Huge(NotReplayable):
     """Gate whose scores exceed every threshold that is allowed."""
 
     def score(self, view: BlockView) -> Tensor:
@@ -157,7 +157,7 @@ class Free(Honest):
         return Cost()
 
 
-class ReadsTwice(Untold):
+class ReadsTwice(NotReplayable):
     """Gate that multiplies by the LM head itself, without the view, so that this work is not counted."""
 
     def score(self, view: BlockView) -> Tensor:
@@ -169,18 +169,18 @@ class OtherToken(Honest):
         return (super().choose(view) + 1) % view.model.vocab_size
 
 
-class Hangs(Untold):
+class Hangs(NotReplayable):
     def score(self, view: BlockView) -> Tensor:
         while True:
             time.sleep(1)
 
 
-class Exits(Untold):
+class Exits(NotReplayable):
     def score(self, view: BlockView) -> Tensor:
         os._exit(3)
 
 
-class Crashes(Untold):
+class Crashes(NotReplayable):
     def score(self, view: BlockView) -> Tensor:
         os.abort()
 
@@ -188,9 +188,9 @@ class Crashes(Untold):
 GATES: dict[str, Callable[[], Gate]] = {
     cls.__name__: cls
     for cls in (
-        *(Honest, Untold, Nan, Column, Scalar, Truth, Raises, Draws, OfBatch, HalvesState, OtherState, RollsLogits),
-        *(HalvesHistory, HalvesWeights, OneMemory, Counts, Negative, Reversed, Huge, WrongSql, NoSql, Free, ReadsTwice),
-        *(OtherToken, Hangs, Exits, Crashes),
+        *(Honest, NotReplayable, Nan, Column, Scalar, Truth, Raises, Draws, OfBatch, HalvesState, OtherState),
+        *(RollsLogits, HalvesHistory, HalvesWeights, OneMemory, Counts, Negative, Reversed, Huge, WrongSql, NoSql),
+        *(Free, ReadsTwice, OtherToken, Hangs, Exits, Crashes),
     )
 }
 
@@ -208,7 +208,7 @@ class Broken(Gated):
 
 
 @dataclass(frozen=True)
-class Plain(Broken):
+class UndeclaredField(Broken):
     """Method with a field that is not declared as a parameter."""
 
     name: ClassVar[str] = "plain"
@@ -216,7 +216,7 @@ class Plain(Broken):
 
 
 @dataclass(frozen=True)
-class Unmade(Broken):
+class GateRaises(Broken):
     """Method whose gate cannot be created."""
 
     name: ClassVar[str] = "unmade"

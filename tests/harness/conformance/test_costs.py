@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from exitbench.harness.conformance.costs import _Products
+from exitbench.harness.conformance.costs import _FlopCounter
 
 
 def products() -> None:
@@ -25,7 +25,7 @@ def products() -> None:
 @pytest.mark.parametrize("inferring", [True, False], ids=["inference mode", "usual"])
 def test_products_are_counted_as_torchs_counter_counts_them(inferring: bool) -> None:
     with torch.inference_mode(inferring):
-        with _Products() as ours:
+        with _FlopCounter() as ours:
             products()
         with FlopCounterMode(display=False) as theirs:
             products()

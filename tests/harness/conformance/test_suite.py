@@ -121,7 +121,10 @@ def test_methods_that_cannot_be_used_are_listed_and_stop_no_other(tmp_path: Path
     code, listed, _ = exitbench(tmp_path, "list", "methods")
     assert code == 0
     plain = next(line for line in listed.splitlines() if line.startswith("plain "))
-    assert "cannot be used: exit_broken:Plain: TypeError: parameter 'mine' of method 'plain' is a plain field" in plain
+    assert (
+        "cannot be used: exit_broken:UndeclaredField: TypeError: parameter 'mine' of method 'plain' is a plain field"
+        in plain
+    )
     assert 'write mine: float = param(3.0, "what it means"), with param from exitbench.methods.base' in plain
     absent = next(line for line in listed.splitlines() if line.startswith("absent "))
     assert "cannot be used: exit_broken:Absent: AttributeError: " in absent

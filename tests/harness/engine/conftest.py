@@ -54,9 +54,9 @@ def _t5(**options: Any) -> Any:
     return transformers.T5ForConditionalGeneration(transformers.T5Config(**{**T5, **options}))
 
 
-def _untied(reference: Any, *, is_said: bool = True) -> Any:
-    """Untie an encoder-decoder's LM head and return the model; `is_said`: its configuration says so."""
-    if is_said:
+def _untied(reference: Any, *, in_config: bool = True) -> Any:
+    """Untie an encoder-decoder's LM head and return the model; `in_config`: its configuration says so too."""
+    if in_config:
         reference.config.tie_word_embeddings = False  # in the constructor it would only disable scaling
     reference.lm_head.weight = torch.nn.Parameter(torch.empty_like(reference.shared.weight))
     return reference
@@ -98,10 +98,10 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     ),
     "olmo2": lambda: transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**LLAMA)),
     # umT5 scales if the configuration says tied, which its class always sets.
-    "umt5": lambda: _untied(transformers.UMT5ForConditionalGeneration(transformers.UMT5Config(**T5)), is_said=False),
+    "umt5": lambda: _untied(transformers.UMT5ForConditionalGeneration(transformers.UMT5Config(**T5)), in_config=False),
 }
 
-PLACED = ("t5", "umt5", "llama", "smollm3", "gpt2")
+POSITION_FAMILIES = ("t5", "umt5", "llama", "smollm3", "gpt2")
 """Families that cover each kind of position encoding: biases shared by blocks or per block, rotations in all or some
 blocks, and an embedding. Tests of moved cache rows use only these; tests of a block's computation use all families.
 """
@@ -219,9 +219,9 @@ def family(request: pytest.FixtureRequest, twin: Callable[[str], Twin]) -> Twin:
     return twin(request.param)
 
 
-@pytest.fixture(params=PLACED)
-def placed(request: pytest.FixtureRequest, twin: Callable[[str], Twin]) -> Twin:
-    """Return each family of `PLACED` in turn."""
+@pytest.fixture(params=POSITION_FAMILIES)
+def position_family(request: pytest.FixtureRequest, twin: Callable[[str], Twin]) -> Twin:
+    """Return each family of `POSITION_FAMILIES` in turn."""
     return twin(request.param)
 
 

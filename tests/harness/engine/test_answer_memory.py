@@ -15,7 +15,7 @@ from exitbench.methods.base import BlockView, Gate, Parts, blocks_from
 from exitbench.methods.heads import LMHead
 from exitbench.methods.kv_policies import StateCopy
 from exitbench.methods.thresholds import Constant
-from tests.harness.engine.test_stream import MODELS, Batches, alone, loaded, requests, streamed, told
+from tests.harness.engine.test_stream import MODELS, Batches, alone, loaded, requests, streamed, without_scores
 
 
 class ExitBySum(Gate):
@@ -63,7 +63,7 @@ def test_a_batch_decodes_what_its_rows_decode_alone(name: str, rows: int, monkey
     batches = Batches(monkeypatch)
     stream = streamed(name, [summing(name)], rows)
     assert batches.joined or rows == 64
-    assert told([stream.answers_to(prompt)[0] for prompt in range(len(requests(name)))]) == told(
+    assert without_scores([stream.answers_to(prompt)[0] for prompt in range(len(requests(name)))]) == without_scores(
         alone(name, summing(name))
     )
 

@@ -64,7 +64,7 @@ def names(model: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Ran:
+class AttemptFolders:
     """Folders of attempts by number of rows and label: decoded alone with one row, and in shared passes with eight.
 
     Attributes:
@@ -76,7 +76,7 @@ class Ran:
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def attempt_folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AttemptFolders:
     model = request.param
     methods = names(model)
     sweeps = [SWEEP.format(method=name, grid=GRIDS.get(name, "")) for name in methods]
@@ -94,19 +94,19 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         ended = latest_status(root / "spool")
         assert {ended[cell.item.cell.cell_id].status for cell in group.cells} == {"ok"}
         results[rows] = {cell.item.label: ended[cell.item.cell.cell_id].path for cell in group.cells}
-    return Ran(results, {event["label"]: event["cells"] for event in events if event.get("cells", 1) > 1})
+    return AttemptFolders(results, {event["label"]: event["cells"] for event in events if event.get("cells", 1) > 1})
 
 
 @pytest.fixture(scope="module")
-def runs(ran: Ran) -> dict[int, dict[str, Path]]:
-    return ran.folders
+def runs(attempt_folders: AttemptFolders) -> dict[int, dict[str, Path]]:
+    return attempt_folders.folders
 
 
-def test_thresholds_decays_and_patiences_of_a_method_and_policy_share_a_pass(ran: Ran) -> None:
+def test_thresholds_decays_and_patiences_of_a_method_and_policy_share_a_pass(attempt_folders: AttemptFolders) -> None:
     """Otherwise, the comparison below would not test shared passes."""
-    softmax = sorted(cells for label, cells in ran.shared.items() if "/calm-softmax:" in label)
+    softmax = sorted(cells for label, cells in attempt_folders.shared.items() if "/calm-softmax:" in label)
     assert softmax == [*[2] * (len(POLICIES) - 1), 4], "of each policy two thresholds, of one two decays as well"
-    shared = {label.split("/")[2].split(":")[0]: cells for label, cells in ran.shared.items()}
+    shared = {label.split("/")[2].split(":")[0]: cells for label, cells in attempt_folders.shared.items()}
     assert shared.pop("heads", 2) == 2
     del shared["calm-softmax"]
     assert shared == dict.fromkeys(["calm-classifier", "calm-saturation", "entropy", "free", "patience"], 2)

@@ -67,9 +67,9 @@ METHODS = ("calm-softmax", "calm-saturation", "entropy", "patience", "random")
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_choices_of_one_token_are_replayed_as_they_are_decoded(placed: Any, prompts: Any, name: str) -> None:
+def test_choices_of_one_token_are_replayed_as_they_are_decoded(position_family: Any, prompts: Any, name: str) -> None:
     """With one token, nothing follows the exit, so the simulated choice is the real one."""
-    family, asked = placed, contexts(prompts, [[11], [9], [30], [10], [20]])
+    family, asked = position_family, contexts(prompts, [[11], [9], [30], [10], [20]])
     parts = get_method(name).from_params({"mean_exit": 3.0} if name == "random" else {}).parts(L)
     scores = choice_scores(family.checkpoint, parts, asked, rows=4)
     known = np.unique(scores["score"][~np.isnan(scores["score"])])

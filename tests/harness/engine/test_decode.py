@@ -88,58 +88,60 @@ def decoded_tokens(family: Any, generations: list[Generation]) -> list[tuple[int
     return [pair for g in generations for pair in list(zip(g.exit_layers, g.blocks_run, strict=True))[skip:]]
 
 
-def test_skipped_blocks_are_not_computed(placed: Any, prompts: Any, recorder: Recorder) -> None:
+def test_skipped_blocks_are_not_computed(position_family: Any, prompts: Any, recorder: Recorder) -> None:
     rows = prompts[:20]
-    batch = start(placed, rows, seeds=[1 + i % L for i in range(20)])
+    batch = start(position_family, rows, seeds=[1 + i % L for i in range(20)])
     recorder.clear()
-    generations = decode(placed.checkpoint, batch, parts(ExitAtSeed(moving=True)))
-    exits = [exit_layer for exit_layer, _ in decoded_tokens(placed, generations)]
+    generations = decode(position_family.checkpoint, batch, parts(ExitAtSeed(moving=True)))
+    exits = [exit_layer for exit_layer, _ in decoded_tokens(position_family, generations)]
     assert set(exits) == set(range(1, L + 1))
     assert recorder.rows() == [sum(e >= block for e in exits) for block in range(1, L + 1)]
-    assert all(ran == exit_layer for exit_layer, ran in decoded_tokens(placed, generations))
+    assert all(ran == exit_layer for exit_layer, ran in decoded_tokens(position_family, generations))
 
 
-def test_a_block_that_no_row_needs_is_never_called(placed: Any, prompts: Any, recorder: Recorder) -> None:
-    batch = start(placed, prompts[:6], seeds=[2] * 6)
+def test_a_block_that_no_row_needs_is_never_called(position_family: Any, prompts: Any, recorder: Recorder) -> None:
+    batch = start(position_family, prompts[:6], seeds=[2] * 6)
     recorder.clear()
-    decode(placed.checkpoint, batch, parts(ExitAtSeed()))
+    decode(position_family.checkpoint, batch, parts(ExitAtSeed()))
     assert {number for number, _ in recorder.calls} == {1, 2}
 
 
 @pytest.mark.parametrize("gathered_numel", [0, model_module.GATHERED_NUMEL])
 def test_rows_of_one_step_exit_at_different_blocks_and_agree_with_rows_alone(
-    placed: Any, prompts: Any, gathered_numel: int, monkeypatch: pytest.MonkeyPatch
+    position_family: Any, prompts: Any, gathered_numel: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keys and values of the remaining rows may be copied, or read as ranges of neighbouring rows."""
     monkeypatch.setattr(model_module, "GATHERED_NUMEL", gathered_numel)
     rows = prompts[:20]
     seeds = [1 + (i * 3) % L for i in range(20)]
     method = parts(ExitAtSeed(moving=True))
-    together = decode(placed.checkpoint, start(placed, rows, seeds), method)
-    first_step = 0 if placed.is_seq2seq else 1
+    together = decode(position_family.checkpoint, start(position_family, rows, seeds), method)
+    first_step = 0 if position_family.is_seq2seq else 1
     assert len({g.exit_layers[first_step] for g in together if len(g.exit_layers) > first_step}) >= 4
     for prompt, seed, generation in zip(rows, seeds, together, strict=True):
-        (alone,) = decode(placed.checkpoint, start(placed, [prompt], [seed]), method)
+        (alone,) = decode(position_family.checkpoint, start(position_family, [prompt], [seed]), method)
         assert (alone.token_ids, alone.exit_layers) == (generation.token_ids, generation.exit_layers)
 
 
-def test_finished_rows_leave_the_batch(placed: Any, prompts: Any, recorder: Recorder) -> None:
-    batch = start(placed, prompts)
+def test_finished_rows_leave_the_batch(position_family: Any, prompts: Any, recorder: Recorder) -> None:
+    batch = start(position_family, prompts)
     recorder.clear()
     full_depth = Parts(ExitAtSeed(), Constant(math.inf), LMHead(), StateCopy(), blocks_from(1, L))
-    generations = decode(placed.checkpoint, batch, full_depth)
+    generations = decode(position_family.checkpoint, batch, full_depth)
     lengths = [len(g.token_ids) for g in generations]
     assert len(set(lengths)) > 2, "rows must end at different steps"
-    first_step = 1 if placed.is_seq2seq else 2
+    first_step = 1 if position_family.is_seq2seq else 2
     alive = [sum(n >= step for n in lengths) for step in range(first_step, max(lengths) + 1)]
     assert [rows for number, rows in recorder.calls if number == L] == alive
     assert batch.cache.n_rows <= alive[-1]
 
 
-def test_stop_callback_ends_a_row(placed: Any, prompts: Any) -> None:
+def test_stop_callback_ends_a_row(position_family: Any, prompts: Any) -> None:
     rows = prompts[:10]
-    free = decode(placed.checkpoint, start(placed, rows), parts(ExitAtSeed()))
-    stopped = decode(placed.checkpoint, start(placed, rows), parts(ExitAtSeed()), lambda tokens: len(tokens) == 3)
+    free = decode(position_family.checkpoint, start(position_family, rows), parts(ExitAtSeed()))
+    stopped = decode(
+        position_family.checkpoint, start(position_family, rows), parts(ExitAtSeed()), lambda tokens: len(tokens) == 3
+    )
     reasons = set()
     for before, after in zip(free, stopped, strict=True):
         assert after.token_ids == before.token_ids[:3]
@@ -149,24 +151,28 @@ def test_stop_callback_ends_a_row(placed: Any, prompts: Any) -> None:
     assert "stop_string" in reasons
 
 
-def test_the_trace_has_one_entry_a_token_and_scores_where_a_gate_decided(placed: Any, prompts: Any) -> None:
+def test_the_trace_has_one_entry_a_token_and_scores_where_a_gate_decided(position_family: Any, prompts: Any) -> None:
     generations = decode(
-        placed.checkpoint, start(placed, prompts[:20], [1 + i % L for i in range(20)]), parts(ExitAtSeed())
+        position_family.checkpoint,
+        start(position_family, prompts[:20], [1 + i % L for i in range(20)]),
+        parts(ExitAtSeed()),
     )
     for g in generations:
         assert len(g.token_ids) == len(g.exit_layers) == len(g.blocks_run) == len(g.scores)
         assert all((score is None) == (layer == L) for layer, score in zip(g.exit_layers, g.scores, strict=True))
         assert {score for score in g.scores if score is not None} <= {1.0}
-        eos = [token in placed.checkpoint.eos_ids for token in g.token_ids]
+        eos = [token in position_family.checkpoint.eos_ids for token in g.token_ids]
         assert (g.stop_reason == "eos") == eos[-1]
         assert not any(eos[:-1])
 
 
-def test_oracles_run_every_block_but_record_the_exit_they_found(placed: Any, prompts: Any, recorder: Recorder) -> None:
-    batch = start(placed, prompts[:20])
+def test_oracles_run_every_block_but_record_the_exit_they_found(
+    position_family: Any, prompts: Any, recorder: Recorder
+) -> None:
+    batch = start(position_family, prompts[:20])
     recorder.clear()
-    generations = decode(placed.checkpoint, batch, parts(FullAgreement(stable=False)))
-    tokens = decoded_tokens(placed, generations)
+    generations = decode(position_family.checkpoint, batch, parts(FullAgreement(stable=False)))
+    tokens = decoded_tokens(position_family, generations)
     assert {ran for _, ran in tokens} == {L}
     assert min(exit_layer for exit_layer, _ in tokens) < L
     assert recorder.rows() == [len(tokens)] * L
@@ -220,7 +226,7 @@ def keys_and_values(family: Any, block: int, state: Tensor, place: int) -> tuple
     return key.view(shape), value.view(shape)
 
 
-class LastOfLogits(ExitAtSeed):
+class LeastProbableToken(ExitAtSeed):
     """Gate with its own `choose`, so that rows of different blocks are read out apart."""
 
     def choose(self, view: BlockView) -> Tensor:
@@ -228,18 +234,18 @@ class LastOfLogits(ExitAtSeed):
         return view.logits_AK.argmin(-1)
 
 
-@pytest.mark.parametrize("gate", [ExitAtSeed(), LastOfLogits()], ids=["most-probable", "own-choice"])
+@pytest.mark.parametrize("gate", [ExitAtSeed(), LeastProbableToken()], ids=["most-probable", "own-choice"])
 def test_rows_that_left_after_different_blocks_are_read_out_together(
-    placed: Any, prompts: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch
+    position_family: Any, prompts: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows share one LM-head product per step, unless the gate chooses tokens itself."""
     read: list[int] = []
     logits = Transformer.logits
     monkeypatch.setattr(Transformer, "logits", lambda model, hidden: read.append(len(hidden)) or logits(model, hidden))
     seeds = [1 + i % L for i in range(10)]
-    batch = start(placed, prompts[:10], seeds)
+    batch = start(position_family, prompts[:10], seeds)
     token = torch.full((10,), 7)
-    model = placed.checkpoint.model
+    model = position_family.checkpoint.model
     trace = Trace(model)
     with torch.inference_mode():
         decode_step(
@@ -250,13 +256,13 @@ def test_rows_that_left_after_different_blocks_are_read_out_together(
     assert trace.head_rows == [model.vocab_size] * 10
 
 
-def test_an_exit_selects_rows_once(placed: Any, prompts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exit_selects_rows_once(position_family: Any, prompts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """At every block with exits, exiting and remaining rows are selected once."""
     sizes: list[int] = []
     take = ActiveRows.take
     monkeypatch.setattr(ActiveRows, "take", lambda rows, index, *on: sizes.append(len(index)) or take(rows, index, *on))
-    seeds, model = [1 + i % L for i in range(10)], placed.checkpoint.model
-    batch = start(placed, prompts[:10], seeds)
+    seeds, model = [1 + i % L for i in range(10)], position_family.checkpoint.model
+    batch = start(position_family, prompts[:10], seeds)
     with torch.inference_mode():
         decode_step(
             BlockRunner(model, batch.cache, parts(ExitAtSeed())),

@@ -78,7 +78,7 @@ NONE: Any = None  # heads with a read-out of their own ask for nothing of the mo
 # ------------------------------------------------------------------------------------------ reading out
 
 
-def module(tensors: dict[str, Tensor], block: int, norm: nn.Module) -> nn.Module:
+def torch_head(tensors: dict[str, Tensor], block: int, norm: nn.Module) -> nn.Module:
     """Return the exit head of a block, built from PyTorch modules."""
     own = {name.removeprefix(f"{block}."): tensor for name, tensor in tensors.items() if name.startswith(f"{block}.")}
     parts: dict[str, nn.Module] = {"norm": norm}
@@ -97,7 +97,7 @@ def module(tensors: dict[str, Tensor], block: int, norm: nn.Module) -> nn.Module
 def test_a_head_is_norm_and_linear_maps(kind: Any, norm: str, reference: nn.Module, hidden: Tensor) -> None:
     tensors = heads(kind, norm)
     for block in (2, 4):
-        expected = module(tensors, block, reference)(hidden)
+        expected = torch_head(tensors, block, reference)(hidden)
         assert torch.allclose(exit_logits(tensors, kind, block, hidden, NONE), expected, atol=1e-6)
     assert not torch.allclose(*(exit_logits(tensors, kind, block, hidden, NONE) for block in (2, 4)), atol=0.1)
 
@@ -151,7 +151,7 @@ def test_every_tensor_of_a_head_learns(kind: Any, hidden: Tensor) -> None:
 # ------------------------------------------------------------------------------------------ new heads
 
 
-def new(twin: Any, kind: Any, init: Any, hidden_width: int = 32) -> dict[str, Tensor]:
+def new_heads(twin: Any, kind: Any, init: Any, hidden_width: int = 32) -> dict[str, Tensor]:
     """Return new exit heads for blocks 1 and 3 of a checkpoint."""
     model = twin.checkpoint.model
     weights = model.weights
@@ -180,7 +180,7 @@ MLP = {
 @pytest.mark.parametrize("init", ["scratch", "copy"])
 @pytest.mark.parametrize("kind", sorted(WITH_LM_HEAD))
 def test_a_new_head_that_ends_in_the_lm_head_is_the_logit_lens_to_the_bit(family: Any, kind: Any, init: Any) -> None:
-    model, tensors = family.checkpoint.model, new(family, kind, init)
+    model, tensors = family.checkpoint.model, new_heads(family, kind, init)
     states = torch.randn(6, 32, generator=torch.Generator().manual_seed(3))
     assert torch.equal(exit_logits(tensors, kind, 3, states, model), model.logits(states))
     assert {
@@ -189,7 +189,7 @@ def test_a_new_head_that_ends_in_the_lm_head_is_the_logit_lens_to_the_bit(family
 
 
 def test_a_copied_head_reads_out_as_the_model_does(family: Any) -> None:
-    model, tensors = family.checkpoint.model, new(family, "linear", "copy")
+    model, tensors = family.checkpoint.model, new_heads(family, "linear", "copy")
     states = torch.randn(6, 32, generator=torch.Generator().manual_seed(3))
     expected = model.logits(states)
     assert torch.allclose(exit_logits(tensors, "linear", 3, states, model), expected, atol=1e-4, rtol=1e-4)
@@ -198,7 +198,7 @@ def test_a_copied_head_reads_out_as_the_model_does(family: Any) -> None:
 
 
 def test_heads_from_scratch_differ_by_block_and_are_drawn_from_the_generator(twin: Twins) -> None:
-    first, again = new(twin("gpt2"), "linear", "scratch"), new(twin("gpt2"), "linear", "scratch")
+    first, again = new_heads(twin("gpt2"), "linear", "scratch"), new_heads(twin("gpt2"), "linear", "scratch")
     assert all(torch.equal(first[name], again[name]) for name in first)
     assert not torch.equal(first["1.out.weight"], first["3.out.weight"])
     bound = 32**-0.5
@@ -206,14 +206,14 @@ def test_heads_from_scratch_differ_by_block_and_are_drawn_from_the_generator(twi
     assert set(first) == {
         f"{b}.{name}" for b in (1, 3) for name in ("norm.weight", "norm.bias", "out.weight", "out.bias")
     }
-    assert {"1.norm.bias", "1.out.bias"}.isdisjoint(new(twin("llama"), "linear", "scratch"))
+    assert {"1.norm.bias", "1.out.bias"}.isdisjoint(new_heads(twin("llama"), "linear", "scratch"))
 
 
 def test_a_copy_behind_a_hidden_layer_needs_the_models_width(twin: Twins) -> None:
-    copied = new(twin("llama"), "mlp", "copy", hidden_width=32)
+    copied = new_heads(twin("llama"), "mlp", "copy", hidden_width=32)
     assert torch.equal(copied["1.out.weight"], twin("llama").checkpoint.model.weights.lm_head.weight)
     with pytest.raises(UserError, match="need hidden_width = 32, the model's width, not 5"):
-        new(twin("llama"), "mlp", "copy", hidden_width=5)
+        new_heads(twin("llama"), "mlp", "copy", hidden_width=5)
 
 
 # ------------------------------------------------------------------------------------------ the file
@@ -322,7 +322,7 @@ def folder(request: pytest.FixtureRequest, twin: Twins, tmp_path: Path) -> Path:
     """Return a checkpoint with exit heads at blocks 1 and 3, and a tokenizer."""
     copied = Path(shutil.copytree(twin(request.param).folder, tmp_path / "model"))
     PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0}, "a"))).save_pretrained(copied)
-    save_exit_heads(copied / EXIT_HEADS_FILE, "linear", new(twin(request.param), "linear", "scratch"))
+    save_exit_heads(copied / EXIT_HEADS_FILE, "linear", new_heads(twin(request.param), "linear", "scratch"))
     return copied
 
 

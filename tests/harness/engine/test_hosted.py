@@ -56,7 +56,7 @@ def scripts() -> Iterator[dict[str, ModuleType]]:
 
 
 @pytest.fixture(scope="module")
-def made(scripts: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+def make_twin(scripts: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     """Return a function that builds a tiny model of a family, once, in transformers and in the hosted engine."""
     twins: dict[str, Any] = {}
 
@@ -73,22 +73,22 @@ def made(scripts: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
 
 @pytest.mark.parametrize("check", ["full_depth_is_generate", "mixed_exits_are_rows_alone"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_does_what_transformers_does(scripts: Any, made: Any, family: str, check: str) -> None:
-    getattr(scripts["checks"], check)(made(family))
+def test_a_family_does_what_transformers_does(scripts: Any, make_twin: Any, family: str, check: str) -> None:
+    getattr(scripts["checks"], check)(make_twin(family))
 
 
 @pytest.mark.parametrize("family", THOROUGHLY)
-def test_a_family_passes_every_check(scripts: Any, made: Any, family: str) -> None:
+def test_a_family_passes_every_check(scripts: Any, make_twin: Any, family: str) -> None:
     others = scripts["checks"].CHECKS[2:]
     assert len(others) == 5
     for check in others:
-        check(made(family))
+        check(make_twin(family))
 
 
 @pytest.mark.parametrize(("family", "way"), [("gemma2", "within"), ("mixtral", "direct"), ("bart", "within")])
-def test_states_are_read_out_the_fastest_way_that_is_right(made: Any, family: str, way: str) -> None:
+def test_states_are_read_out_the_fastest_way_that_is_right(make_twin: Any, family: str, way: str) -> None:
     """Logits are computed by final norm and LM head alone (`direct`), unless the model caps them or adds a bias."""
-    model = made(family).model
+    model = make_twin(family).model
     states = torch.randn(5, model.d_model, generator=torch.Generator().manual_seed(0))
     assert model.read_out.way == way
     torch.testing.assert_close(model.logits(states), model.read_out(states, "reference"))
@@ -97,18 +97,18 @@ def test_states_are_read_out_the_fastest_way_that_is_right(made: Any, family: st
     assert torch.allclose(by_head, model.logits(states)) == (way == "direct")
 
 
-def test_some_rows_of_the_head_read_what_the_whole_head_does(made: Any) -> None:
-    model, draw = made("mixtral").model, torch.Generator().manual_seed(0)
+def test_some_rows_of_the_head_read_what_the_whole_head_does(make_twin: Any) -> None:
+    model, draw = make_twin("mixtral").model, torch.Generator().manual_seed(0)
     states = torch.randn(3, model.d_model, generator=draw)
     ids = torch.stack([torch.randperm(model.vocab_size, generator=draw)[:7] for _ in range(3)])
     result = model.logits_of(states, model.head_weights(ids))
     torch.testing.assert_close(result, model.logits(states).gather(1, ids))
 
 
-def test_a_pruned_head_is_skipped_where_logits_are_more_than_the_heads(made: Any) -> None:
+def test_a_pruned_head_is_skipped_where_logits_are_more_than_the_heads(make_twin: Any) -> None:
     pruned = get_method("max-prob").from_params({"head": "pruned-fixed"})
-    assert made("mixtral").model.why_not(pruned.parts(4), 2) is None
-    assert "single rows of the LM head" in made("gemma2").model.why_not(pruned.parts(4), 2)
+    assert make_twin("mixtral").model.why_not(pruned.parts(4), 2) is None
+    assert "single rows of the LM head" in make_twin("gemma2").model.why_not(pruned.parts(4), 2)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_skipped_blocks_run_no_projection_that_keys_and_values_do_not_need(
 # ------------------------------------------------------------------------------------------------- what is refused
 
 
-def refusal(folder: Path) -> str:
+def load_error(folder: Path) -> str:
     """Return the error message with which the hosted engine refuses a folder; check that it is short."""
     with pytest.raises(UserError) as raised:
         load_checkpoint(folder, engine="hosted")
@@ -161,16 +161,16 @@ def refusal(folder: Path) -> str:
 
 
 @pytest.fixture
-def folder(made: Any, tmp_path: Path) -> Path:
+def folder(make_twin: Any, tmp_path: Path) -> Path:
     """Return a folder with a copy of a checkpoint, which a test may change."""
-    made("opt").reference.save_pretrained(tmp_path)
+    make_twin("opt").reference.save_pretrained(tmp_path)
     return tmp_path
 
 
 def test_positions_that_are_off_by_one_are_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = HostedCache.positions
     monkeypatch.setattr(HostedCache, "positions", lambda cache, *ends: right(cache, *ends) + 1)
-    assert "the state after block 1 (layers.0) differs by" in (message := refusal(folder))
+    assert "the state after block 1 (layers.0) differs by" in (message := load_error(folder))
     assert "model_type 'opt' cannot be run block by block" in message
 
 
@@ -181,11 +181,11 @@ def test_keys_that_are_filled_otherwise_are_found(folder: Path, monkeypatch: pyt
         right(model, block, states.flip(-1) if block == 3 else states, *rest)
 
     monkeypatch.setattr(HostedTransformer, "_store", wrong)
-    assert re.search(r"(keys|values) of block 3 filled from a state differs by", refusal(folder))
+    assert re.search(r"(keys|values) of block 3 filled from a state differs by", load_error(folder))
 
 
-def test_a_read_out_that_is_wrong_is_not_used(made: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = made("opt").model
+def test_a_read_out_that_is_wrong_is_not_used(make_twin: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = make_twin("opt").model
     states = torch.randn(4, right.d_model, generator=torch.Generator().manual_seed(0))
     expected = right.logits(states)
     monkeypatch.setattr(ReadOut, "head_input", lambda read_out, states: states)  # as if there were no final norm
@@ -204,7 +204,7 @@ def test_a_family_that_does_not_bear_being_taken_to_pieces_is_refused(
 
     monkeypatch.setattr(hosted_loading, "find_stack", odd)
     says = "model_type 'opt' cannot be run block by block: AttributeError while its blocks were tried (no such part)."
-    assert refusal(folder) == says
+    assert load_error(folder) == says
 
 
 @pytest.mark.parametrize(
@@ -222,14 +222,14 @@ def test_a_family_that_does_not_bear_being_taken_to_pieces_is_refused(
 def test_numbers_of_the_configuration_are_bounded_at_any_depth(folder: Path, values: Any, says: str) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **values}))
-    assert says in refusal(folder)
+    assert says in load_error(folder)
 
 
 def test_recurrent_blocks_are_refused(scripts: Any, tmp_path: Path) -> None:
     tiny = scripts["tiny"]
     family = next(family for family in tiny.families() if family.name == "mamba")
     tiny.tiny_model(family).save_pretrained(tmp_path)
-    assert "model_type 'mamba' cannot be run block by block" in refusal(tmp_path)
+    assert "model_type 'mamba' cannot be run block by block" in load_error(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_every_tensor_is_accounted_for(folder: Path, change: Any, says: str) -> 
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    assert says in refusal(folder)
+    assert says in load_error(folder)
 
 
 def test_code_beside_a_checkpoint_never_runs(folder: Path, tmp_path: Path) -> None:
@@ -273,8 +273,9 @@ def test_the_lean_engine_says_which_families_it_has(folder: Path) -> None:
 
 def test_a_family_that_nobody_knows_is_refused(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "nonesuch"}')
-    assert f"model_type 'nonesuch' is not supported. Allowed: {', '.join(sorted(LEAN))}, and every family" in refusal(
-        folder
+    assert (
+        f"model_type 'nonesuch' is not supported. Allowed: {', '.join(sorted(LEAN))}, and every family"
+        in load_error(folder)
     )
 
 
@@ -283,7 +284,7 @@ def test_position_ids_of_earlier_versions_are_left(folder: Path) -> None:
     save_file({**load_file(path), "model.position_ids": torch.arange(8)[None]}, path, {"format": "pt"})
     load_checkpoint(folder)
     save_file({**load_file(path), "model.position_ids": torch.ones(1, 8)}, path, {"format": "pt"})
-    assert "1 tensor is not part of the model" in refusal(folder)
+    assert "1 tensor is not part of the model" in load_error(folder)
 
 
 def test_loading_prints_no_progress_bars(twin: Any, capfd: pytest.CaptureFixture[str]) -> None:

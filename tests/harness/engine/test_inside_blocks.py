@@ -17,7 +17,7 @@ from exitbench.harness.engine.decoding.sublayers import layer_pairs, sublayer_re
 from exitbench.methods.registry import baseline_method
 
 
-def answered(family: Any, prompts: list[list[int]]) -> tuple[list[int], list[int]]:
+def longest_answer(family: Any, prompts: list[list[int]]) -> tuple[list[int], list[int]]:
     """Return the prompt with the longest greedy answer, and this answer."""
     parts = baseline_method()().parts(family.checkpoint.model.n_blocks)
     batch = prefill(family.checkpoint.model, [Request(prompt) for prompt in prompts], 9)
@@ -82,7 +82,7 @@ def reference_states(family: Any, prompt: list[int], output: list[int]) -> list[
 
 
 def test_parts_of_every_block_are_what_hooks_in_transformers_see(family: Any, prompts: list[list[int]]) -> None:
-    prompt, output = answered(family, prompts[:8])
+    prompt, output = longest_answer(family, prompts[:8])
     model, expected = family.checkpoint.model, reference_states(family, prompt, output)
     fed = teacher_forced(family.checkpoint, [prompt], [output])
     hidden, context = model.embed(fed.tokens_BT, fed.cache)
@@ -96,7 +96,7 @@ def test_parts_of_every_block_are_what_hooks_in_transformers_see(family: Any, pr
 
 
 def test_read_outs_are_the_models_own_final_norm_and_head(family: Any, prompts: list[list[int]]) -> None:
-    prompt, output = answered(family, prompts[:8])
+    prompt, output = longest_answer(family, prompts[:8])
     expected = reference_states(family, prompt, output)
     read_outs = list(sublayer_read_outs(family.checkpoint, prompt, output))
     assert [(r.block, r.part) for r in read_outs] == [(b, p) for b, parts in enumerate(expected, 1) for p in parts]
@@ -126,7 +126,7 @@ def test_pairs_of_blocks_are_means_over_the_tokens(
     family: Any, prompts: list[list[int]], budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inside_blocks, "LOGITS_BUDGET_BYTES", budget)
-    prompt, output = answered(family, prompts[:8])
+    prompt, output = longest_answer(family, prompts[:8])
     states = [parts["block"] for parts in reference_states(family, prompt, output)]
     normed = [reference_normed(family.reference, state).double().numpy() for state in states]
     p = [torch.softmax(reference_head(family.reference, state).double(), dim=-1).numpy() for state in states]

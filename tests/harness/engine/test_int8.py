@@ -20,7 +20,7 @@ from exitbench.harness.engine.products.int8 import FEW_ROWS, ByBf16, Int8
 BF16_EPS = torch.finfo(torch.bfloat16).eps
 
 
-def written_out(weight: Tensor, x: Tensor) -> Tensor:
+def dequantized_product(weight: Tensor, x: Tensor) -> Tensor:
     """Return x times the weight, quantized to int8 and dequantized row by row, in float64."""
     rows = []
     for row in weight.double():
@@ -36,7 +36,7 @@ def test_a_product_is_that_of_the_dequantised_weight(seed: int, n_rows: int, siz
     weight = (torch.randn(24, 32, generator=draw) * size).bfloat16()
     weight[3] = 0
     x = torch.randn(n_rows, 32, generator=draw).bfloat16()
-    exact = written_out(weight, x)
+    exact = dequantized_product(weight, x)
     for form in (Int8.from_projection(Linear(weight)), ByBf16.from_projection(Linear(weight))):
         assert form.weight.dtype == torch.int8 and form.scale.dtype == torch.bfloat16
         assert (form(x).double() - exact).abs().max() <= 2 * BF16_EPS * exact.abs().max()

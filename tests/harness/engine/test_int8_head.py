@@ -60,7 +60,7 @@ def states(draw: st.DrawFn, rows: int = 3) -> Tensor:
     return torch.randn(rows, D, generator=generator) * sizes[:, None]
 
 
-def fed(head: Linear, states_AD: Tensor) -> Tensor:
+def as_head_input(head: Linear, states_AD: Tensor) -> Tensor:
     """Return the states cut to the head's width and converted to its number format."""
     return states_AD[:, : head.weight.shape[1]].to(head.weight.dtype)
 
@@ -76,7 +76,7 @@ def test_intervals_hold_the_heads_own_logits_alone_and_in_a_batch(
     head: Linear, states_AD: Tensor, way: type[Int8Product]
 ) -> None:
     assume(way is not ByBfloat16 or head.weight.shape[1] != ODD)
-    states_AD, copy = fed(head, states_AD), Int8Head(head, way)
+    states_AD, copy = as_head_input(head, states_AD), Int8Head(head, way)
     assert contains(copy.read(states_AD), head(states_AD))
     for state_1D in states_AD.split(1):
         assert contains(copy.read(state_1D), head(state_1D))
@@ -85,7 +85,7 @@ def test_intervals_hold_the_heads_own_logits_alone_and_in_a_batch(
 @settings(max_examples=100, deadline=None)
 @given(heads(), states())
 def test_sharpened_intervals_still_hold_them_and_are_narrower(head: Linear, states_AD: Tensor) -> None:
-    states_AD = fed(head, states_AD)
+    states_AD = as_head_input(head, states_AD)
     intervals = Int8Head(head).read(states_AD)
     before_AV = intervals.upper_AV - intervals.lower_AV
     intervals.sharpen()
@@ -97,7 +97,7 @@ def test_sharpened_intervals_still_hold_them_and_are_narrower(head: Linear, stat
 @settings(max_examples=150, deadline=None)
 @given(heads(), states())
 def test_the_largest_id_is_the_heads_own_or_not_told(head: Linear, states_AD: Tensor) -> None:
-    states_AD = fed(head, states_AD)
+    states_AD = as_head_input(head, states_AD)
     told_A = Int8Head(head).read(states_AD).argmax_ids()
     if told_A is not None:
         assert told_A.tolist() == head(states_AD).argmax(-1).tolist()
@@ -179,5 +179,5 @@ def test_a_state_in_two_parts_is_nearer_than_in_bfloat16() -> None:
 
 
 def test_the_slow_way_is_left_where_the_library_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("exitbench.harness.engine.model.int8_head.WAYS", (ByBfloat16,))
+    monkeypatch.setattr("exitbench.harness.engine.model.int8_head.PRODUCT_CLASSES", (ByBfloat16,))
     assert isinstance(product_of(torch.ones(3, ODD, dtype=torch.int8), torch.ones(3)), ByFloat32)

@@ -37,41 +37,45 @@ def answers(
 
 
 @pytest.mark.parametrize("policy", KV_POLICIES)
-def test_an_answer_is_that_of_the_static_depth_of_its_first_token(placed: Any, prompts: Any, policy: str) -> None:
+def test_an_answer_is_that_of_the_static_depth_of_its_first_token(
+    position_family: Any, prompts: Any, policy: str
+) -> None:
     """Each row keeps its own depth. No gate scores later tokens: their recorded score is 1, or None at full depth."""
     rows = prompts[:N_ROWS]
-    together = answers(placed, rows, gated(policy), ANSWER)
+    together = answers(position_family, rows, gated(policy), ANSWER)
     for prompt, answer in zip(rows, together, strict=True):
-        (first,) = answers(placed, [prompt], gated(policy), GenerationSettings(1), new_tokens=1)
+        (first,) = answers(position_family, [prompt], gated(policy), GenerationSettings(1), new_tokens=1)
         depth = first.exit_layers[0]
         static = get_method("static")(exit_layer=depth).parts(L)
-        (expected,) = answers(placed, [prompt], static, GenerationSettings(N_NEW))
+        (expected,) = answers(position_family, [prompt], static, GenerationSettings(N_NEW))
         if policy != "noisy" or depth == L:  # which emits full depth's first token
             assert answer.token_ids == expected.token_ids
         assert answer.exit_layers == [depth] * len(answer.token_ids)
         assert answer.scores[1:] == [None if depth == L else 1.0] * (len(answer.token_ids) - 1)
-        assert set(answer.head_rows[1:]) <= {placed.checkpoint.model.vocab_size}, "one read-out, and no gate"
-    if placed.reference.config.model_type != "gpt2":  # margins are wide at block 1 already
+        assert set(answer.head_rows[1:]) <= {position_family.checkpoint.model.vocab_size}, "one read-out, and no gate"
+    if position_family.reference.config.model_type != "gpt2":  # margins are wide at block 1 already
         assert len({answer.exit_layers[0] for answer in together}) > 1
 
 
 @pytest.mark.parametrize("policy", ["state-copy", "evict"])
-def test_the_declared_work_is_what_a_flop_counter_sees(placed: Any, prompts: Any, policy: str) -> None:
+def test_the_declared_work_is_what_a_flop_counter_sees(position_family: Any, prompts: Any, policy: str) -> None:
     parts = gated(policy)
     for prompt in prompts[:6]:
-        batch = prefill(placed.checkpoint.model, [Request(prompt)], N_NEW, gates_first_token=not placed.is_seq2seq)
+        batch = prefill(
+            position_family.checkpoint.model, [Request(prompt)], N_NEW, gates_first_token=not position_family.is_seq2seq
+        )
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-            (answer,) = decode(placed.checkpoint, batch, parts, settings=ANSWER)
-        work = placed.checkpoint, parts, [answer], [len(prompt)], "gated"
+            (answer,) = decode(position_family.checkpoint, batch, parts, settings=ANSWER)
+        work = position_family.checkpoint, parts, [answer], [len(prompt)], "gated"
         (declared,) = answer_costs(*work, keeps_depth=True)
         (by_part,) = answer_costs_by_part(*work, keeps_depth=True)
         assert declared.matmul_flops == pytest.approx(counter.get_total_flops(), rel=1e-6)
         assert sum(cost.matmul_flops for cost in by_part.values()) == pytest.approx(declared.matmul_flops)
 
 
-def test_rows_do_not_join_a_batch_whose_first_tokens_are_decided(placed: Any, prompts: Any) -> None:
-    batch = prefill(placed.checkpoint.model, [Request(prompts[0])], N_NEW)
-    assert not Decoding(placed.checkpoint, batch, gated(), settings=ANSWER).can_be_joined
+def test_rows_do_not_join_a_batch_whose_first_tokens_are_decided(position_family: Any, prompts: Any) -> None:
+    batch = prefill(position_family.checkpoint.model, [Request(prompts[0])], N_NEW)
+    assert not Decoding(position_family.checkpoint, batch, gated(), settings=ANSWER).can_be_joined
 
 
 def test_methods_that_decide_for_every_token_are_refused() -> None:

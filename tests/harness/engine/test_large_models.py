@@ -103,7 +103,7 @@ def test_a_loaded_model_does_not_change_with_its_file(folders: Any) -> None:
 
 
 @pytest.fixture
-def vast(folders: Any, tmp_path: Path) -> Path:
+def sparse_checkpoint(folders: Any, tmp_path: Path) -> Path:
     """Return the folder of a checkpoint with 64 GiB of bfloat16 weights, in a sparse file that takes no disk space."""
     numbers = 32 * GIB
     header = json.dumps({"lm_head.weight": {"dtype": "BF16", "shape": [numbers], "data_offsets": [0, 2 * numbers]}})
@@ -116,18 +116,20 @@ def vast(folders: Any, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("engine", ["lean", "hosted"])
-def test_what_does_not_fit_says_so_and_is_not_loaded(vast: Path, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    (vast / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable:   {100 * GIB // 1024} kB\n")
-    monkeypatch.setattr(available, "_MEMINFO", vast / "meminfo")
-    monkeypatch.setattr(available, "_OWN_CGROUP", vast / "none")
+def test_what_does_not_fit_says_so_and_is_not_loaded(
+    sparse_checkpoint: Path, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (sparse_checkpoint / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable:   {100 * GIB // 1024} kB\n")
+    monkeypatch.setattr(available, "_MEMINFO", sparse_checkpoint / "meminfo")
+    monkeypatch.setattr(available, "_OWN_CGROUP", sparse_checkpoint / "none")
     with pytest.raises(UserError) as raised:
-        load_checkpoint(vast, torch.float32, "cpu", engine)
+        load_checkpoint(sparse_checkpoint, torch.float32, "cpu", engine)
     assert str(raised.value) == (
-        f"{vast}: does not fit: its weights take 128.0 GiB in float32, and 100.0 GiB are available on cpu. Nothing was "
-        "loaded."
+        f"{sparse_checkpoint}: does not fit: its weights take 128.0 GiB in float32, and 100.0 GiB are available on "
+        "cpu. Nothing was loaded."
     )
     with pytest.raises(UserError, match="tensor"):  # half of it fits, and is read: it is another model
-        load_checkpoint(vast, torch.bfloat16, "meta", engine)
+        load_checkpoint(sparse_checkpoint, torch.bfloat16, "meta", engine)
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def assert_same(one: list[list[Scored]], other: list[list[Scored]], *, traced: b
             assert trace_of(a) == trace_of(b)
 
 
-def assert_is(family: Any, asked: list[Context], scored: list[list[Scored]]) -> None:
+def assert_equals_transformers(family: Any, asked: list[Context], scored: list[list[Scored]]) -> None:
     """Assert that the scores equal those that transformers computes for the same tokens without a cache."""
     for context, ours in zip(asked, scored, strict=True):
         for given, mine in zip(context.continuations, ours, strict=True):
@@ -104,7 +104,7 @@ def test_full_depth_is_transformers(family: Any, prompts: Any) -> None:
         for rows in (1, 4, 32)
         for gated in (True, False)
     ]
-    assert_is(family, asked, first)
+    assert_equals_transformers(family, asked, first)
     for other in others:
         assert_same(other, first)
     for one in each(first):
@@ -113,18 +113,18 @@ def test_full_depth_is_transformers(family: Any, prompts: Any) -> None:
         assert one.head_rows == [family.checkpoint.model.vocab_size] * n
 
 
-def test_what_greedy_decoding_says_is_greedy(placed: Any, prompts: Any) -> None:
+def test_what_greedy_decoding_says_is_greedy(position_family: Any, prompts: Any) -> None:
     prompt = prompts[3]
     answer: list[int] = []
     for _ in range(4):
-        answer.append(int(placed.reference_logits(prompt, [*answer, 0])[-1].argmax()))
+        answer.append(int(position_family.reference_logits(prompt, [*answer, 0])[-1].argmax()))
     other = [*answer[:-1], (answer[-1] + 1) % 100]
-    right, wrong = score(placed.checkpoint, [Context(prompt, [answer, other])], full())[0]
+    right, wrong = score(position_family.checkpoint, [Context(prompt, [answer, other])], full())[0]
     assert right.is_greedy and not wrong.is_greedy
     assert wrong.greedy == [True, True, True, False]
 
 
-def cut(family: Any, depth: int) -> Any:
+def truncated_model(family: Any, depth: int) -> Any:
     """Return the same model without the blocks after `depth`."""
     reference = copy.deepcopy(family.reference)
     if family.is_seq2seq:
@@ -139,25 +139,29 @@ def cut(family: Any, depth: int) -> Any:
 def test_a_static_exit_is_a_model_cut_there(family: Any, prompts: Any, depth: int) -> None:
     asked = contexts(prompts, 6)
     scored = score(family.checkpoint, asked, static(depth), rows=3)
-    assert_is(cut(family, depth), asked, scored)
+    assert_equals_transformers(truncated_model(family, depth), asked, scored)
     assert {layer for one in each(scored) for layer in one.exit_layers + one.blocks_run} == {depth}
 
 
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("depth", [2, L])
 def test_one_pass_is_forced_decode(
-    placed: Any, prompts: Any, depth: int, gated: bool, monkeypatch: pytest.MonkeyPatch
+    position_family: Any, prompts: Any, depth: int, gated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = contexts(prompts, 7)
-    at_once = score(placed.checkpoint, asked, static(depth), rows=4, gates_first_token=gated)
+    at_once = score(position_family.checkpoint, asked, static(depth), rows=4, gates_first_token=gated)
     monkeypatch.setattr(likelihood, "fixed_depth", lambda *_: None)
-    assert_same(at_once, score(placed.checkpoint, asked, static(depth), rows=4, gates_first_token=gated))
+    assert_same(at_once, score(position_family.checkpoint, asked, static(depth), rows=4, gates_first_token=gated))
     assert not gated or depth == L or {layer for one in each(at_once) for layer in one.exit_layers} == {depth}
 
 
-def test_skipped_blocks_that_are_run_after_all_change_nothing_of_a_static_exit(placed: Any, prompts: Any) -> None:
+def test_skipped_blocks_that_are_run_after_all_change_nothing_of_a_static_exit(
+    position_family: Any, prompts: Any
+) -> None:
     asked = contexts(prompts)
-    copied, ran = (score(placed.checkpoint, asked, static(2, policy), rows=4) for policy in ("state-copy", "exact"))
+    copied, ran = (
+        score(position_family.checkpoint, asked, static(2, policy), rows=4) for policy in ("state-copy", "exact")
+    )
     assert_same(copied, ran, traced=False)
     assert {blocks for one in each(ran) for blocks in one.blocks_run} == {L}
 
@@ -165,7 +169,7 @@ def test_skipped_blocks_that_are_run_after_all_change_nothing_of_a_static_exit(p
 # -------------------------------------------------------------------------------------------------------- with exits
 
 
-def slowly(family: Any, context: Context, given: list[int], parts: Parts) -> Scored:
+def score_one_choice(family: Any, context: Context, given: list[int], parts: Parts) -> Scored:
     """Score one choice separately: prefill its context, then run one `decode_step` for each of its tokens."""
     model, observer, result = family.checkpoint.model, Trace(family.checkpoint.model), Scored(list(given))
     prompt = list(context.context_ids)
@@ -189,29 +193,37 @@ def slowly(family: Any, context: Context, given: list[int], parts: Parts) -> Sco
 
 
 @pytest.mark.parametrize("policy", KV_POLICIES)
-def test_forced_decode_is_every_choice_prefilled_anew(placed: Any, prompts: Any, policy: str) -> None:
+def test_forced_decode_is_every_choice_prefilled_anew(position_family: Any, prompts: Any, policy: str) -> None:
     asked, parts = contexts(prompts, 7), leaving(policy)
     with torch.inference_mode():
-        expected = [[slowly(placed, context, given, parts) for given in context.continuations] for context in asked]
+        expected = [
+            [score_one_choice(position_family, context, given, parts) for given in context.continuations]
+            for context in asked
+        ]
     assert {layer for one in each(expected) for layer in one.exit_layers} == set(range(1, L + 1))
     for rows in (1, 3, 32):
-        assert_same(score(placed.checkpoint, asked, parts, rows=rows), expected)
+        assert_same(score(position_family.checkpoint, asked, parts, rows=rows), expected)
 
 
-def test_the_first_token_may_leave_early_or_not(placed: Any, prompts: Any) -> None:
+def test_the_first_token_may_leave_early_or_not(position_family: Any, prompts: Any) -> None:
     asked = contexts(prompts, 7)
     gated, whole = (
-        [one.exit_layers[0] for one in each(score(placed.checkpoint, asked, leaving(), gates_first_token=gates))]
+        [
+            one.exit_layers[0]
+            for one in each(score(position_family.checkpoint, asked, leaving(), gates_first_token=gates))
+        ]
         for gates in (True, False)
     )
     assert len(set(gated)) > 2
-    assert whole == (gated if placed.is_seq2seq else [L] * len(gated))
+    assert whole == (gated if position_family.is_seq2seq else [L] * len(gated))
 
 
-def test_untraced_it_is_the_same(placed: Any, prompts: Any) -> None:
+def test_untraced_it_is_the_same(position_family: Any, prompts: Any) -> None:
     asked = contexts(prompts)
     for parts in (full(), leaving()):
-        traced, plain = (score(placed.checkpoint, asked, parts, rows=4, traced=traced) for traced in (True, False))
+        traced, plain = (
+            score(position_family.checkpoint, asked, parts, rows=4, traced=traced) for traced in (True, False)
+        )
         assert_same(traced, plain, traced=False)
         assert not any(one.records for one in each(plain))
         for one in each(traced):
@@ -219,7 +231,7 @@ def test_untraced_it_is_the_same(placed: Any, prompts: Any) -> None:
             assert told == list(zip(one.token_ids, one.logprobs, one.greedy, strict=True))
 
 
-def test_single_precision_that_overflows_is_refused(placed: Any, prompts: Any) -> None:
+def test_single_precision_that_overflows_is_refused(position_family: Any, prompts: Any) -> None:
     class Bad(LMHead):
         def logits_after(self, model: Any, block: int, hidden_AD: Tensor) -> Tensor:
             return model.logits(hidden_AD) * math.inf
@@ -227,7 +239,7 @@ def test_single_precision_that_overflows_is_refused(placed: Any, prompts: Any) -
     bad = Parts(ExitBySeed(), Constant(0.5), Bad(), KV_POLICIES["state-copy"], blocks_from(1, L))
     for parts in (bad, Parts(full().gate, Constant(0.0), Bad(), KV_POLICIES["state-copy"], frozenset())):
         with pytest.raises(ArithmeticError, match="not finite"):
-            score(placed.checkpoint, contexts(prompts), parts)
+            score(position_family.checkpoint, contexts(prompts), parts)
 
 
 # ---------------------------------------------------------------------------------------------- one depth a context
@@ -235,13 +247,15 @@ def test_single_precision_that_overflows_is_refused(placed: Any, prompts: Any) -
 
 @pytest.mark.parametrize("rows", [1, 4, 32])
 @pytest.mark.parametrize("policy", ["state-copy", "exact"])
-def test_scope_context_keeps_the_depth_of_the_first_token(placed: Any, prompts: Any, policy: str, rows: int) -> None:
+def test_scope_context_keeps_the_depth_of_the_first_token(
+    position_family: Any, prompts: Any, policy: str, rows: int
+) -> None:
     asked = contexts(prompts, 9)
-    by_token = score(placed.checkpoint, asked, leaving(policy), rows=rows)
-    by_context = score(placed.checkpoint, asked, leaving(policy), rows=rows, scope="context")
+    by_token = score(position_family.checkpoint, asked, leaving(policy), rows=rows)
+    by_context = score(position_family.checkpoint, asked, leaving(policy), rows=rows, scope="context")
     for context, free, kept in zip(asked, by_token, by_context, strict=True):
         depth = free[0].exit_layers[0]
-        cut_there = score(placed.checkpoint, [context], static(depth))[0]
+        cut_there = score(position_family.checkpoint, [context], static(depth))[0]
         for one, other in zip(kept, cut_there, strict=True):
             assert one.exit_layers == [depth] * len(one.token_ids)
             assert one.logprobs == pytest.approx(other.logprobs, abs=CLOSE)
@@ -249,12 +263,12 @@ def test_scope_context_keeps_the_depth_of_the_first_token(placed: Any, prompts: 
     assert len({kept[0].exit_layers[0] for kept in by_context}) > 2
 
 
-def test_scope_context_needs_a_first_token_that_may_leave(placed: Any, prompts: Any) -> None:
+def test_scope_context_needs_a_first_token_that_may_leave(position_family: Any, prompts: Any) -> None:
     def ask() -> list[list[Scored]]:
-        return score(placed.checkpoint, contexts(prompts), leaving(), scope="context", gates_first_token=False)
+        return score(position_family.checkpoint, contexts(prompts), leaving(), scope="context", gates_first_token=False)
 
-    if placed.is_seq2seq:
-        return assert_same(ask(), score(placed.checkpoint, contexts(prompts), leaving(), scope="context"))
+    if position_family.is_seq2seq:
+        return assert_same(ask(), score(position_family.checkpoint, contexts(prompts), leaving(), scope="context"))
     with pytest.raises(UserError, match='use first_token = "gated", or scope = "token"'):
         ask()
 
@@ -265,7 +279,7 @@ def test_scope_context_needs_a_first_token_that_may_leave(placed: Any, prompts: 
 @pytest.mark.parametrize("parts", [full(), leaving()], ids=["at-once", "forced"])
 @pytest.mark.parametrize("rows", [1, 2, 32])
 def test_a_context_is_prefilled_once_for_all_its_choices(
-    placed: Any, prompts: Any, parts: Parts, rows: int, monkeypatch: pytest.MonkeyPatch
+    position_family: Any, prompts: Any, parts: Parts, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     context = Context(max(prompts[:20], key=len), CHOICES[:5])
     ran: list[int] = []
@@ -277,18 +291,18 @@ def test_a_context_is_prefilled_once_for_all_its_choices(
     for name in ("embed", "embed_branches"):
         monkeypatch.setattr(Transformer, name, counted(getattr(Transformer, name)))
     monkeypatch.setattr(Transformer, "start", lambda *args, **kwargs: starts.append(1) or start(*args, **kwargs))
-    score(placed.checkpoint, [context], parts, rows=rows)
+    score(position_family.checkpoint, [context], parts, rows=rows)
     assert len(starts) == 1
     # Two choices of one token are read where the context ends; two of three tokens differ in the last alone.
     after = [[11, 12], [20]]
-    assert sum(ran) == (1 if placed.is_seq2seq else len(context.context_ids)) + sum(map(len, after))
+    assert sum(ran) == (1 if position_family.is_seq2seq else len(context.context_ids)) + sum(map(len, after))
     if not parts.gate.decides:
         assert len(ran) == 2, "and so are the choices"
 
 
-def test_a_copy_of_a_cache_leaves_the_other_alone(placed: Any, prompts: Any) -> None:
-    model = placed.checkpoint.model
-    cache, _ = model.start(prompts[:3], 4, holds_last=not placed.is_seq2seq)
+def test_a_copy_of_a_cache_leaves_the_other_alone(position_family: Any, prompts: Any) -> None:
+    model = position_family.checkpoint.model
+    cache, _ = model.start(prompts[:3], 4, holds_last=not position_family.is_seq2seq)
     cache.self_kv.nan_to_num_()  # what is not written yet is whatever was there
     before = cache.self_kv.clone()
     copied = cache.copied(torch.tensor([2, 0, 2, 1]))
@@ -301,12 +315,12 @@ def test_a_copy_of_a_cache_leaves_the_other_alone(placed: Any, prompts: Any) -> 
 
 @pytest.mark.parametrize("most", [1, 4, 5])
 def test_a_row_has_so_many_tokens_of_branches(
-    placed: Any, prompts: Any, most: int, monkeypatch: pytest.MonkeyPatch
+    position_family: Any, prompts: Any, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = contexts(prompts, 7)
-    whole = score(placed.checkpoint, asked, full(), rows=3)
+    whole = score(position_family.checkpoint, asked, full(), rows=3)
     monkeypatch.setattr(likelihood, "PACKED_TOKENS", most)
-    assert_same(whole, score(placed.checkpoint, asked, full(), rows=3))
+    assert_same(whole, score(position_family.checkpoint, asked, full(), rows=3))
 
 
 def test_branches_of_a_context_stand_side_by_side_as_long_as_they_fit() -> None:
@@ -352,7 +366,7 @@ def test_contexts_that_fit_apart_are_not_refused_together(twin: Any) -> None:
     """
     family = twin("gpt2")
     asked = [Context([5] * 46, [[7, 8, 9]]), Context([6] * 4, [list(range(3, 46))])]
-    assert_is(family, asked, score(family.checkpoint, asked, full(), rows=8))
+    assert_equals_transformers(family, asked, score(family.checkpoint, asked, full(), rows=8))
     with pytest.raises(UserError, match="the model has 48"):
         score(family.checkpoint, [Context([5] * 46, [[7, 8, 9, 10]])], full())
 

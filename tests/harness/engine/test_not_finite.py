@@ -59,12 +59,12 @@ def poisoned(checkpoint: Checkpoint, block: int, bad: float) -> Checkpoint:
     return dataclasses.replace(checkpoint, model=Transformer(model.arch, weights), eos_ids=frozenset())
 
 
-def start(family: Any, prompts: list[list[int]]) -> Batch:
+def prefilled_batch(family: Any, prompts: list[list[int]]) -> Batch:
     """Prefill prompts with weights that are all finite."""
     return prefill(family.checkpoint.model, [Request(prompt, seed) for seed, prompt in enumerate(prompts)], 6)
 
 
-def never_below(name: str, level: float = math.inf, **params: Any) -> Parts:
+def method_with_threshold(name: str, level: float = math.inf, **params: Any) -> Parts:
     """Return a method with a gate at every block and the given threshold. A gate's network is not trained."""
     method = get_method(name)(**params)
     fitted: dict[str, Tensor] = {}
@@ -83,7 +83,11 @@ def test_the_first_block_whose_score_is_not_finite_is_named(family: Any, prompts
     with pytest.raises(
         ArithmeticError, match=rf"^the (logits|confidence scores) at block {POISONED} are not finite: \["
     ):
-        decode(poisoned(family.checkpoint, POISONED, bad), start(family, prompts[:8]), never_below(name))
+        decode(
+            poisoned(family.checkpoint, POISONED, bad),
+            prefilled_batch(family, prompts[:8]),
+            method_with_threshold(name),
+        )
 
 
 @pytest.mark.parametrize("bad", BAD)
@@ -93,24 +97,28 @@ def test_a_gate_that_bad_logits_do_not_reach_still_ends_in_an_error(
     family: Any, prompts: Any, name: str, level: float, bad: float
 ) -> None:
     with pytest.raises(ArithmeticError, match=r"^the (logits|confidence scores) at block \d are not finite"):
-        decode(poisoned(family.checkpoint, 1, bad), start(family, prompts[:8]), never_below(name, level))
+        decode(
+            poisoned(family.checkpoint, 1, bad),
+            prefilled_batch(family, prompts[:8]),
+            method_with_threshold(name, level),
+        )
 
 
 @pytest.mark.parametrize("bad", BAD)
 def test_the_emission_at_the_last_block_is_checked(family: Any, prompts: Any, bad: float) -> None:
     for name in ("full", "max-prob", "calm-saturation", "patience"):
-        parts = get_method("full")().parts(L) if name == "full" else never_below(name)
+        parts = get_method("full")().parts(L) if name == "full" else method_with_threshold(name)
         with pytest.raises(
             ArithmeticError, match=rf"^the (logits|confidence scores) at block {L} are not finite: .*(nan|inf)"
         ):
-            decode(poisoned(family.checkpoint, L, bad), start(family, prompts[:8]), parts)
+            decode(poisoned(family.checkpoint, L, bad), prefilled_batch(family, prompts[:8]), parts)
 
 
 @pytest.mark.parametrize("bad", BAD)
 def test_the_emission_at_an_early_exit_is_checked(family: Any, prompts: Any, bad: float) -> None:
     static = get_method("static")(exit_layer=POISONED).parts(L)
     with pytest.raises(ArithmeticError, match=rf"^the logits at block {POISONED} are not finite"):
-        decode(poisoned(family.checkpoint, POISONED, bad), start(family, prompts[:8]), static)
+        decode(poisoned(family.checkpoint, POISONED, bad), prefilled_batch(family, prompts[:8]), static)
 
 
 @pytest.mark.parametrize("policy", KV_POLICIES)
@@ -122,7 +130,7 @@ def test_a_bad_block_that_only_the_kv_policy_reaches_never_passes_silently(
     The policy `noisy` emits full depth's token, which is read after the bad block: the decode is refused.
     """
     parts = get_method("static")(exit_layer=2, kv_policy=policy).parts(L)
-    batch, bad = start(family, prompts[:8]), poisoned(family.checkpoint, 4, math.nan)
+    batch, bad = prefilled_batch(family, prompts[:8]), poisoned(family.checkpoint, 4, math.nan)
     batch.cache.model = bad.model  # which runs the rest
     if policy == "noisy":  # the token is read from the last block, behind the bad one
         with pytest.raises(ArithmeticError, match=r"^the logits at block \d are not finite"):
@@ -153,7 +161,7 @@ class OneRowBad(Gate):
 def test_one_bad_row_of_a_batch_stops_it(family: Any, prompts: Any, bad: float) -> None:
     parts = Parts(OneRowBad(bad), Constant(0.5), LMHead(), StateCopy(), frozenset({POISONED}))
     with pytest.raises(ArithmeticError, match=rf"^the confidence scores at block {POISONED} are not finite: .*{bad}"):
-        decode(dataclasses.replace(family.checkpoint, eos_ids=frozenset()), start(family, prompts[:8]), parts)
+        decode(dataclasses.replace(family.checkpoint, eos_ids=frozenset()), prefilled_batch(family, prompts[:8]), parts)
 
 
 class BadAt(LMHead):
@@ -170,22 +178,22 @@ class BadAt(LMHead):
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("name", LOGIT_GATES)
 def test_bad_logits_of_sound_states_are_named(family: Any, prompts: Any, name: str, bad: float) -> None:
-    parts = dataclasses.replace(never_below(name), head=BadAt(POISONED, bad))
+    parts = dataclasses.replace(method_with_threshold(name), head=BadAt(POISONED, bad))
     with pytest.raises(ArithmeticError, match=rf"^the (logits|confidence scores) at block {POISONED} are not finite"):
-        decode(family.checkpoint, start(family, prompts[:8]), parts)
+        decode(family.checkpoint, prefilled_batch(family, prompts[:8]), parts)
 
 
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("name", ROBUST_GATES)
 def test_bad_logits_are_named_even_where_the_score_hides_them(family: Any, prompts: Any, name: str, bad: float) -> None:
-    parts = dataclasses.replace(never_below(name), head=BadAt(POISONED, bad))
+    parts = dataclasses.replace(method_with_threshold(name), head=BadAt(POISONED, bad))
     with pytest.raises(ArithmeticError, match=rf"block {POISONED} (is|are) not finite"):
-        decode(family.checkpoint, start(family, prompts[:8]), parts)
+        decode(family.checkpoint, prefilled_batch(family, prompts[:8]), parts)
 
 
 def test_a_token_read_behind_its_exit_names_the_last_block(family: Any, prompts: Any) -> None:
     parts = get_method("static")(exit_layer=2, kv_policy="noisy").parts(L)
-    batch, bad = start(family, prompts[:8]), poisoned(family.checkpoint, L, math.nan)
+    batch, bad = prefilled_batch(family, prompts[:8]), poisoned(family.checkpoint, L, math.nan)
     batch.cache.model = bad.model
     with pytest.raises(ArithmeticError, match=rf"^the logits at block {L} are not finite"):
         decode(bad, batch, parts)

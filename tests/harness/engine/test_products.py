@@ -18,9 +18,16 @@ from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.model.weights import Linear
-from exitbench.harness.engine.products import choosing, kept
-from exitbench.harness.engine.products.choosing import BUDGET_S, LEAST_ROUNDS, SWITCH, Timed, fastest, use_fastest
-from exitbench.harness.engine.products.forms import FORMS, WIDENED_NUMEL, PackedForFew, offered
+from exitbench.harness.engine.products import choice_store, choosing
+from exitbench.harness.engine.products.choosing import (
+    BUDGET_S,
+    LEAST_ROUNDS,
+    SWITCH,
+    TimedProduct,
+    fastest,
+    use_fastest,
+)
+from exitbench.harness.engine.products.forms import FORMS, WIDENED_NUMEL, PackedForFew, available_forms
 from exitbench.harness.engine.products.int8 import Int8
 from exitbench.methods.registry import baseline_method
 
@@ -48,13 +55,15 @@ class Clock:
         return product
 
 
-def timed(clock: Clock, **seconds: float | Callable[[], float]) -> Timed:
+def timed(clock: Clock, **seconds: float | Callable[[], float]) -> TimedProduct:
     """Return a product whose forms take the given seconds on the fake clock."""
 
     def told(value: float | Callable[[], float]) -> Callable[[], float]:
         return value if callable(value) else lambda: value
 
-    return Timed("block", (torch.zeros(1),), {name: clock.taking(told(value)) for name, value in seconds.items()})
+    return TimedProduct(
+        "block", (torch.zeros(1),), {name: clock.taking(told(value)) for name, value in seconds.items()}
+    )
 
 
 # ------------------------------------------------------------------------------------------------- what is fastest
@@ -102,7 +111,7 @@ def test_what_is_made_at_first_use_may_take_longer_than_measuring() -> None:
 def test_products_of_a_place_share_a_form_and_places_do_not() -> None:
     clock = Clock()
     one, two = timed(clock, default=0.001, other=0.003), timed(clock, default=0.010, other=0.001)
-    head = dataclasses.replace(timed(clock, default=0.010, other=0.020), place="head")
+    head = dataclasses.replace(timed(clock, default=0.010, other=0.020), weight_key="head")
     assert fastest([one, two, head], clock) == {"block": "other", "head": "default"}
 
 
@@ -114,7 +123,7 @@ def test_products_of_a_place_share_a_form_and_places_do_not() -> None:
 @pytest.mark.parametrize(("dtype", "role", "name"), EVERY_FORM)
 def test_every_form_gives_the_product(dtype: torch.dtype, role: Any, name: str, with_bias: bool, n_rows: int) -> None:
     """Each form gives the exact product up to rounding, and its result has the number format of the states."""
-    if name not in offered(dtype, role, (48, 32)):
+    if name not in available_forms(dtype, role, (48, 32)):
         pytest.skip("this processor does not multiply so")
     draw = torch.Generator().manual_seed(1)
     computes = torch.bfloat16 if dtype == torch.int8 else dtype
@@ -156,20 +165,20 @@ def test_few_rows_have_a_weight_of_their_own(name: str, with_bias: bool) -> None
 
 def test_large_matrices_are_not_copied_to_fp32() -> None:
     side = int(WIDENED_NUMEL**0.5)
-    assert "widened" in offered(torch.bfloat16, "block", (side, side))
-    assert "widened" not in offered(torch.bfloat16, "block", (side, 2 * side))
+    assert "widened" in available_forms(torch.bfloat16, "block", (side, side))
+    assert "widened" not in available_forms(torch.bfloat16, "block", (side, 2 * side))
 
 
 def test_bf16_is_packed_only_where_onednn_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for is_multiplied in (False, True):
         monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda said=is_multiplied: said)
-        assert ("packed" in offered(torch.bfloat16, "head", (5, 5))) == is_multiplied
-        assert "packed" in offered(torch.float32, "head", (5, 5))
+        assert ("packed" in available_forms(torch.bfloat16, "head", (5, 5))) == is_multiplied
+        assert "packed" in available_forms(torch.float32, "head", (5, 5))
 
 
 def test_without_onednn_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    assert offered(torch.float32, "head", (5, 5)) == ("output-major", "input-major")
+    assert available_forms(torch.float32, "head", (5, 5)) == ("output-major", "input-major")
 
 
 # ------------------------------------------------------------------------------------------------- a loaded model
@@ -188,10 +197,10 @@ def choosing_last(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Replace timing by choosing the last form of every product; the returned list gets one entry per measurement."""
     measured: list[int] = []
 
-    def last(step: list[Timed], clock: object) -> Mapping[str, str]:
-        if not step[0].place.endswith(FEW):  # those follow
+    def last(step: list[TimedProduct], clock: object) -> Mapping[str, str]:
+        if not step[0].weight_key.endswith(FEW):  # those follow
             measured.append(len(step))
-        return {each.place: list(each.forms)[-1] for each in step}
+        return {each.weight_key: list(each.forms)[-1] for each in step}
 
     monkeypatch.setattr(choosing, "fastest", last)
     return measured
@@ -216,7 +225,7 @@ def test_a_model_answers_alike_in_every_form(
         monkeypatch.setattr(
             choosing,
             "fastest",
-            lambda step, clock, at=position: {each.place: [*each.forms, *each.forms][at] for each in step},
+            lambda step, clock, at=position: {each.weight_key: [*each.forms, *each.forms][at] for each in step},
         )
         monkeypatch.setenv("XDG_CACHE_HOME", str(cache / str(position)))
         checkpoint = load_checkpoint(family.folder)
@@ -255,7 +264,7 @@ def test_few_rows_are_packed_where_that_was_faster(twin: Any, cache: Path, monke
     monkeypatch.setattr(
         choosing,
         "fastest",
-        lambda step, clock: {each.place: [*each.forms][each.place.endswith(FEW)] for each in step},
+        lambda step, clock: {each.weight_key: [*each.forms][each.weight_key.endswith(FEW)] for each in step},
     )
     model = load_checkpoint(twin("t5").folder).model
     choices = use_fastest(model)
@@ -315,7 +324,7 @@ def test_choices_are_measured_once(twin: Any, cache: Path, choosing_last: list[i
 @pytest.mark.parametrize(
     "other",
     [
-        lambda patch: patch.setattr(kept, "cpu_model", lambda: "another processor"),
+        lambda patch: patch.setattr(choice_store, "cpu_model", lambda: "another processor"),
         lambda patch: patch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "other"),
         lambda patch: patch.setattr(torch, "__version__", "9.9"),
         lambda patch: torch.set_num_threads(2),
@@ -372,10 +381,12 @@ def test_who_chose_first_chose_for_all(
 ) -> None:
     """If another process stores its choice while this one measures, the stored choice is used."""
 
-    def beaten(step: list[Timed], clock: object) -> Mapping[str, str]:
-        monkeypatch.setattr(choosing, "fastest", lambda step, clock: {each.place: [*each.forms][1] for each in step})
+    def beaten(step: list[TimedProduct], clock: object) -> Mapping[str, str]:
+        monkeypatch.setattr(
+            choosing, "fastest", lambda step, clock: {each.weight_key: [*each.forms][1] for each in step}
+        )
         chosen(twin)
-        return {each.place: next(iter(each.forms)) for each in step}
+        return {each.weight_key: next(iter(each.forms)) for each in step}
 
     monkeypatch.setattr(choosing, "fastest", beaten)
     result = chosen(twin)

@@ -121,16 +121,18 @@ def test_keys_and_values_that_were_read_are_those_of_a_full_run(family: Any, pro
     assert (untouched > 0) == (policy != "exact")
 
 
-def test_lazy_state_copying_writes_what_the_eager_one_writes_and_only_what_is_read(placed: Any, prompts: Any) -> None:
+def test_lazy_state_copying_writes_what_the_eager_one_writes_and_only_what_is_read(
+    position_family: Any, prompts: Any
+) -> None:
     rows, layers = prompts[:N_ROWS], schedule(N_ROWS)
-    eager, lazy = start(placed, rows), start(placed, rows)
+    eager, lazy = start(position_family, rows), start(position_family, rows)
     before = eager.cache.length
-    expected = decode(endless(placed), eager, parts("state-copy", layers))
-    result = decode(endless(placed), lazy, parts("state-copy-lazy", layers))
+    expected = decode(endless(position_family), eager, parts("state-copy", layers))
+    result = decode(endless(position_family), lazy, parts("state-copy-lazy", layers))
     assert result == expected
     completed = 0
     for row, generation in enumerate(result):
-        exits = skip_prompt(placed, generation.exit_layers)
+        exits = skip_prompt(position_family, generation.exit_layers)
         for at, layer in enumerate(exits):
             depth = read_depth(exits, at)
             ours, theirs = (batch.cache.self_kv[:, row, :, before + at] for batch in (lazy, eager))
@@ -142,18 +144,25 @@ def test_lazy_state_copying_writes_what_the_eager_one_writes_and_only_what_is_re
 
 
 def test_lazy_state_copying_gives_the_same_answers_to_200_prompts_that_end_when_they_like(
-    placed: Any, prompts: Any
+    position_family: Any, prompts: Any
 ) -> None:
     layers = schedule(len(prompts))
-    answers = [decode(placed.checkpoint, start(placed, prompts), parts(p, layers)) for p in ("state-copy", WAITING[0])]
+    answers = [
+        decode(position_family.checkpoint, start(position_family, prompts), parts(p, layers))
+        for p in ("state-copy", WAITING[0])
+    ]
     assert answers[0] == answers[1]
     assert len({len(g.token_ids) for g in answers[0]}) >= 2
 
 
-def test_waiting_and_rerunning_give_the_answers_of_the_exact_cache_to_200_prompts(placed: Any, prompts: Any) -> None:
+def test_waiting_and_rerunning_give_the_answers_of_the_exact_cache_to_200_prompts(
+    position_family: Any, prompts: Any
+) -> None:
     layers = schedule(len(prompts))
-    exact, *others = (decode(placed.checkpoint, start(placed, prompts), parts(policy, layers)) for policy in EXACT)
-    copied = decode(placed.checkpoint, start(placed, prompts), parts("state-copy", layers))
+    exact, *others = (
+        decode(position_family.checkpoint, start(position_family, prompts), parts(policy, layers)) for policy in EXACT
+    )
+    copied = decode(position_family.checkpoint, start(position_family, prompts), parts("state-copy", layers))
     for other in others:
         assert [(g.token_ids, g.exit_layers) for g in other] == [(g.token_ids, g.exit_layers) for g in exact]
     assert [g.token_ids for g in copied] != [g.token_ids for g in exact], "copied states must make a difference here"
@@ -166,9 +175,15 @@ def clone(cache: Cache) -> Cache:
     return twin
 
 
-def test_noisy_emits_the_full_models_token_and_leaves_the_cache_of_state_copying(placed: Any, prompts: Any) -> None:
+def test_noisy_emits_the_full_models_token_and_leaves_the_cache_of_state_copying(
+    position_family: Any, prompts: Any
+) -> None:
     layers = schedule(N_ROWS)
-    batch, model, seeds = start(placed, prompts[:N_ROWS]), placed.checkpoint.model, tuple(range(N_ROWS))
+    batch, model, seeds = (
+        start(position_family, prompts[:N_ROWS]),
+        position_family.checkpoint.model,
+        tuple(range(N_ROWS)),
+    )
     token, shallow_differs = torch.full((N_ROWS,), 7), 0
     never = {row: [L] * N_NEW for row in range(N_ROWS)}
     for position in range(1, N_NEW):
@@ -198,15 +213,15 @@ def test_noisy_emits_the_full_models_token_and_leaves_the_cache_of_state_copying
 
 @pytest.mark.parametrize("policy", KV_POLICIES)
 def test_a_batch_equals_its_rows_alone_with_rows_that_end_at_different_times(
-    placed: Any, prompts: Any, policy: str
+    position_family: Any, prompts: Any, policy: str
 ) -> None:
     """Rows end while tokens of these and other rows are deferred. Prompts are padded."""
     rows, method = prompts[:20], parts(policy, schedule(20, seed=3))
-    checkpoint = endless(placed)
-    together = decode(checkpoint, start(placed, rows), method, ends_somewhere)
+    checkpoint = endless(position_family)
+    together = decode(checkpoint, start(position_family, rows), method, ends_somewhere)
     assert len({len(g.token_ids) for g in together}) >= 4
     for row, generation in list(enumerate(together))[::2]:
-        assert decode(checkpoint, start(placed, [rows[row]], row), method, ends_somewhere) == [generation]
+        assert decode(checkpoint, start(position_family, [rows[row]], row), method, ends_somewhere) == [generation]
 
 
 def ends_somewhere(tokens: list[int]) -> bool:
@@ -272,31 +287,31 @@ class Spy:
 
 @pytest.mark.parametrize("policy", KV_POLICIES)
 def test_where_all_tokens_leave_after_the_same_block_nothing_is_written_that_nobody_reads(
-    placed: Any, prompts: Any, policy: str, monkeypatch: pytest.MonkeyPatch
+    position_family: Any, prompts: Any, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, static = prompts[:N_ROWS], Static(exit_layer=2, kv_policy=policy).parts(L)
-    batch = start(placed, rows)
+    batch = start(position_family, rows)
     before = batch.cache.length
-    result = decode(endless(placed), batch, static)
+    result = decode(endless(position_family), batch, static)
     deeper = batch.cache.self_kv[2:, :, :, before : batch.cache.length]
     assert deeper.isnan().all() == (not static.runs_all_blocks), "what runs all blocks reads them too"
     if policy != "recompute-backlog":
         assert not any(batch.cache.waiting)
-    monkeypatch.setattr(Parts, "reads_skipped", True)
-    assert decode(endless(placed), start(placed, rows), static) == result
+    monkeypatch.setattr(Parts, "may_read_skipped_keys", True)
+    assert decode(endless(position_family), start(position_family, rows), static) == result
 
 
 def test_tokens_that_wait_alike_in_all_rows_are_run_without_an_index(
-    placed: Any, prompts: Any, monkeypatch: pytest.MonkeyPatch
+    position_family: Any, prompts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layers = {row: [2, 1, 2, 5, 3, 2, 5, 1, 5] for row in range(N_ROWS)}
     for policy in ("sync-parallel", "recompute-backlog"):
         with monkeypatch.context() as patch:
             patch.setattr(BlockRunner, "_are_newest", lambda *_: False)
-            indexed = decode(endless(placed), start(placed, prompts[:N_ROWS]), parts(policy, layers))
+            indexed = decode(endless(position_family), start(position_family, prompts[:N_ROWS]), parts(policy, layers))
         with monkeypatch.context() as patch:
             patch.setattr(Transformer, "places", None)
-            result = decode(endless(placed), start(placed, prompts[:N_ROWS]), parts(policy, layers))
+            result = decode(endless(position_family), start(position_family, prompts[:N_ROWS]), parts(policy, layers))
         assert result == indexed
 
 
@@ -306,13 +321,13 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
 
 
 @pytest.mark.parametrize("policy", KV_POLICIES)
-def test_every_policy_runs_what_it_says_and_no_more(placed: Any, prompts: Any, policy: str, spy: Spy) -> None:
+def test_every_policy_runs_what_it_says_and_no_more(position_family: Any, prompts: Any, policy: str, spy: Spy) -> None:
     """This decodes a single row, because blocks would also run the padding of a batch."""
     layers = {4: [3, 2, 1, 4, 1, 2, 5, 1, 3]}
-    batch = start(placed, prompts[4:5], first_seed=4)
+    batch = start(position_family, prompts[4:5], first_seed=4)
     spy.clear()
-    (result,) = decode(endless(placed), batch, parts(policy, layers))
-    exits = skip_prompt(placed, result.exit_layers)
+    (result,) = decode(endless(position_family), batch, parts(policy, layers))
+    exits = skip_prompt(position_family, result.exit_layers)
     reads = [read_depth(exits, at) for at in range(len(exits))]
     own = [sum(layer >= block for layer in exits) for block in range(1, L + 1)]
     made_up = sum(depth - layer for depth, layer in zip(reads, exits, strict=True))
@@ -334,27 +349,27 @@ def test_every_policy_runs_what_it_says_and_no_more(placed: Any, prompts: Any, p
     assert spy.filled == (skipped if policy in ("state-copy", "noisy") else 0)
     assert spy.projected == (made_up if policy == "state-copy-lazy" else 0)
     runs_all = policy in ("exact", "noisy")
-    assert skip_prompt(placed, result.blocks_run) == ([L] * len(exits) if runs_all else exits)
+    assert skip_prompt(position_family, result.blocks_run) == ([L] * len(exits) if runs_all else exits)
 
 
 @pytest.mark.parametrize("policy", WAITING)
 def test_in_a_batch_a_policy_that_waits_runs_nothing_as_rows_leave(
-    placed: Any, prompts: Any, policy: str, spy: Spy
+    position_family: Any, prompts: Any, policy: str, spy: Spy
 ) -> None:
     layers = schedule(N_ROWS)
-    batch = start(placed, prompts[:N_ROWS])
+    batch = start(position_family, prompts[:N_ROWS])
     spy.clear()
-    result = decode(endless(placed), batch, parts(policy, layers))
-    steps = list(zip(*(skip_prompt(placed, g.exit_layers) for g in result), strict=True))
+    result = decode(endless(position_family), batch, parts(policy, layers))
+    steps = list(zip(*(skip_prompt(position_family, g.exit_layers) for g in result), strict=True))
     assert spy.calls[1:] == [sum(max(step) >= block for step in steps) for block in range(1, L + 1)]
     assert spy.filled == 0
     assert all(g.blocks_run == g.exit_layers for g in result)
 
 
-def test_a_token_that_has_all_blocks_waits_no_longer(placed: Any, prompts: Any) -> None:
-    model, seeds = placed.checkpoint.model, (0, 1)
+def test_a_token_that_has_all_blocks_waits_no_longer(position_family: Any, prompts: Any) -> None:
+    model, seeds = position_family.checkpoint.model, (0, 1)
     for policy in WAITING:
-        batch = start(placed, prompts[:2])
+        batch = start(position_family, prompts[:2])
         layers, waiting = {0: [2, 1, L, 1], 1: [1, 1, 1, L]}, []
         for position in range(1, 5):
             with torch.inference_mode():
@@ -370,11 +385,15 @@ def test_a_token_that_has_all_blocks_waits_no_longer(placed: Any, prompts: Any) 
 
 
 @pytest.mark.parametrize("policy", KV_POLICIES)
-def test_an_oracle_runs_every_block_whatever_the_policy(placed: Any, prompts: Any, policy: str) -> None:
+def test_an_oracle_runs_every_block_whatever_the_policy(position_family: Any, prompts: Any, policy: str) -> None:
     gate = FullAgreement(stable=False)
     oracle = dataclasses.replace(parts(policy, {}), gate=gate)
-    result = decode(endless(placed), start(placed, prompts[:N_ROWS]), oracle)
-    full = decode(endless(placed), start(placed, prompts[:N_ROWS]), dataclasses.replace(oracle, blocks=frozenset()))
+    result = decode(endless(position_family), start(position_family, prompts[:N_ROWS]), oracle)
+    full = decode(
+        endless(position_family),
+        start(position_family, prompts[:N_ROWS]),
+        dataclasses.replace(oracle, blocks=frozenset()),
+    )
     assert {ran for g in result for ran in g.blocks_run} == {L}
     assert min(layer for g in result for layer in g.exit_layers) < L
     if policy in EXACT:  # the token is the full model's, and so is the cache

@@ -76,7 +76,7 @@ def streamed(
     return stream
 
 
-def told(generations: Sequence[Generation]) -> list[Any]:
+def without_scores(generations: Sequence[Generation]) -> list[Any]:
     """Return answers, stop reasons and traces without scores, whose last digits may differ."""
     return [
         (generation.token_ids, generation.stop_reason, [record._replace(score=None) for record in generation.records])
@@ -113,7 +113,7 @@ def test_thresholds_in_one_pass_answer_as_each_alone(name: str, policy: str) -> 
         stream = streamed(name, settings, rows)
         for number, theirs in enumerate(expected):
             answers = [stream.answers_to(prompt)[number] for prompt in range(len(theirs))]
-            assert told(answers) == told(theirs), rows
+            assert without_scores(answers) == without_scores(theirs), rows
             for one, other in zip(answers, theirs, strict=True):
                 assert one.scores == pytest.approx(other.scores, abs=1e-4)
 
@@ -131,7 +131,9 @@ def test_rows_whose_drafts_are_cut_join_and_are_joined(name: str, method: str, m
     parts, batches = parts_of(name, method, **params[method]), Batches(monkeypatch)
     stream = streamed(name, [parts], 3)
     assert batches.joined
-    assert told([stream.answers_to(prompt)[0] for prompt in range(len(requests(name)))]) == told(alone(name, parts))
+    assert without_scores([stream.answers_to(prompt)[0] for prompt in range(len(requests(name)))]) == without_scores(
+        alone(name, parts)
+    )
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -140,9 +142,9 @@ def test_what_a_row_has_seen_goes_with_it(name: str, monkeypatch: pytest.MonkeyP
     stream = streamed(name, settings, 5, RULES)
     assert batches.joined
     for number, parts in enumerate(settings):
-        assert told([stream.answers_to(prompt)[number] for prompt in range(len(requests(name)))]) == told(
-            alone(name, parts, RULES)
-        )
+        assert without_scores(
+            [stream.answers_to(prompt)[number] for prompt in range(len(requests(name)))]
+        ) == without_scores(alone(name, parts, RULES))
 
 
 def test_a_prompt_is_prefilled_once_for_all_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,9 +196,9 @@ def test_where_memory_is_out_what_is_left_goes_on_with_half_the_rows(monkeypatch
     assert (stream.rows, most[0]) == (3, 3)
     monkeypatch.undo()
     for number, parts in enumerate(settings):
-        assert told([stream.answers_to(prompt)[number] for prompt in range(len(requests(name)))]) == told(
-            alone(name, parts)
-        )
+        assert without_scores(
+            [stream.answers_to(prompt)[number] for prompt in range(len(requests(name)))]
+        ) == without_scores(alone(name, parts))
 
 
 def test_a_single_row_without_memory_fails_and_so_does_any_other_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,6 +221,6 @@ def test_the_hosted_engine_decodes_thresholds_of_a_prompt_together(name: str, mo
     stream = streamed(name, settings, 6, checkpoint=hosted)
     assert batches.joined == []
     for number, parts in enumerate(settings):
-        assert told([stream.answers_to(prompt)[number] for prompt in range(len(requests(name)))]) == told(
-            alone(name, parts)
-        )
+        assert without_scores(
+            [stream.answers_to(prompt)[number] for prompt in range(len(requests(name)))]
+        ) == without_scores(alone(name, parts))

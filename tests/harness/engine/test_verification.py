@@ -127,7 +127,7 @@ def trace(made: Generation) -> tuple[Any, ...]:
 
 
 @dataclass
-class Slow:
+class SimulatedAnswer:
     """Simulated answer and trace. ``gap`` is the smallest difference between two numbers that were compared for it."""
 
     tokens: list[int] = field(default_factory=list)
@@ -152,7 +152,7 @@ class Slow:
         self.rejected.append(rejected)
 
 
-class Acceptance:
+class DelStatistics:
     """DEL by definition: how often each block predicted full depth's token, and the chosen block and draft length."""
 
     def __init__(self, method: DynamicExitLayer) -> None:
@@ -176,7 +176,7 @@ class Acceptance:
                     self.exit_layer, self.drafts, most = block, n, promise
 
 
-def after_same(text: list[int], longest: int) -> int | None:
+def lookup_token(text: list[int], longest: int) -> int | None:
     """Prompt lookup by definition: return the token after the first copy of the longest n-gram that ends the text."""
     for n in reversed(range(1, longest + 1)):
         same = [at for at in range(n, len(text)) if text[at - n : at] == text[-n:]]
@@ -202,15 +202,15 @@ def states_and_logits(family: Any, prompt: list[int], tokens: list[int]) -> tupl
     return out.hidden_states, out.logits[0, len(prompt) - 1 :]
 
 
-def simulate(family: Any, prompt: list[int], method: Any, stops: Stops, known: Known) -> Slow:
+def simulate(family: Any, prompt: list[int], method: Any, stops: Stops, known: Known) -> SimulatedAnswer:
     """Decode one prompt by definition: tokens that exit early are drafts, which the next token at full depth verifies.
 
     In most methods, drafts that are left when the answer ends are verified, too.
     """
-    slow, waiting = Slow(), list[int]()
+    slow, waiting = SimulatedAnswer(), list[int]()
     is_free = isinstance(method, Free)
     limit = math.inf if is_free else getattr(method, "drafts", 6)
-    acceptance = Acceptance(method) if isinstance(method, DynamicExitLayer) else None
+    acceptance = DelStatistics(method) if isinstance(method, DynamicExitLayer) else None
 
     def is_confident(early_V: Tensor) -> bool:
         first, second = torch.softmax(early_V, -1).topk(2).values.tolist()
@@ -228,7 +228,7 @@ def simulate(family: Any, prompt: list[int], method: Any, stops: Stops, known: K
         if len(waiting) >= limit:
             return None
         if isinstance(method, PromptLookup):
-            followed = after_same([*prompt, *slow.tokens], method.ngram_tokens)
+            followed = lookup_token([*prompt, *slow.tokens], method.ngram_tokens)
             return None if followed is None else (followed, 1)
         for block in parts(method).gate_blocks(L):
             early_V = family.checkpoint.model.logits(states[block][0, -n_tokens:])[at]
@@ -272,7 +272,7 @@ def simulate(family: Any, prompt: list[int], method: Any, stops: Stops, known: K
     return slow
 
 
-def test_answers_and_traces_are_those_of_the_definition(placed: Any, prompts: Any) -> None:
+def test_answers_and_traces_are_those_of_the_definition(position_family: Any, prompts: Any) -> None:
     compared = accepted = rejected = unverified = 0
     drafted: set[tuple[Method, int]] = set()
     rows, methods = (
@@ -281,8 +281,8 @@ def test_answers_and_traces_are_those_of_the_definition(placed: Any, prompts: An
     )
     texts: list[Known] = [{} for _ in rows]
     for method in methods:
-        for prompt, known, ours in zip(rows, texts, run(placed, rows, method, stops_somewhere), strict=True):
-            theirs = simulate(placed, prompt, method, stops_somewhere, known)
+        for prompt, known, ours in zip(rows, texts, run(position_family, rows, method, stops_somewhere), strict=True):
+            theirs = simulate(position_family, prompt, method, stops_somewhere, known)
             if theirs.gap < TOO_CLOSE:
                 continue
             assert ours.token_ids == theirs.tokens, method
@@ -299,7 +299,7 @@ def test_answers_and_traces_are_those_of_the_definition(placed: Any, prompts: An
     assert accepted > 30
     assert rejected > 30
     assert unverified > 1
-    if placed.reference.config.model_type != "gpt2":  # margins are wide at block 1 already
+    if position_family.reference.config.model_type != "gpt2":  # margins are wide at block 1 already
         layers = {method: {layer for drafting, layer in drafted if drafting == method} for method in methods}
         assert all(len(layers[method]) > 1 for method in CONFIDENT[:2])
         assert any(len(layers[method]) > 1 for method in DYNAMIC)
@@ -311,14 +311,14 @@ def test_answers_and_traces_are_those_of_the_definition(placed: Any, prompts: An
 
 @pytest.mark.parametrize("stops", [None, stops_somewhere], ids=["to-the-end", "stopped"])
 def test_self_speculation_is_full_depth_whatever_drafts_and_however_many(
-    placed: Any, prompts: Any, stops: Stops | None
+    position_family: Any, prompts: Any, stops: Stops | None
 ) -> None:
     """In a batch, the rows' drafts are rejected at different places, and drafts may end an answer in every way.
 
     These ways are an end-of-sequence token, the stop rule, and the maximum length.
     """
     rows = prompts[:N_ROWS]
-    full = run(placed, rows, Full(), stops)
+    full = run(position_family, rows, Full(), stops)
     assert {g.stop_reason for g in full} >= {"eos", "stop_string" if stops else "length"}
     for method in [
         *SPECULATIONS[stops is None :: 2],
@@ -328,26 +328,26 @@ def test_self_speculation_is_full_depth_whatever_drafts_and_however_many(
         *LOOKED_UP,
         *OTHER_GATES,
     ]:
-        result = run(placed, rows, method, stops)
+        result = run(position_family, rows, method, stops)
         assert [(g.token_ids, g.stop_reason) for g in result] == [(g.token_ids, g.stop_reason) for g in full], method
 
 
-def test_a_bound_of_0_rolls_every_draft_back_to_full_depth(placed: Any, prompts: Any) -> None:
+def test_a_bound_of_0_rolls_every_draft_back_to_full_depth(position_family: Any, prompts: Any) -> None:
     rows, rejected = prompts[:N_ROWS], 0
     for stops, (exit_layer, threshold) in itertools.product([None, stops_somewhere], [(1, 0.0), (1, 0.05), (3, 0.1)]):
         method = Free(exit_layer=exit_layer, threshold=threshold, kv_policy=ROLLBACK, rollback=0.0)
-        result = run(placed, rows, method, stops)
-        assert [g.token_ids for g in result] == [g.token_ids for g in run(placed, rows, Full(), stops)]
+        result = run(position_family, rows, method, stops)
+        assert [g.token_ids for g in result] == [g.token_ids for g in run(position_family, rows, Full(), stops)]
         rejected += sum(sum(g.rejected) for g in result)
     assert rejected > 50
 
 
-def test_a_huge_bound_is_parallel_decoding_without_verification(placed: Any, prompts: Any) -> None:
-    rows, vocabulary, ending = prompts[:N_ROWS], placed.checkpoint.model.vocab_size, 0
+def test_a_huge_bound_is_parallel_decoding_without_verification(position_family: Any, prompts: Any) -> None:
+    rows, vocabulary, ending = prompts[:N_ROWS], position_family.checkpoint.model.vocab_size, 0
     for threshold in (0.0, 0.1, 0.3):
-        plain = run(placed, rows, Free(exit_layer=2, threshold=threshold), stops_somewhere)
+        plain = run(position_family, rows, Free(exit_layer=2, threshold=threshold), stops_somewhere)
         method = Free(exit_layer=2, threshold=threshold, kv_policy=ROLLBACK, rollback=1e9)
-        for ours, theirs in zip(run(placed, rows, method, stops_somewhere), plain, strict=True):
+        for ours, theirs in zip(run(position_family, rows, method, stops_somewhere), plain, strict=True):
             assert ours.token_ids == theirs.token_ids
             assert ours.exit_layers == theirs.exit_layers
             assert ours.stop_reason == theirs.stop_reason
@@ -361,23 +361,25 @@ def test_a_huge_bound_is_parallel_decoding_without_verification(placed: Any, pro
     assert ending, "some answers must end on drafts"
 
 
-def test_a_threshold_that_no_margin_exceeds_is_full_depth(placed: Any, prompts: Any) -> None:
+def test_a_threshold_that_no_margin_exceeds_is_full_depth(position_family: Any, prompts: Any) -> None:
     rows = prompts[:N_ROWS]
-    full = run(placed, rows, Full())
+    full = run(position_family, rows, Full())
     for policy in ("sync-parallel", "state-copy-lazy", ROLLBACK):
-        result = run(placed, rows, Free(exit_layer=2, threshold=1.0, kv_policy=policy))
+        result = run(position_family, rows, Free(exit_layer=2, threshold=1.0, kv_policy=policy))
         assert [(g.token_ids, g.exit_layers, g.rejected) for g in result] == [
             (g.token_ids, g.exit_layers, g.rejected) for g in full
         ]
 
 
-def test_a_batch_equals_its_rows_alone_with_rows_that_roll_back_at_different_places(placed: Any, prompts: Any) -> None:
-    rows, checkpoint, cut_at = prompts[:N_ROWS], endless(placed), set()
+def test_a_batch_equals_its_rows_alone_with_rows_that_roll_back_at_different_places(
+    position_family: Any, prompts: Any
+) -> None:
+    rows, checkpoint, cut_at = prompts[:N_ROWS], endless(position_family), set()
     for method in [SPECULATIONS[2], SPECULATIONS[8], *CONFIDENT, *DYNAMIC, *ROLLBACKS]:
-        together = decode(checkpoint, start(placed, rows), parts(method), stops_somewhere)
+        together = decode(checkpoint, start(position_family, rows), parts(method), stops_somewhere)
         cut_at |= {tuple(at for at, n in enumerate(g.rejected) if n) for g in together}
         for prompt, expected in zip(rows[::2], together[::2], strict=True):
-            (alone,) = decode(checkpoint, start(placed, [prompt]), parts(method), stops_somewhere)
+            (alone,) = decode(checkpoint, start(position_family, [prompt]), parts(method), stops_somewhere)
             assert trace(alone) == trace(expected), method
             assert alone.scores == pytest.approx(expected.scores, abs=1e-4)
     assert len(cut_at) >= 5
@@ -387,15 +389,15 @@ def test_a_batch_equals_its_rows_alone_with_rows_that_roll_back_at_different_pla
 
 
 @pytest.mark.parametrize("method", [SPECULATIONS[3], SPECULATIONS[6], *CONFIDENT, *ROLLBACKS[:3]], ids=named)
-def test_the_cache_is_that_of_a_full_run_over_the_answer(placed: Any, prompts: Any, method: Method) -> None:
+def test_the_cache_is_that_of_a_full_run_over_the_answer(position_family: Any, prompts: Any, method: Method) -> None:
     """At the end, every block has the keys and values of all tokens of the answer, and of no rejected token."""
-    model = placed.checkpoint.model
+    model = position_family.checkpoint.model
     for prompt in prompts[:6]:
-        batch = start(placed, [prompt])
-        (result,) = decode(endless(placed), batch, parts(method))
+        batch = start(position_family, [prompt])
+        (result,) = decode(endless(position_family), batch, parts(method))
         full, _ = model.start([prompt], N_NEW)
         fed = result.token_ids[:-1]
-        fed = [placed.checkpoint.start_id, *fed] if placed.is_seq2seq else fed
+        fed = [position_family.checkpoint.start_id, *fed] if position_family.is_seq2seq else fed
         hidden, context = model.embed(torch.tensor([fed]), full)
         for block in range(1, L + 1):
             hidden = model.block(block, hidden, context)
@@ -406,7 +408,7 @@ def test_the_cache_is_that_of_a_full_run_over_the_answer(placed: Any, prompts: A
 
 
 def test_rows_shift_to_a_common_end_and_room_is_made_when_longer_rows_have_ended(
-    placed: Any, prompts: Any, monkeypatch: pytest.MonkeyPatch
+    position_family: Any, prompts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When the cache is full, padding that all remaining rows have is dropped. A single row never needs this."""
     made_room: list[int] = []
@@ -418,14 +420,14 @@ def test_rows_shift_to_a_common_end_and_room_is_made_when_longer_rows_have_ended
         made_room.append(before - cache.length)
 
     monkeypatch.setattr(Cache, "make_room", spy)
-    checkpoint, method = endless(placed), SelfSpeculation(exit_layer=1, drafts=2)
+    checkpoint, method = endless(position_family), SelfSpeculation(exit_layer=1, drafts=2)
     rows = [prompt for prompt in prompts[:60] if len(prompt) == len(prompts[0])] + prompts[:N_ROWS]
-    together = decode(checkpoint, start(placed, rows), parts(method))
+    together = decode(checkpoint, start(position_family, rows), parts(method))
     assert any(made_room)
     assert all(len(g.token_ids) == N_NEW for g in together)
     made_room.clear()
     for prompt, expected in zip(rows, together, strict=True):
-        assert trace(decode(checkpoint, start(placed, [prompt]), parts(method))[0]) == trace(expected)
+        assert trace(decode(checkpoint, start(position_family, [prompt]), parts(method))[0]) == trace(expected)
     assert not any(made_room)
 
 
@@ -435,14 +437,14 @@ def test_rows_shift_to_a_common_end_and_room_is_made_when_longer_rows_have_ended
 @pytest.mark.parametrize(
     "method", [SPECULATIONS[1], SPECULATIONS[8], *CONFIDENT, *DYNAMIC, *ROLLBACKS, KEEP_TAIL[1]], ids=named
 )
-def test_the_declared_work_is_what_a_flop_counter_sees(placed: Any, prompts: Any, method: Method) -> None:
+def test_the_declared_work_is_what_a_flop_counter_sees(position_family: Any, prompts: Any, method: Method) -> None:
     """Tested on whole answers, in which drafts are accepted, are rejected, or end the answer."""
     for prompt in prompts[:1]:
-        batch = start(placed, [prompt])
+        batch = start(position_family, [prompt])
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-            (result,) = decode(endless(placed), batch, parts(method), stops_somewhere)
-        first_token: Any = "gated" if placed.is_seq2seq else "full"
-        (declared,) = answer_costs(placed.checkpoint, parts(method), [result], [len(prompt)], first_token)
+            (result,) = decode(endless(position_family), batch, parts(method), stops_somewhere)
+        first_token: Any = "gated" if position_family.is_seq2seq else "full"
+        (declared,) = answer_costs(position_family.checkpoint, parts(method), [result], [len(prompt)], first_token)
         # Positions in vain count as if they stood where the token does that replaced them, with fewer keys to see.
         seen = counter.get_total_flops()
         assert 0.94 * seen <= declared.matmul_flops <= 1.001 * seen
@@ -466,7 +468,7 @@ class Blocks:
 
 @pytest.mark.parametrize("method", [SPECULATIONS[1], SPECULATIONS[8], *CONFIDENT, *ROLLBACKS, KEEP_TAIL[1]], ids=named)
 def test_positions_and_weights_read_follow_from_the_trace(
-    placed: Any, prompts: Any, method: Any, monkeypatch: pytest.MonkeyPatch
+    position_family: Any, prompts: Any, method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every position runs every block, even those of rejected drafts. Only drafts that are never verified skip blocks.
 
@@ -474,11 +476,11 @@ def test_positions_and_weights_read_follow_from_the_trace(
     for all its drafts together.
     """
     for prompt in prompts[:3]:
-        batch = start(placed, [prompt])
+        batch = start(position_family, [prompt])
         with monkeypatch.context() as patch:
             blocks = Blocks(patch)
-            (result,) = decode(endless(placed), batch, parts(method), stops_somewhere)
-        fed = len(result.token_ids) - (0 if placed.is_seq2seq else 1)
+            (result,) = decode(endless(position_family), batch, parts(method), stops_somewhere)
+        fed = len(result.token_ids) - (0 if position_family.is_seq2seq else 1)
         everything = fed + wasted(result)
         layers = result.exit_layers[-fed:] if fed else []
         tail = len(layers) - max((at + 1 for at, layer in enumerate(layers) if layer == L), default=0)
@@ -495,7 +497,7 @@ def test_positions_and_weights_read_follow_from_the_trace(
 
 @pytest.mark.parametrize("method", [SPECULATIONS[1], *ROLLBACKS], ids=named)
 def test_drafts_are_read_out_with_the_token_that_runs_beside_them(
-    placed: Any, prompts: Any, method: Any, monkeypatch: pytest.MonkeyPatch
+    position_family: Any, prompts: Any, method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One product with the LM head per token, which also reads out the drafts that the token verifies.
 
@@ -507,12 +509,12 @@ def test_drafts_are_read_out_with_the_token_that_runs_beside_them(
         original = getattr(owner, name)
         patch.setattr(owner, name, lambda *args: (counted.update([name]), original(*args))[1])
 
-    batch = start(placed, prompts[:1])
+    batch = start(position_family, prompts[:1])
     with monkeypatch.context() as patch:
         counting(Transformer, "logits", patch)
         counting(BlockRunner, "complete", patch)
         counting(BlockRunner, "defer", patch)
-        (result,) = decode(endless(placed), batch, parts(method), stops_somewhere)
+        (result,) = decode(endless(position_family), batch, parts(method), stops_somewhere)
     steps = len(result.token_ids) + wasted(result)
     deep = steps - counted["defer"]
     assert counted["logits"] <= steps + (deep if isinstance(method, Free) else 0) + counted["complete"]
@@ -521,7 +523,7 @@ def test_drafts_are_read_out_with_the_token_that_runs_beside_them(
 # ------------------------------------------------------------------------------------------ the rest
 
 
-def test_verified_logits_that_are_not_finite_are_named(placed: Any, prompts: Any, monkeypatch: Any) -> None:
+def test_verified_logits_that_are_not_finite_are_named(position_family: Any, prompts: Any, monkeypatch: Any) -> None:
     from exitbench.harness.engine.decoding import speculation as verification
 
     def verify(runner: Any, *rest: Any) -> Any:
@@ -532,13 +534,13 @@ def test_verified_logits_that_are_not_finite_are_named(placed: Any, prompts: Any
     original = verification.verify_drafts
     monkeypatch.setattr("exitbench.harness.engine.decoding.decode.verify_drafts", verify)
     with pytest.raises(ArithmeticError, match=f"^the logits at block {L} are not finite"):
-        run(placed, prompts[3:5], SelfSpeculation(exit_layer=1, drafts=1))
+        run(position_family, prompts[3:5], SelfSpeculation(exit_layer=1, drafts=1))
 
 
-def test_bfloat16_verifies_too(placed: Any, prompts: Any) -> None:
+def test_bfloat16_verifies_too(position_family: Any, prompts: Any) -> None:
     from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 
-    half = load_checkpoint(placed.folder, dtype=torch.bfloat16)
+    half = load_checkpoint(position_family.folder, dtype=torch.bfloat16)
     batch = prefill(half.model, [Request(prompt) for prompt in prompts[:N_ROWS]], N_NEW)
     result = decode(dataclasses.replace(half, eos_ids=frozenset()), batch, parts(SPECULATIONS[2]))
     assert {len(g.token_ids) for g in result} == {N_NEW}

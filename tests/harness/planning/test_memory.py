@@ -39,13 +39,13 @@ def suite(write_suite: Writer, checkpoint: Path, tmp_path: Path) -> Callable[[st
 
 
 @pytest.fixture
-def planned(suite: Callable[[str], Path], data_dir: Path, tmp_path: Path) -> Callable[[str], Plan]:
+def make_plan_with(suite: Callable[[str], Path], data_dir: Path, tmp_path: Path) -> Callable[[str], Plan]:
     """Return a function that plans this suite with the given defaults."""
     return lambda defaults: make_plan(load_suite(suite(defaults)), tmp_path / "spool", tmp_path / "models", data_dir)
 
 
 @pytest.fixture
-def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+def set_available_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Return a function that sets the machine's available memory, in KiB."""
     monkeypatch.setattr(available, "_MEMINFO", tmp_path / "meminfo")
     monkeypatch.setattr(available, "_OWN_CGROUP", tmp_path / "none")
@@ -60,43 +60,45 @@ def ids(plan: Plan) -> list[str]:
     return [cell.item.cell.cell_id for group in plan.groups for cell in group.cells]
 
 
-def test_auto_asks_for_what_the_number_format_by_name_does(planned: Callable[[str], Plan], tmp_path: Path) -> None:
+def test_auto_asks_for_what_the_number_format_by_name_does(
+    make_plan_with: Callable[[str], Plan], tmp_path: Path
+) -> None:
     """A cell has one id, whether its number format is given by name or as `auto`."""
-    auto = planned('dtype = "auto"')
-    assert ids(auto) == ids(planned('dtype = "float32"'))
+    auto = make_plan_with('dtype = "auto"')
+    assert ids(auto) == ids(make_plan_with('dtype = "float32"'))
     assert 'dtype = "auto" is float32: what its weights are stored in' in auto.groups[0].remarks
     weights = tmp_path / "model" / "model.safetensors"
     save_file({name: x.bfloat16() for name, x in load_file(weights).items()}, weights, {"format": "pt"})
-    auto = planned('dtype = "auto"')
+    auto = make_plan_with('dtype = "auto"')
     assert dtypes(auto) == {"bfloat16"}
-    assert ids(auto) == ids(planned('dtype = "bfloat16"')) != ids(planned('dtype = "float32"'))
+    assert ids(auto) == ids(make_plan_with('dtype = "bfloat16"')) != ids(make_plan_with('dtype = "float32"'))
 
 
 def test_weights_and_the_largest_batch_are_counted(
-    planned: Callable[[str], Plan], tmp_path: Path, left: Callable[[int], None]
+    make_plan_with: Callable[[str], Plan], tmp_path: Path, set_available_memory: Callable[[int], None]
 ) -> None:
     rows, tokens = 4096, 4
     weights = weights_bytes(tmp_path / "model", torch.bfloat16)
     cache = rows * tokens * 2 * KV_WIDTH * BLOCKS * 2
-    plan = planned(f'dtype = "bfloat16"\nbatch_rows = {rows}')
-    left(-(-(weights + cache) // 1024))
+    plan = make_plan_with(f'dtype = "bfloat16"\nbatch_rows = {rows}')
+    set_available_memory(-(-(weights + cache) // 1024))
     assert list(shortages(plan, "failed")) == []
-    left((weights + cache) // 1024 - 1)
+    set_available_memory((weights + cache) // 1024 - 1)
     (told,) = shortages(plan, "failed")
     assert told.startswith("model 'tiny' (") and told.endswith(
         f" does not fit: its weights take {gib(weights)} in bfloat16, keys and values of 4096 rows of 4 tokens "
         f"{gib(cache)}, and {gib((weights + cache) // 1024 * 1024 - 1024)} are available on cpu."
     )
-    assert list(shortages(planned('dtype = "bfloat16"\nbatch_rows = 1'), "failed")) == []
+    assert list(shortages(make_plan_with('dtype = "bfloat16"\nbatch_rows = 1'), "failed")) == []
 
 
 def test_certified_gates_read_a_copy_of_the_head_a_byte_a_weight(
-    write_suite: Writer, checkpoint: Path, data_dir: Path, tmp_path: Path, left: Callable[[int], None]
+    write_suite: Writer, checkpoint: Path, data_dir: Path, tmp_path: Path, set_available_memory: Callable[[int], None]
 ) -> None:
     head = head_numel(checkpoint)
     assert head == T5ForConditionalGeneration.from_pretrained(checkpoint).lm_head.weight.numel()
     gated = '[[sweep]]\nmethod = "max-prob"\nquery = { threshold = [0.5] }\nkinds = ["quality"]\n'
-    left(0)
+    set_available_memory(0)
 
     def told(defaults: str) -> str:
         plan = make_plan(load_suite(write_suite(defaults, gated)), tmp_path / "spool", tmp_path / "models", data_dir)
@@ -111,10 +113,10 @@ def test_a_run_is_refused_before_anything_is_measured_and_a_plan_says_so(
     suite: Callable[[str], Path],
     data_dir: Path,
     tmp_path: Path,
-    left: Callable[[int], None],
+    set_available_memory: Callable[[int], None],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    left(1)
+    set_available_memory(1)
     words = [str(suite("")), "--data-dir", str(data_dir), "--runs", str(tmp_path / "runs")]
     assert main(["plan", *words]) == 0
     assert "On this machine: model 'tiny' (" in capsys.readouterr().out
@@ -123,6 +125,6 @@ def test_a_run_is_refused_before_anything_is_measured_and_a_plan_says_so(
     assert "does not fit: its weights take" in messages and "What needs less:" in messages
     assert "Traceback" not in messages
     assert not (tmp_path / "runs" / "spool").exists()
-    left(1024**2)
+    set_available_memory(1024**2)
     assert main(["plan", *words]) == 0
     assert "does not fit" not in capsys.readouterr().out

@@ -332,7 +332,7 @@ kinds = ["quality", "replay"]
 """
 
 
-def rows_asked(planner: Planner, defaults: str = "") -> dict[str, tuple[str, int | None]]:
+def ids_and_batch_rows(planner: Planner, defaults: str = "") -> dict[str, tuple[str, int | None]]:
     """Return the id and `batch_rows` of every cell, by its label without model and task."""
     plan = planner(f"{EVERY_KIND}\n[defaults]\n{defaults}\n")
     named = ((one.item.label.partition("/lines/")[2], one.item.cell) for one in cells(plan))
@@ -340,7 +340,7 @@ def rows_asked(planner: Planner, defaults: str = "") -> dict[str, tuple[str, int
 
 
 def test_rows_decoded_together_are_asked_of_what_decodes_and_is_not_timed(planner: Planner) -> None:
-    without, asked = rows_asked(planner), rows_asked(planner, "batch_rows = 8")
+    without, asked = ids_and_batch_rows(planner), ids_and_batch_rows(planner, "batch_rows = 8")
     assert {rows for _, rows in without.values()} == {None}
     assert {label.rpartition("/")[2] for label, (_, rows) in asked.items() if rows == 8} == {
         "quality",
@@ -352,8 +352,8 @@ def test_rows_decoded_together_are_asked_of_what_decodes_and_is_not_timed(planne
 
 
 def test_asking_for_the_rows_that_are_decoded_anyway_asks_for_nothing(planner: Planner) -> None:
-    without = rows_asked(planner)
-    one, sixteen = rows_asked(planner, "batch_rows = 1"), rows_asked(planner, "batch_rows = 16")
+    without = ids_and_batch_rows(planner)
+    one, sixteen = ids_and_batch_rows(planner, "batch_rows = 1"), ids_and_batch_rows(planner, "batch_rows = 16")
     assert {label for label in one if one[label] == without[label]} >= {"full/quality", "full/timing"}
     assert one["full/probe"] != without["full/probe"] and sixteen["full/probe"] == without["full/probe"]
 

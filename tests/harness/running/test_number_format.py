@@ -51,7 +51,7 @@ kinds = ["quality"]
 SQUAD = 'squad = { source = "builtin", limit = 6, max_new_tokens = 7 }'
 POLARITY = 'polarity = { task = "toy-polarity", source = "local", files = { data = "polarity.tsv" } }'
 
-Ran = tuple[CellJob, dict[str, dict[str, Any]]]
+FormatRun = tuple[CellJob, dict[str, dict[str, Any]]]
 """Full depth's cell, and its metrics of role format by name."""
 
 
@@ -67,13 +67,13 @@ def model(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def ran(tmp_path: Path) -> Callable[..., Ran]:
+def run_format(tmp_path: Path) -> Callable[..., FormatRun]:
     """Return a function that runs full depth and a static depth in a number format.
 
     It returns full depth's cell and the metrics of the number format.
     """
 
-    def run(dtype: str, model: Path, task: str, data: Path | None = None) -> Ran:
+    def run(dtype: str, model: Path, task: str, data: Path | None = None) -> FormatRun:
         (tmp_path / "suite.toml").write_text(
             SUITE.replace("DTYPE", dtype).replace("MODEL", str(model)).replace("TASK", task)
         )
@@ -103,7 +103,7 @@ def outputs_of(root: Path, item: CellJob) -> dict[str, list[int]]:
     return {row["doc_key"]: row["output_ids"] for row in pq.read_table(path / "samples.parquet").to_pylist()}
 
 
-def read_in_float32(model: Path, item: CellJob, outputs: dict[str, list[int]]) -> Iterator[torch.Tensor]:
+def log_probs_in_float32(model: Path, item: CellJob, outputs: dict[str, list[int]]) -> Iterator[torch.Tensor]:
     """Yield for each answer the log-probabilities [T, V] of its T tokens' positions, by transformers in float32."""
     lm, tokenizer = T5ForConditionalGeneration.from_pretrained(model), AutoTokenizer.from_pretrained(model)
     for document in item.data.load(None):
@@ -113,7 +113,9 @@ def read_in_float32(model: Path, item: CellJob, outputs: dict[str, list[int]]) -
             yield lm(input_ids=prompt, decoder_input_ids=fed).logits[0].log_softmax(-1)
 
 
-def read_in(dtype: str, model: Path, item: CellJob, outputs: dict[str, list[int]]) -> Iterator[torch.Tensor]:
+def log_probs_in_format(
+    dtype: str, model: Path, item: CellJob, outputs: dict[str, list[int]]
+) -> Iterator[torch.Tensor]:
     """Yield the same log-probabilities in a number format, with each prefix of the answer run from the start."""
     checkpoint, tokenizer = load_checkpoint(model, getattr(torch, dtype)), AutoTokenizer.from_pretrained(model)
     for document in item.data.load(None):
@@ -124,16 +126,18 @@ def read_in(dtype: str, model: Path, item: CellJob, outputs: dict[str, list[int]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_answers_are_compared_token_by_token(ran: Callable[..., Ran], model: Path, tmp_path: Path, dtype: str) -> None:
-    item, metrics = ran(dtype, model, SQUAD)
+def test_answers_are_compared_token_by_token(
+    run_format: Callable[..., FormatRun], model: Path, tmp_path: Path, dtype: str
+) -> None:
+    item, metrics = run_format(dtype, model, SQUAD)
     outputs = outputs_of(tmp_path, item)
     gaps: list[float] = []
     same: list[bool] = []
     with torch.inference_mode():
         pairs = zip(
             outputs_in_order(item, outputs),
-            read_in(dtype, model, item, outputs),
-            read_in_float32(model, item, outputs),
+            log_probs_in_format(dtype, model, item, outputs),
+            log_probs_in_float32(model, item, outputs),
             strict=True,
         )
         for ids, own_TV, other_TV in pairs:
@@ -154,10 +158,10 @@ def outputs_in_order(item: CellJob, outputs: dict[str, list[int]]) -> Iterator[S
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_labels_are_compared_as_choices(
-    ran: Callable[..., Ran], classifier_folder: Callable[..., Path], toy_texts: Path, dtype: str
+    run_format: Callable[..., FormatRun], classifier_folder: Callable[..., Path], toy_texts: Path, dtype: str
 ) -> None:
     model = classifier_folder(("bad", "so-so", "good"))
-    item, metrics = ran(dtype, model, POLARITY, toy_texts)
+    item, metrics = run_format(dtype, model, POLARITY, toy_texts)
     lm = BertForSequenceClassification.from_pretrained(model).eval()
     encoder = load_encoder(model, getattr(torch, dtype)).model
     work = work_of(LoadedModel(WorkerSpec((item,), model, toy_texts, toy_texts, "cpu", 1)), item)
@@ -192,42 +196,50 @@ def test_tokens_match_that_are_the_most_probable_in_both_formats_or_in_neither()
     assert metrics_module.token_gaps([], 0) == {}
 
 
-def test_float32_is_not_compared_with_itself(ran: Callable[..., Ran], model: Path) -> None:
-    _, metrics = ran("float32", model, SQUAD)
+def test_float32_is_not_compared_with_itself(run_format: Callable[..., FormatRun], model: Path) -> None:
+    _, metrics = run_format("float32", model, SQUAD)
     assert not metrics
 
 
-def test_few_documents_are_read_twice(ran: Callable[..., Ran], model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_documents_are_read_twice(
+    run_format: Callable[..., FormatRun], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(metrics_module, "FORMAT_DOCUMENTS", 2)
-    _, metrics = ran("bfloat16", model, SQUAD)
+    _, metrics = run_format("bfloat16", model, SQUAD)
     assert {row["n"] for row in metrics.values()} == {2}
 
 
 def test_without_memory_for_both_the_quality_is_measured_alone(
-    ran: Callable[..., Ran], model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_format: Callable[..., FormatRun],
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(passes, "available_bytes", lambda *devices: 1000)
-    _, metrics = ran("bfloat16", model, SQUAD)
+    _, metrics = run_format("bfloat16", model, SQUAD)
     assert not metrics
     messages = capsys.readouterr().err
     assert "bfloat16 was not compared with float32: that needs" in messages and "on cpu" in messages
 
 
 def test_a_reference_for_which_memory_runs_out_costs_no_answer(
-    ran: Callable[..., Ran], model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run_format: Callable[..., FormatRun],
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fail(*arguments: Any) -> None:
         raise MemoryError("no room")
 
     monkeypatch.setattr(passes, "load_model", fail)
-    _, metrics = ran("bfloat16", model, SQUAD)
+    _, metrics = run_format("bfloat16", model, SQUAD)
     assert not metrics and "no room" in capsys.readouterr().err
 
 
 def test_the_frontier_has_it_beside_every_score_of_the_format(
-    ran: Callable[..., Ran], model: Path, tmp_path: Path
+    run_format: Callable[..., FormatRun], model: Path, tmp_path: Path
 ) -> None:
-    _, metrics = ran("bfloat16", model, SQUAD)
+    _, metrics = run_format("bfloat16", model, SQUAD)
     ingest(tmp_path / "spool", tmp_path / "x.duckdb")
     with open_database(tmp_path / "x.duckdb") as database:
         rows = database.query(

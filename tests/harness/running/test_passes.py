@@ -179,7 +179,7 @@ def test_a_document_is_scored_once_and_what_is_stored_is_that_score(ran: Run) ->
             assert (json.loads(row["scores"]), json.loads(row["statistics"])) == (score.values, score.statistics)
 
 
-class Tables:
+class FakeWriter:
     """Fake of an attempt's writer that keeps the tables in memory."""
 
     def __init__(self) -> None:
@@ -192,9 +192,9 @@ class Tables:
 def test_a_probe_does_not_decode_again_what_full_depth_has_answered(ran: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     (probed,) = (item for item in ran.items.values() if item.cell.kind == "probe")
     (full,) = (item for item in ran.items.values() if item.cell.kind == "quality" and item.cell.method.name == "full")
-    model, alone, shared = LoadedModel(ran.spec), Tables(), Tables()
+    model, alone, shared = LoadedModel(ran.spec), FakeWriter(), FakeWriter()
     work_of(model, probed).probe(cast(Any, alone), lambda done: None)
-    quality_pass(work_of(model, full), cast(Any, Tables()), lambda done: None)
+    quality_pass(work_of(model, full), cast(Any, FakeWriter()), lambda done: None)
     monkeypatch.setattr(generation, "decode", None)
     work_of(model, probed).probe(cast(Any, shared), lambda done: None)
     assert shared.written == alone.written
@@ -206,7 +206,7 @@ def test_what_another_method_or_a_rule_on_logits_answered_is_no_answer_of_full_d
     static = replace(full, cell=replace(full.cell, method=MethodRef("static", {"exit_layer": 2}, "1")))
     ruled = replace(full, cell=replace(full.cell, generation=replace(full.cell.generation, min_length=2)))
     for item in (static, ruled):
-        quality_pass(work_of(model, item), cast(Any, Tables()), lambda done: None)
+        quality_pass(work_of(model, item), cast(Any, FakeWriter()), lambda done: None)
     assert not model.full_answers
 
 
@@ -236,14 +236,18 @@ def test_a_fitted_gate_decides_alike_in_decoding_and_in_its_replay_until_caches_
     (quality,) = ran.cells("quality", "calm-classifier")
     (replay,) = [cell for cell in ran.cells("replay") if cell.method == quality.method]
     real, simulated = (
-        {row["doc_key"]: (row["exit_layer"], row["token_id"]) for row in ran.rows(cell.cell_id, "tokens") if first(row)}
+        {
+            row["doc_key"]: (row["exit_layer"], row["token_id"])
+            for row in ran.rows(cell.cell_id, "tokens")
+            if is_first_token(row)
+        }
         for cell in (quality, replay)
     )
     assert real == simulated
     assert len(real) == 5
 
 
-def first(row: dict[str, Any]) -> bool:
+def is_first_token(row: dict[str, Any]) -> bool:
     """Return whether the token is the first of its answer, which no earlier exit can have changed."""
     return bool(row["position"] == 1)
 
@@ -347,7 +351,7 @@ def test_scores_of_a_pruned_head_are_margins_among_the_ids_that_the_first_block_
 # ------------------------------------------------------------------------------------------ replay over scores
 
 
-def limit(cell: Cell, block: int, position: int) -> float:
+def expected_threshold(cell: Cell, block: int, position: int) -> float:
     """Return the threshold at a block and position, computed from its definition."""
     params = cell.method.params
     if params["rule"] == "per-block":
@@ -367,7 +371,7 @@ def test_a_replay_over_scores_equals_a_loop_over_its_table(ran: Run) -> None:
         for row in ran.rows(cell.scores_cell_id, "scores"):
             layer = DEPTH
             for block in range(DEPTH - 1, 0, -1):
-                if np.float32(row["score"][block - 1]) > np.float32(limit(cell, block, row["position"])):
+                if np.float32(row["score"][block - 1]) > np.float32(expected_threshold(cell, block, row["position"])):
                     layer = block
             expected[row["doc_key"], row["position"]] = (layer, row["emitted_id"][layer - 1])
             depths.add((cell.method.name, layer))

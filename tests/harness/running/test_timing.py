@@ -21,8 +21,8 @@ from exitbench.harness.running.timing import (
     ORDER,
     PhaseTiming,
     Timing,
+    common_metrics,
     measure,
-    request_metrics,
     speedup,
     token_metrics,
 )
@@ -61,7 +61,7 @@ def test_what_every_timing_tells_is_of_whole_requests() -> None:
         for (arm, twin), ms in took.items()
     ]
     readings += [reading("a", "method", 10**12, phase="decode")]
-    told = request_metrics(Timing(readings, [], Energy((), (), ""), "rounds", [], []), 3, 2, seed=0)
+    told = common_metrics(Timing(readings, [], Energy((), (), ""), "rounds", [], []), 3, 2, seed=0)
     assert {name: interval.value for name, interval in told.items()} == pytest.approx(
         {
             "speedup": 4.0,
@@ -92,7 +92,7 @@ def test_a_stall_moves_neither_milliseconds_nor_the_time_of_a_token() -> None:
     ]
     stalled = [replace(one, wall_ns=20 * one.wall_ns) if one.round == 3 else one for one in readings]
     measured = Timing(stalled, [], Energy((), (), ""), "rounds", [], [])
-    told = request_metrics(measured, 2, 2, seed=0) | token_metrics(measured, 2)
+    told = common_metrics(measured, 2, 2, seed=0) | token_metrics(measured, 2)
     expected = {"ms_per_request": 20.0, "full_ms_per_request": 40.0, "ms_per_token": 2.0, "full_ms_per_token": 4.0}
     assert {name: told[name].value for name in expected} == expected
 
@@ -108,7 +108,7 @@ def test_each_part_of_the_documents_has_a_speed_up_of_its_own() -> None:
             reading(doc, "full", 1, twin=True),
         )
     ]
-    told = request_metrics(Timing(readings, [], Energy((), (), ""), "rounds", [], []), 4, 4, seed=0)
+    told = common_metrics(Timing(readings, [], Energy((), (), ""), "rounds", [], []), 4, 4, seed=0)
     for name, chooses in (("speedup_choosing", True), ("speedup_confirming", False)):
         own = [reading for reading in readings if is_choosing(reading.doc_key) == chooses]
         assert told[name] == speedup(own, "total", seed=0)

@@ -14,7 +14,7 @@ from exitbench.errors import UserError
 from exitbench.harness.training.objectives import (
     UNEVEN_TEACHERS,
     DistillationKind,
-    closest_below,
+    assign_students,
     distillation_loss,
     teacher_blocks,
 )
@@ -171,7 +171,7 @@ def test_text_and_code_pair_differently() -> None:
     )
 )
 def test_the_greedy_map_rises_strictly_until_students_run_out(rows: list[list[float]]) -> None:
-    chosen = closest_below(torch.tensor(rows, dtype=torch.float64))
+    chosen = assign_students(torch.tensor(rows, dtype=torch.float64))
     assert chosen[-1] == rows[-1].index(min(rows[-1]))
     for own, above, row in zip(chosen[-2::-1], chosen[:0:-1], rows[-2::-1], strict=True):
         assert own < above or own == above == 0

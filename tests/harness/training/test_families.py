@@ -16,11 +16,11 @@ from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.model.exit_heads import exit_logits
 from exitbench.harness.training import ensure_trained, load_recipe
+from exitbench.harness.training.block_states import decoder_states
 from exitbench.harness.training.data import make_tokenizer
 from exitbench.harness.training.losses import block_weights
 from exitbench.harness.training.models import new_model
 from exitbench.harness.training.objectives import ExitHeadsObjective, JointObjective
-from exitbench.harness.training.readable import decoder_states
 from exitbench.harness.training.recipe import ArchitectureRecipe, ExitHeadsRecipe, OptimisationRecipe, TokenizerRecipe
 from exitbench.harness.training.trainer import make_optimizer
 from exitbench.methods.registry import baseline_method, get_method

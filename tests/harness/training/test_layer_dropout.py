@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from exitbench.errors import UserError
+from exitbench.harness.training.block_states import decoder_blocks, decoder_states, final_norm
 from exitbench.harness.training.losses import head_loss
 from exitbench.harness.training.objectives import (
     Curriculum,
@@ -29,7 +30,6 @@ from exitbench.harness.training.objectives import (
     dropout_rates,
     early_exit_weights,
 )
-from exitbench.harness.training.readable import decoder_blocks, decoder_states, final_norm
 
 BLOCKS, VOCABULARY, BATCH = 4, 50, 6
 SPECIAL = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}

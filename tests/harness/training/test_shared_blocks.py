@@ -12,7 +12,7 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from exitbench.errors import UserError
 from exitbench.harness.training import ensure_trained, load_recipe
-from exitbench.harness.training.readable import decoder_blocks
+from exitbench.harness.training.block_states import decoder_blocks
 from exitbench.harness.training.trainer import SharedBlocks
 
 BLOCKS = 4

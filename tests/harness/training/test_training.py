@@ -392,7 +392,7 @@ def test_time_spent_before_a_kill_is_in_the_card(
 # ------------------------------------------------------------------------------------------ out of memory
 
 
-class Full:
+class OutOfMemoryObjective:
     """Objective that raises an out-of-memory error for batches of more than ``most_rows`` rows."""
 
     extras = None
@@ -419,7 +419,7 @@ def test_a_batch_that_does_not_fit_is_tried_smaller_to_the_same_effect(
     for most_rows in (7, 2):
         torch.manual_seed(0)
         model = new_model(recipe.architecture, tokenizer)
-        objective = Full(recipe, model, most_rows)
+        objective = OutOfMemoryObjective(recipe, model, most_rows)
         batches = lambda _: iter([pad(rows, causal=False)] * 2)  # noqa: E731
         folder = tmp_path / str(most_rows)
         trainer = ExitTrainer(
@@ -444,7 +444,7 @@ def test_one_row_that_does_not_fit_is_the_end(write_recipe: WriteRecipe, data_di
     batches = lambda _: iter([pad([example], causal=False)])  # noqa: E731
     trainer = ExitTrainer(
         model,
-        Full(recipe, model, 0),
+        OutOfMemoryObjective(recipe, model, 0),
         batches,
         recipe.optimisation,
         tmp_path / "work",

@@ -110,7 +110,7 @@ def test_texts_of_a_document_share_a_context_where_it_is_the_same(tokenizer: Any
         )
     ]
     shared = contexts_of(asked, lambda key: ord(key))
-    assert [(one.doc_key, one.choices, one.context.seed) for one in shared] == [
+    assert [(one.doc_key, one.text_numbers, one.context.seed) for one in shared] == [
         ("b", (1, 3), 98),
         ("b", (2,), 98),
         ("a", (1,), 97),

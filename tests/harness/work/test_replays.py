@@ -104,13 +104,13 @@ def stored(spec: WorkerSpec) -> dict[str, Any]:
 @pytest.fixture
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that gets the number of exit rules applied in each reading of a probe."""
-    seen, exits = [], ReplaySource.exits
+    seen, exits = [], ReplaySource.exits_by_rule
 
     def counted(recorded: ReplaySource, rules: dict[str, str]) -> Any:
         seen.append(len(rules))
         return exits(recorded, rules)
 
-    monkeypatch.setattr(ReplaySource, "exits", counted)
+    monkeypatch.setattr(ReplaySource, "exits_by_rule", counted)
     return seen
 
 

@@ -50,7 +50,7 @@ def test_what_the_model_computes_may_not(method: str, one: dict[str, Any], other
     assert not alike(method, one, other)
 
 
-class Knowing(Gate):
+class GateWithValue(Gate):
     """Gate that stores a value in an attribute."""
 
     def __init__(self, what: Any) -> None:
@@ -60,7 +60,7 @@ class Knowing(Gate):
         return torch.zeros(len(view.hidden_AD))
 
 
-class Hiding(Knowing):
+class GateWithSlot(GateWithValue):
     """Gate with a slot, a place for a value that `vars` does not show."""
 
     __slots__ = ("hidden",)
@@ -80,5 +80,8 @@ class Hiding(Knowing):
 )
 def test_a_gate_shares_only_with_one_that_is_known_to_be_the_same(one: Any, other: Any, same: bool) -> None:
     parts = get_method("calm-softmax")().parts(8)
-    assert differ_in_threshold_alone(replace(parts, gate=Knowing(one)), replace(parts, gate=Knowing(other))) is same
-    assert not differ_in_threshold_alone(replace(parts, gate=Hiding(0.3)), replace(parts, gate=Hiding(0.3)))
+    assert (
+        differ_in_threshold_alone(replace(parts, gate=GateWithValue(one)), replace(parts, gate=GateWithValue(other)))
+        is same
+    )
+    assert not differ_in_threshold_alone(replace(parts, gate=GateWithSlot(0.3)), replace(parts, gate=GateWithSlot(0.3)))

@@ -18,8 +18,8 @@ from exitbench.reports.answers.documents import documents_payload
 from exitbench.reports.answers.packing import none_of, pack, planes_for, probabilities, quantised
 from exitbench.reports.plotting.exit_colours import contrast, shades
 from exitbench.results.analysis.traces import read_once, tokens, traced_runs
-from exitbench.results.beside.vocabularies import record_vocabulary
 from exitbench.results.database.connection import Database, open_database
+from exitbench.results.side_records.vocabularies import record_vocabulary
 
 HOSTILE = ("</script><script>alert(1)</script>", "w" * 10_000, "\u202eevil\u0000\u001b[31m", "\U0001f525שלום")
 

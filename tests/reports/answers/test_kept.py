@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def write(database: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
+def build_payload(database: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
     """Return a function that returns the payload, and the number of groups that were packed for it."""
     packed, packed_groups = documents._packed, []
 
@@ -52,14 +52,14 @@ def change(database: Path, sql: str) -> None:
         duck.execute(sql)
 
 
-def content_of_table(table: str) -> str:
+def first_attempt_condition(table: str) -> str:
     """Return an SQL condition that selects the rows of one attempt whose answers are on the page."""
     return f"attempt_id = (SELECT min(attempt_id) FROM {table})"
 
 
-def test_answers_that_did_not_change_are_not_packed_again(write: Written, database: Path, folder: Path) -> None:
-    first, n_packed = write()
-    assert n_packed == 2 and write() == (first, 0)
+def test_answers_that_did_not_change_are_not_packed_again(build_payload: Written, database: Path, folder: Path) -> None:
+    first, n_packed = build_payload()
+    assert n_packed == 2 and build_payload() == (first, 0)
     with open_database(database) as opened:
         assert documents_payload(opened) == first, "the same as with nothing kept"
 
@@ -73,43 +73,47 @@ def test_answers_that_did_not_change_are_not_packed_again(write: Written, databa
         ("score_token", "score = list_transform(score, lambda x: x / 2)"),
     ],
 )
-def test_a_row_that_changed_is_on_the_page(write: Written, database: Path, table: str, change_of: str) -> None:
-    first, _ = write()
-    change(database, f"UPDATE {table} SET {change_of} WHERE {content_of_table(table)}")
-    second, packed_groups = write()
+def test_a_row_that_changed_is_on_the_page(build_payload: Written, database: Path, table: str, change_of: str) -> None:
+    first, _ = build_payload()
+    change(database, f"UPDATE {table} SET {change_of} WHERE {first_attempt_condition(table)}")
+    second, packed_groups = build_payload()
     with open_database(database) as opened:
         assert documents_payload(opened) == second != first
     assert packed_groups >= 1
 
 
-def test_a_row_that_came_or_went_is_on_the_page(write: Written, database: Path) -> None:
-    first, _ = write()
+def test_a_row_that_came_or_went_is_on_the_page(build_payload: Written, database: Path) -> None:
+    first, _ = build_payload()
     rescored = "attempt_id, doc_key, '9', '{\"f1\": 99.0}', statistics, now()::TIMESTAMP"
-    change(database, f"INSERT INTO sample_rescore SELECT {rescored} FROM sample WHERE {content_of_table('sample')}")
-    second, _ = write()
+    change(
+        database, f"INSERT INTO sample_rescore SELECT {rescored} FROM sample WHERE {first_attempt_condition('sample')}"
+    )
+    second, _ = build_payload()
     change(database, "DELETE FROM sample_rescore")
-    assert write()[0] == first != second
+    assert build_payload()[0] == first != second
     tokenizer = "(SELECT min(tokenizer_sha256) FROM model_artifact)"
     change(database, f"INSERT INTO token_text SELECT {tokenizer}, range, 'word', true FROM range(100)")
-    third, packed_groups = write()
+    third, packed_groups = build_payload()
     with open_database(database) as opened:
         assert packed_groups >= 1 and documents_payload(opened) == third != first
 
 
-def test_other_code_packs_everything_anew(write: Written, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, _ = write()
+def test_other_code_packs_everything_anew(build_payload: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _ = build_payload()
     monkeypatch.setattr(documents, "_code", lambda: "changed")
-    assert write() == (first, 2)
+    assert build_payload() == (first, 2)
 
 
-def test_a_damaged_pack_is_made_again_and_what_a_page_has_not_is_forgotten(write: Written, folder: Path) -> None:
-    first, _ = write()
+def test_a_damaged_pack_is_made_again_and_what_a_page_has_not_is_forgotten(
+    build_payload: Written, folder: Path
+) -> None:
+    first, _ = build_payload()
     first_path, other = sorted(folder.iterdir())
     first_path.write_bytes(other.read_bytes()[:-1])
     (folder / ("0" * 64)).write_bytes(b"of a page before")
     (folder / "mine").write_text("mine")
-    assert write() == (first, 1)
+    assert build_payload() == (first, 1)
     assert {path.name for path in folder.iterdir()} == {first_path.name, other.name, "mine"}
     shutil.rmtree(folder)
     folder.write_text("a file where the folder should be")
-    assert write() == (first, 2)
+    assert build_payload() == (first, 2)

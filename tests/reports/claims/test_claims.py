@@ -33,7 +33,7 @@ MADE_UP = Claim(
     claim_id="made-up", ledger="mee", kind=CLAIM, paper="MEE", place="nowhere", shown_in=None, quotation="It is so.",
     unquoted=None, text="A claim.", conditions="None.", unit="points", direction="at_least", bound=1.0, tolerance=0.1,
     published=2.0, n_of="runs", limits=None, simulated=False, exact=False, suite="builtin",
-    then=None, caveat="None.", reason=None,
+    follow_up_command=None, caveat="None.", reason=None,
     evidence_sql="SELECT 1",
 )  # fmt: skip
 PRINTED = replace(MADE_UP, kind=CONSISTENCY, quotation=None, suite=None, exact=True)
@@ -273,7 +273,7 @@ def test_what_was_not_measured_names_the_commands_that_measure_it() -> None:
         return Verdict(replace(MADE_UP, **changed), "not measured").evidence
 
     assert evidence() == "measured by `exitbench run builtin`"
-    assert evidence(then="exitbench annotate upos") == (
+    assert evidence(follow_up_command="exitbench annotate upos") == (
         "measured by `exitbench run builtin`, then `exitbench annotate upos`"
     )
     assert evidence(suite=None) == "no such number is printed"

@@ -172,16 +172,18 @@ def test_the_realised_speedup_is_of_the_tokens_that_were_timed(small_database: P
 
 
 @pytest.fixture
-def policies(world: Any, make_database: Callable[[Any], Path]) -> Path:
+def kv_policies_database(world: Any, make_database: Callable[[Any], Path]) -> Path:
     """Return a database in which one gate was run with two KV policies, and replayed."""
     exact = replace(world.swept[1], kv_policy="exact")
     return make_database(replace(world, methods=(*world.methods, exact)))
 
 
-def test_one_gate_is_shown_under_each_of_its_kv_policies(policies: Path, rows_of: Rows) -> None:
-    frame = rows_of(policies, figures, "error_by_kv_policy")
+def test_one_gate_is_shown_under_each_of_its_kv_policies(kv_policies_database: Path, rows_of: Rows) -> None:
+    frame = rows_of(kv_policies_database, figures, "error_by_kv_policy")
     assert frame.distinct("policy") == ["exact", "simulated", "state-copy"]
-    tokens = query_rows(policies, "SELECT * FROM token_trace WHERE method = 'calm-softmax' AND kv_policy = 'exact'")
+    tokens = query_rows(
+        kv_policies_database, "SELECT * FROM token_trace WHERE method = 'calm-softmax' AND kv_policy = 'exact'"
+    )
     by_position = {row["position"]: row for row in frame.rows if row["policy"] == "exact" and row["position"]}
     assert set(by_position) == {token["position"] for token in tokens}
     for position, row in by_position.items():
@@ -214,14 +216,14 @@ def test_calibration_shows_each_level_and_the_choice(example_database: Path, row
 
 
 @pytest.fixture
-def costs(world: Any, make_database: Callable[[Any], Path]) -> Path:
+def cost_parts_database(world: Any, make_database: Callable[[Any], Path]) -> Path:
     """Return a database whose runs have costs by part of the model."""
     parts = {"blocks": 0.5, "heads": 0.2, "gates": 0.0, "kv": 0.1, "verification": -0.05, "total": 0.75}
     return make_database(replace(world, costs={f"cost_{name}_bytes": at for name, at in parts.items()}))
 
 
-def test_parts_of_the_cost_are_stacked_to_the_whole(costs: Path, rows_of: Rows) -> None:
-    frame = rows_of(costs, figures, "cost_breakdown")
+def test_parts_of_the_cost_are_stacked_to_the_whole(cost_parts_database: Path, rows_of: Rows) -> None:
+    frame = rows_of(cost_parts_database, figures, "cost_breakdown")
     row = frame.rows[0]
     assert [row[name] for name in ("blocks", "heads", "gates", "kv", "verification", "total")] == [
         0.5, pytest.approx(0.15), 0, 0.1, 0, 0.75
@@ -255,7 +257,7 @@ def test_depth_by_kind_is_what_the_view_says_with_intervals_by_document(small_da
 
 
 @pytest.fixture(scope="module")
-def kinds(example: ModuleType, database_of: Callable[[Any], Path]) -> Path:
+def word_kinds_database(example: ModuleType, database_of: Callable[[Any], Path]) -> Path:
     """Return a database in which each model is probed twice; the second probe shifts all predictions by one token.
 
     Every document has two words of one kind.
@@ -286,11 +288,11 @@ def newest_tokens(database: Path) -> dict[tuple[str, ...], Rows]:
     return tokens
 
 
-def test_words_are_settled_where_a_slow_count_finds_them(kinds: Path, rows_of: Rows) -> None:
-    expected = newest_tokens(kinds)
+def test_words_are_settled_where_a_slow_count_finds_them(word_kinds_database: Path, rows_of: Rows) -> None:
+    expected = newest_tokens(word_kinds_database)
     assert {key[2]: len(tokens) for key, tokens in expected.items()} == {"frame": 8, "copy": 16, "hop1": 8, "hop2": 8}
     shares: dict[tuple[str, ...], dict[int, float]] = defaultdict(dict)
-    for row in rows_of(kinds, figures, "depth_by_kind").rows:
+    for row in rows_of(word_kinds_database, figures, "depth_by_kind").rows:
         key = row["task"], row["model"], row["token_kind"]
         shares[key][row["block"]] = row["share"]
         assert (row["n"], row["blocks"]) == (len(expected[key]), expected[key][0]["blocks"])
@@ -319,8 +321,8 @@ def test_the_figure_of_kinds_says_what_their_table_says(small_database: Path, ro
     assert len(drawn) == 10 and drawn == note
 
 
-def test_every_kind_has_its_marks_intervals_and_columns(kinds: Path, rows_of: Rows) -> None:
-    frame = rows_of(kinds, figures, "depth_by_kind")
+def test_every_kind_has_its_marks_intervals_and_columns(word_kinds_database: Path, rows_of: Rows) -> None:
+    frame = rows_of(word_kinds_database, figures, "depth_by_kind")
     panels = depth_by_kind.plot(frame).axes
     labels = [text.get_text() for text in panels[0].get_yticklabels()]
     assert sorted(labels) == ["copy (16)", "frame (8)", "hop1 (8)", "hop2 (8)"]
@@ -448,7 +450,7 @@ def choices_of(folder: Path, example: ModuleType, choice_example: ModuleType, **
 
 
 @pytest.fixture(scope="module")
-def choices(example: ModuleType, choice_example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def choices_database(example: ModuleType, choice_example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a database of nine documents with three choices each: full depth, two thresholds and their replays; one is
     timed.
     """
@@ -463,11 +465,11 @@ def chosen_by_run(database: Path) -> dict[tuple[str, str], dict[str, Rows]]:
     return by_setting
 
 
-def test_agreement_of_given_texts_is_that_of_their_choices(choices: Path, rows_of: Rows) -> None:
-    frame = rows_of(choices, figures, "agreement")
-    expected = chosen_by_run(choices)
+def test_agreement_of_given_texts_is_that_of_their_choices(choices_database: Path, rows_of: Rows) -> None:
+    frame = rows_of(choices_database, figures, "agreement")
+    expected = chosen_by_run(choices_database)
     assert {(row["params"], row["execution"]) for row in frame.rows} == expected.keys()
-    tokens = query_rows(choices, "SELECT * FROM token_trace")
+    tokens = query_rows(choices_database, "SELECT * FROM token_trace")
     for row in frame.rows:
         key = row["params"], row["execution"]
         same = [
@@ -483,11 +485,11 @@ def test_agreement_of_given_texts_is_that_of_their_choices(choices: Path, rows_o
     assert " of full depth's choices; replays" in agreement.finding(frame)
 
 
-def test_scored_tokens_are_in_the_histogram_of_exits(choices: Path, rows_of: Rows) -> None:
+def test_scored_tokens_are_in_the_histogram_of_exits(choices_database: Path, rows_of: Rows) -> None:
     expected: dict[tuple[str, int], int] = defaultdict(int)
-    for token in query_rows(choices, "SELECT * FROM token_trace WHERE execution = 'real'"):
+    for token in query_rows(choices_database, "SELECT * FROM token_trace WHERE execution = 'real'"):
         expected[token["params"], token["exit_layer"]] += 1
-    frame = rows_of(choices, figures, "exit_histogram")
+    frame = rows_of(choices_database, figures, "exit_histogram")
     assert {(row["params"], row["exit_layer"]): row["tokens"] for row in frame.rows} == expected
 
 

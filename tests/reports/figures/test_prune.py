@@ -29,9 +29,9 @@ from exitbench.reports.figures.prune import (
 from exitbench.reports.frame import Frame
 from exitbench.reports.plotting.style import LIGHT, lay_out, theme
 from exitbench.reports.registry import discover
-from exitbench.results.beside.trainings import record_training
 from exitbench.results.database.connection import open_database
 from exitbench.results.files.formats import content_id
+from exitbench.results.side_records.trainings import record_training
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 Cell = Mapping[str, Any]
@@ -70,7 +70,7 @@ def counted_by_rule(head: str, min_exit: int, exit_layer: int) -> int:
     return rows
 
 
-def multiplied(method: str, head: str, min_exit: int, exit_layer: int) -> int:
+def head_rows_multiplied(method: str, head: str, min_exit: int, exit_layer: int) -> int:
     """Return the LM-head rows really multiplied for one token.
 
     Choosing the ids of a pruned head reads all rows once. A contrast also reads all rows at earlier blocks, from block
@@ -111,7 +111,7 @@ def world(example: ModuleType) -> Any:
         exit_rule=exits,
         head_rows=head_rows,
         final_ranks=ranks,
-        also=_write_beside_the_sweep,
+        also=_write_unswept_run,
     )
 
 
@@ -120,7 +120,7 @@ def database(world: Any, database_of: Callable[[Any], Path]) -> Path:
     return database_of(world)
 
 
-def _write_beside_the_sweep(world: Any, root: Path, model: Any, task: Any) -> None:
+def _write_unswept_run(world: Any, root: Path, model: Any, task: Any) -> None:
     """Write the model's training, and a run compared with another full-depth cell, so that it belongs to no sweep."""
     trained = root.parent / model.name
     trained.mkdir()
@@ -140,7 +140,7 @@ def head_rows(method: Mapping[str, Any], exit_layers: np.ndarray) -> np.ndarray:
     """Return the LM-head rows that are multiplied for every token."""
     params = method["params"]
     key = (method["name"], params["head"], params["min_exit"])
-    return np.array([multiplied(*key, exit_layer) for exit_layer in exit_layers])
+    return np.array([head_rows_multiplied(*key, exit_layer) for exit_layer in exit_layers])
 
 
 def ranks(tokens: int) -> np.ndarray:
@@ -276,7 +276,9 @@ def test_work_of_heads_is_that_of_the_tokens(world: Any, database: Path, rows_of
                 if quantity == "rule":
                     rows = [counted_by_rule(row["head"], row["min_exit"], layer) for layer in layers]
                 else:
-                    rows = [multiplied(row["method"], row["head"], row["min_exit"], layer) for layer in layers]
+                    rows = [
+                        head_rows_multiplied(row["method"], row["head"], row["min_exit"], layer) for layer in layers
+                    ]
                 work = np.array(rows)
                 assert row["value"] == pytest.approx(work.sum() / full.sum())
                 assert row["ci_high"] - row["value"] == pytest.approx(half_width(world, work, full), abs=1e-9)

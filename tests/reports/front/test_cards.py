@@ -14,7 +14,7 @@ from exitbench.reports.frame import Row
 from exitbench.reports.front import read_front
 from exitbench.reports.front.cards import BASELINES, Card, cards, findings_line, is_confirmed
 from exitbench.reports.front.suite_toml import suite_toml
-from exitbench.reports.front.words import CardText, data_warning, describe_card, facts, pays, size
+from exitbench.reports.front.words import CardText, data_warning, describe_card, facts, recommends_faster, size
 from exitbench.reports.labels import labels
 from exitbench.results.database.connection import open_database
 
@@ -28,7 +28,7 @@ def worded(card: Card, calibrations: tuple[Row, ...] = ()) -> CardText:
     return describe_card(card, labels(card.rows), {}, calibrations)
 
 
-def changed(results: tuple[Row, ...], condition: dict[str, Any], **values: Any) -> Card:
+def card_with(results: tuple[Row, ...], condition: dict[str, Any], **values: Any) -> Card:
     """Return the card of the first task, with `values` set in the result rows that match `condition`."""
     rows = [
         {**row, **values} if all(row[name] == value for name, value in condition.items()) else row
@@ -94,7 +94,9 @@ def test_where_nothing_was_timed_what_runs_fewest_blocks_is_told_and_not_recomme
         assert (card.at(percent).headline, card.at(percent).untimed) == (best, best)
     recommendations = worded(card).recommendations
     assert recommendations[-1].verdict == "No method was timed: add --kinds timing. So nothing is recommended."
-    assert recommendations[-1].gains[0][1] == "blocks run; not timed" and not any(each.pays for each in recommendations)
+    assert recommendations[-1].gains[0][1] == "blocks run; not timed" and not any(
+        each.is_faster for each in recommendations
+    )
     assert recommendations[0].verdict == "No method was timed: add --kinds timing."
 
 
@@ -110,7 +112,7 @@ def test_of_several_ways_to_run_a_task_the_one_of_most_documents_has_the_card(re
 def static_comparison(results: tuple[Row, ...], low: float, high: float) -> str:
     """Return the verdict on the fastest method against a confirmed static depth with speed-up interval [low, high]."""
     speeds = {"confirming_speedup_low": low, "confirming_speedup": (low + high) / 2, "confirming_speedup_high": high}
-    card = changed(results, {"is_static_step": True}, **speeds)
+    card = card_with(results, {"is_static_step": True}, **speeds)
     answer = card.recommendations[-1]
     assert answer.method is not None and answer.headline is answer.method and answer.static is not None
     assert 1.4 < answer.method["confirming_speedup_low"] < answer.method["confirming_speedup_high"] < 1.6
@@ -137,19 +139,19 @@ def test_without_a_static_depth_none_is_compared(results: tuple[Row, ...]) -> No
 def test_the_static_depth_of_the_card_is_the_one_of_all_that_may_lose_least(built_cards: tuple[Card, ...]) -> None:
     for card in built_cards:
         depths = [row for row in card.rows if row["method"] == "static"]
-        assert card.next_static is min(depths, key=lambda row: row["loss_high_percent"])
+        assert card.safest_static is min(depths, key=lambda row: row["loss_high_percent"])
         for answer in worded(card).recommendations:
             if "No static depth is chosen" in answer.verdict:
-                assert f"exit_layer={card.next_static['blocks'] - 1}" in answer.verdict
+                assert f"exit_layer={card.safest_static['blocks'] - 1}" in answer.verdict
 
 
 def test_a_chosen_setting_that_other_documents_do_not_confirm_is_not_recommended(results: tuple[Row, ...]) -> None:
-    card = changed(results, {"is_static_step": False}, confirming_loss_high_percent=30.0, confirmed_percent=30.0)
+    card = card_with(results, {"is_static_step": False}, confirming_loss_high_percent=30.0, confirmed_percent=30.0)
     answers = [answer for answer in worded(card).recommendations if "was chosen, but may lose 30.0 %" in answer.verdict]
     assert answers and all(
         answer.name in ("full depth", "static exit_layer=5") for answer in worded(card).recommendations
     )
-    card = changed(results, {"is_static_step": False}, confirmed_percent=None)
+    card = card_with(results, {"is_static_step": False}, confirmed_percent=None)
     assert any(
         "not shown to be faster on the other timed documents" in recommendation.verdict
         for recommendation in worded(card).recommendations
@@ -157,7 +159,7 @@ def test_a_chosen_setting_that_other_documents_do_not_confirm_is_not_recommended
 
 
 def test_a_score_near_its_floor_is_told_before_anything_else(results: tuple[Row, ...]) -> None:
-    card = changed(results, {"is_full_depth": True}, caution="full depth scores 0.0 f1, near the floor")
+    card = card_with(results, {"is_full_depth": True}, caution="full depth scores 0.0 f1, near the floor")
     for answer in worded(card).recommendations:
         assert answer.verdict.startswith("Caution: full depth scores 0.0 f1, near the floor. ")
 
@@ -166,13 +168,13 @@ def test_a_card_says_how_small_a_loss_its_documents_can_show_and_what_is_confirm
     built_cards: tuple[Card, ...],
 ) -> None:
     first = worded(built_cards[0]).recommendations[0]
-    assert (first.name, first.pays, first.cell_id) == ("full depth", False, None)
+    assert (first.name, first.is_faster, first.cell_id) == ("full depth", False, None)
     assert first.verdict.startswith("No timed setting is shown to lose so little. 206 confirming documents cannot")
     full = built_cards[0].full["value"]
     least = 100 * 100 * (1 - 0.025 ** (1 / 206)) / full
     assert f"show a loss below {least:.1f} %" in first.verdict
-    assert first.later is not None
-    percent, text = first.later
+    assert first.next_recommendation is not None
+    percent, text = first.next_recommendation
     now, later = built_cards[0].at(percent - 0.1), built_cards[0].at(percent)
     assert now.headline is None and later.headline is not None
     assert text == f"calm-softmax at 0.9, {later.headline['confirming_speedup']:.2f}×"
@@ -203,7 +205,7 @@ def test_a_choice_says_whether_a_calibration_made_it(
     assert guaranteed and all(
         text.startswith("yes: calibrated for an expected loss (textual) of at most 0.35") for text in guaranteed
     )
-    card = changed(results, {}, promised_delta=None)
+    card = card_with(results, {}, promised_delta=None)
     (guarantee,) = {dict(answer.facts)["Guaranteed"] for answer in worded(card).recommendations if answer.cell_id}
     assert guarantee.startswith("no calibration: chosen among 3 timed settings on a third of the documents, confirmed")
     guarantee = dict(worded(card, calibrations).recommendations[-1].facts)["Guaranteed"]
@@ -243,7 +245,8 @@ def test_a_card_has_speed_and_quality_in_large_type_and_says_at_which_loss_early
     (speed, about), (_, compared) = last.gains
     assert re.fullmatch(r"\d\.\d\d×", speed) and re.match(r"faster per request \(95 % CI [\d.]+ to [\d.]+\)", about)
     assert compared.endswith(f" (full depth {quality})")
-    assert (pays(card, first.from_percent), pays(card, last.from_percent)) == (first.pays, last.pays) == (False, True)
+    for recommendation, is_faster in ((first, False), (last, True)):
+        assert recommends_faster(card, recommendation.from_percent) == recommendation.is_faster == is_faster
 
 
 def test_what_ran_is_told_in_a_few_words(front_database: Path, results: tuple[Row, ...]) -> None:

@@ -14,7 +14,7 @@ from exitbench.reports.front.cards import DEFAULT_PERCENT, cards, is_confirmed
 from exitbench.reports.front.words import describe_card
 from exitbench.reports.labels import label_in_sentence, labels, setting
 from exitbench.reports.registry import discover
-from exitbench.reports.tables.text import best_so_far, conclusion, gist_lines
+from exitbench.reports.tables.text import best_so_far, conclusion, recommendation_lines
 from exitbench.results.database.connection import open_database
 from exitbench.results.queries import saved_query
 
@@ -59,7 +59,7 @@ def test_the_end_of_a_run_names_it_for_each_task(database: Path, rows_of: Rows, 
     names = labels(rows_of(database, tables, "summary").rows)
     with open_database(database) as opened:
         rows = Frame.query(opened, query.sql, query.defaults).rows
-        lines = {line.partition(" ")[0]: line for line in gist_lines(opened)}
+        lines = {line.partition(" ")[0]: line for line in recommendation_lines(opened)}
         short = {line.partition(" ")[0]: line for line in best_so_far(opened)}
     assert {(row["model"], row["task_label"]): chosen(row) for row in rows if row["is_confirmed"]} == of_cards
     for row in rows:

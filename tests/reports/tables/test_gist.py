@@ -12,7 +12,7 @@ import pytest
 
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.tables import text
-from exitbench.reports.tables.text import MOST_LINES, best_so_far, gist_lines
+from exitbench.reports.tables.text import MOST_LINES, best_so_far, recommendation_lines
 from exitbench.results.database.connection import open_database
 
 
@@ -34,7 +34,7 @@ def conclusion_of(rows: tuple[Row, ...], monkeypatch: pytest.MonkeyPatch) -> Cal
             if row["method"] in methods
         ]
         monkeypatch.setattr(text, "_result_rows", lambda database, cell_ids: tuple(selected))
-        (line,) = gist_lines(None)  # type: ignore[arg-type]
+        (line,) = recommendation_lines(None)  # type: ignore[arg-type]
         return line
 
     return say
@@ -74,8 +74,8 @@ def test_runs_that_another_suite_asked_for_first_are_told_of_too(small_database:
     """A suite may time settings that an older suite scored. The timing cells alone then lead to the same line."""
     with open_database(small_database) as database:
         timing = database.query("SELECT cell_id FROM cell WHERE kind = 'timing' ORDER BY ALL LIMIT 1")["cell_id"]
-        (line,) = gist_lines(database, set(timing.to_pylist()))
-        assert line in gist_lines(database)
+        (line,) = recommendation_lines(database, set(timing.to_pylist()))
+        assert line in recommendation_lines(database)
 
 
 def test_what_cannot_be_compared_says_why(conclusion_of: Callable[..., str]) -> None:
@@ -102,12 +102,12 @@ def test_names_are_told_without_control_characters(conclusion_of: Callable[..., 
 
 def test_a_run_has_a_line_for_each_model_and_task(small_database: Path) -> None:
     with open_database(small_database) as database:
-        lines, short = gist_lines(database), best_so_far(database)
+        lines, short = recommendation_lines(database), best_so_far(database)
         pairs = {
             (row["task_label"], row["model"])
             for row in Frame.query(database, "SELECT task_label, model FROM frontier").rows
         }
-        assert gist_lines(database, {"no cell of this database"}) == []
+        assert recommendation_lines(database, {"no cell of this database"}) == []
     assert {line.partition(":")[0] for line in lines} == {f"{task} ({model})" for task, model in pairs}
     assert all(len(line) < 120 for line in short)
 
@@ -115,5 +115,5 @@ def test_a_run_has_a_line_for_each_model_and_task(small_database: Path) -> None:
 def test_of_many_tasks_five_are_told(rows: tuple[Row, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     many = tuple({**row, "task": f"task-{number}"} for number in range(MOST_LINES + 2) for row in rows)
     monkeypatch.setattr(text, "_result_rows", lambda database, cell_ids: many)
-    lines = gist_lines(None)  # type: ignore[arg-type]
+    lines = recommendation_lines(None)  # type: ignore[arg-type]
     assert len(lines) == MOST_LINES + 1 and lines[-1] == "… and 2 more: see the report"

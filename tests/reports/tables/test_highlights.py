@@ -89,11 +89,11 @@ def test_a_limited_run_has_the_table_too_and_it_says_so(small_database: Path, tm
         connection.execute("UPDATE cell SET limited = true")
     with open_database(path) as database:
         _, table = highlights(database)
-    assert "a part of the documents" in table.agreed
+    assert "a part of the documents" in table.collapsed_values
 
 
 def test_the_caption_says_of_which_data_and_how_large_a_model_it_is(small_database: Path) -> None:
     with open_database(small_database) as database:
         _, table = highlights(database)
-    assert "Data: generated, a model of" in table.agreed and "million parameters" in table.agreed
-    assert "Documents: " in table.agreed
+    assert "Data: generated, a model of" in table.collapsed_values and "million parameters" in table.collapsed_values
+    assert "Documents: " in table.collapsed_values

@@ -17,7 +17,7 @@ Json = dict[str, Any]
 
 
 @pytest.fixture
-def ask(example: ModuleType) -> Callable[..., Json]:
+def cell_json(example: ModuleType) -> Callable[..., Json]:
     """Return a function that returns the cell.json of a cell over 10 documents, with keys changed."""
 
     def make(kind: str = "quality", model: int = 0, task: int = 0, method: str = "static", **changed: Any) -> Json:
@@ -28,7 +28,9 @@ def ask(example: ModuleType) -> Callable[..., Json]:
     return make
 
 
-def took(spool: Path, cell: Json, env: Json, seconds: float, outcome: str = "ok", pass_cells: int | None = None) -> int:
+def write_timed_attempt(
+    spool: Path, cell: Json, env: Json, seconds: float, outcome: str = "ok", pass_cells: int | None = None
+) -> int:
     """Write an attempt that took `seconds`, and return the size of its folder."""
     with AttemptWriter(spool, cell, env) as writer:
         writer.finish(outcome, pass_cells=pass_cells)
@@ -47,59 +49,61 @@ def units(cell: Json) -> int:
     return CellWorkload.from_json(cell).units
 
 
-def test_nothing_is_known_of_an_empty_spool(tmp_path: Path, ask: Callable[..., Json]) -> None:
-    assert stored_estimate(tmp_path / "spool", ask()) == UNKNOWN
+def test_nothing_is_known_of_an_empty_spool(tmp_path: Path, cell_json: Callable[..., Json]) -> None:
+    assert stored_estimate(tmp_path / "spool", cell_json()) == UNKNOWN
 
 
-def test_time_and_size_grow_with_the_documents(tmp_path: Path, ask: Callable[..., Json], env: Json) -> None:
-    size = took(tmp_path, ask(), env, 20.0)
-    more = ask()
+def test_time_and_size_grow_with_the_documents(tmp_path: Path, cell_json: Callable[..., Json], env: Json) -> None:
+    size = write_timed_attempt(tmp_path, cell_json(), env, 20.0)
+    more = cell_json()
     more["task"]["documents"] = 30
     estimate = stored_estimate(tmp_path, more)
     assert estimate.seconds == pytest.approx(60.0)
     assert estimate.size_bytes == pytest.approx(3 * size)
 
 
-def test_the_median_of_equal_cells_counts(tmp_path: Path, ask: Callable[..., Json], env: Json) -> None:
+def test_the_median_of_equal_cells_counts(tmp_path: Path, cell_json: Callable[..., Json], env: Json) -> None:
     for seconds in (10.0, 20.0, 900.0):
-        took(tmp_path, ask(), env, seconds)
-    assert stored_estimate(tmp_path, ask()).seconds == pytest.approx(20.0)
+        write_timed_attempt(tmp_path, cell_json(), env, seconds)
+    assert stored_estimate(tmp_path, cell_json()).seconds == pytest.approx(20.0)
 
 
-def test_the_nearest_attempts_count(tmp_path: Path, ask: Callable[..., Json], env: Json) -> None:
-    took(tmp_path, ask(batch_size=8), env, 5.0)
-    took(tmp_path, ask(model=1), env, 10.0)
-    took(tmp_path, ask(model=0, task=1), env, 30.0)
+def test_the_nearest_attempts_count(tmp_path: Path, cell_json: Callable[..., Json], env: Json) -> None:
+    write_timed_attempt(tmp_path, cell_json(batch_size=8), env, 5.0)
+    write_timed_attempt(tmp_path, cell_json(model=1), env, 10.0)
+    write_timed_attempt(tmp_path, cell_json(model=0, task=1), env, 30.0)
     estimates = {
-        "same method, model and task": ask(task=1),
-        "same method and model": ask(task=2),
-        "same kind, model and task": ask(task=1, method="full"),
-        "same kind and size of model": ask(task=2, method="full"),
-        "same kind, other number format or batch size": ask(dtype="bfloat16"),
+        "same method, model and task": cell_json(task=1),
+        "same method and model": cell_json(task=2),
+        "same kind, model and task": cell_json(task=1, method="full"),
+        "same kind and size of model": cell_json(task=2, method="full"),
+        "same kind, other number format or batch size": cell_json(dtype="bfloat16"),
     }
     assert {basis: stored_estimate(tmp_path, cell).basis for basis, cell in estimates.items()} == {
         basis: basis for basis in estimates
     }
-    assert stored_estimate(tmp_path, ask(task=2)).seconds == pytest.approx(30.0)
-    assert stored_estimate(tmp_path, ask(model=1)).seconds == pytest.approx(10.0)
+    assert stored_estimate(tmp_path, cell_json(task=2)).seconds == pytest.approx(30.0)
+    assert stored_estimate(tmp_path, cell_json(model=1)).seconds == pytest.approx(10.0)
 
 
-def test_a_pass_is_the_sum_of_what_its_cells_took(tmp_path: Path, ask: Callable[..., Json], env: Json) -> None:
+def test_a_pass_is_the_sum_of_what_its_cells_took(tmp_path: Path, cell_json: Callable[..., Json], env: Json) -> None:
     """In a shared pass, only the cell that decoded for all of them has the seconds of the decode."""
     for seconds in (21.0, 1.0, 2.0):
-        took(tmp_path, ask(), env, seconds, pass_cells=3)
-    shared = History(tmp_path).estimate(replace(CellWorkload.from_json(ask()), shares=True))
+        write_timed_attempt(tmp_path, cell_json(), env, seconds, pass_cells=3)
+    shared = History(tmp_path).estimate(replace(CellWorkload.from_json(cell_json()), shares=True))
     assert (shared.seconds, shared.at_most) == (pytest.approx(24.0 / 3), False)
 
 
-def test_what_had_passes_to_itself_bounds_what_shares_one(tmp_path: Path, ask: Callable[..., Json], env: Json) -> None:
-    took(tmp_path, ask(method="full"), env, 10.0)
-    took(tmp_path, ask(model=1), env, 1.0, pass_cells=3)
-    history, request = History(tmp_path), CellWorkload.from_json(ask())
+def test_what_had_passes_to_itself_bounds_what_shares_one(
+    tmp_path: Path, cell_json: Callable[..., Json], env: Json
+) -> None:
+    write_timed_attempt(tmp_path, cell_json(method="full"), env, 10.0)
+    write_timed_attempt(tmp_path, cell_json(model=1), env, 1.0, pass_cells=3)
+    history, request = History(tmp_path), CellWorkload.from_json(cell_json())
     alone, shared = (history.estimate(replace(request, shares=shares)) for shares in (False, True))
     assert (alone.seconds, alone.at_most) == (pytest.approx(10.0), False)
     assert (shared.seconds, shared.at_most) == (pytest.approx(10.0), True), "not by a pass on another model"
-    elsewhere = history.estimate(CellWorkload.from_json(ask(model=1)))
+    elsewhere = history.estimate(CellWorkload.from_json(cell_json(model=1)))
     assert elsewhere.seconds == pytest.approx(1.0), "rather than by another size of model"
 
 
@@ -108,27 +112,29 @@ RECORD = {"what": ["sublayers"], "documents": 4}
 
 @pytest.mark.parametrize("changed", [{"kind": "probe"}, {"device": "cuda"}, {"record": RECORD}])
 def test_another_kind_or_device_tells_nothing(
-    tmp_path: Path, ask: Callable[..., Json], env: Json, changed: Json
+    tmp_path: Path, cell_json: Callable[..., Json], env: Json, changed: Json
 ) -> None:
-    took(tmp_path, ask(), env, 5.0)
-    assert stored_estimate(tmp_path, ask(**changed)) == UNKNOWN
+    write_timed_attempt(tmp_path, cell_json(), env, 5.0)
+    assert stored_estimate(tmp_path, cell_json(**changed)) == UNKNOWN
 
 
-def test_attempts_that_did_not_end_well_tell_nothing(tmp_path: Path, ask: Callable[..., Json], env: Json) -> None:
-    took(tmp_path, ask(), env, 5.0, "failed")
-    AttemptWriter(tmp_path, ask(), env)
-    assert stored_estimate(tmp_path, ask()) == UNKNOWN
+def test_attempts_that_did_not_end_well_tell_nothing(tmp_path: Path, cell_json: Callable[..., Json], env: Json) -> None:
+    write_timed_attempt(tmp_path, cell_json(), env, 5.0, "failed")
+    AttemptWriter(tmp_path, cell_json(), env)
+    assert stored_estimate(tmp_path, cell_json()) == UNKNOWN
 
 
-def test_work_counts_documents_rounds_and_levels(ask: Callable[..., Json]) -> None:
-    assert units(ask()) == 10
-    assert units(ask(timing={"documents": 4, "max_rounds": 3})) == 12
-    assert units(ask(timing={"documents": 40, "max_rounds": 3})) == 30
-    assert units(ask(calibration={"levels": [0.9, 0.5]})) == 30
-    assert [units(ask(record={"what": ["sublayers"], "documents": n})) for n in (4, 40)] == [4, 10]
+def test_work_counts_documents_rounds_and_levels(cell_json: Callable[..., Json]) -> None:
+    assert units(cell_json()) == 10
+    assert units(cell_json(timing={"documents": 4, "max_rounds": 3})) == 12
+    assert units(cell_json(timing={"documents": 40, "max_rounds": 3})) == 30
+    assert units(cell_json(calibration={"levels": [0.9, 0.5]})) == 30
+    assert [units(cell_json(record={"what": ["sublayers"], "documents": n})) for n in (4, 40)] == [4, 10]
 
 
-def test_totals_say_how_much_is_not_known(tmp_path: Path, ask: Callable[..., Json], env: Json) -> None:
-    size = took(tmp_path, ask(), env, 20.0)
-    seconds, size_bytes, unknown = total([stored_estimate(tmp_path, ask()), UNKNOWN, stored_estimate(tmp_path, ask())])
+def test_totals_say_how_much_is_not_known(tmp_path: Path, cell_json: Callable[..., Json], env: Json) -> None:
+    size = write_timed_attempt(tmp_path, cell_json(), env, 20.0)
+    seconds, size_bytes, unknown = total(
+        [stored_estimate(tmp_path, cell_json()), UNKNOWN, stored_estimate(tmp_path, cell_json())]
+    )
     assert (seconds, size_bytes, unknown) == (pytest.approx(40.0), pytest.approx(2 * size), 1)

@@ -10,20 +10,20 @@ from exitbench.results.database import access
 from exitbench.results.database.access import AccessLock, acquire, has_waiters, yield_to_waiters
 
 
-def now(path: Path, *, alone: bool) -> AccessLock | None:
-    return acquire(path, alone=alone, deadline=time.monotonic())
+def now(path: Path, *, exclusive: bool) -> AccessLock | None:
+    return acquire(path, exclusive=exclusive, deadline=time.monotonic())
 
 
 def test_readers_share_the_lock_and_a_writer_has_it_alone(tmp_path: Path) -> None:
     path = tmp_path / "x.duckdb"
-    first, second = now(path, alone=False), now(path, alone=False)
+    first, second = now(path, exclusive=False), now(path, exclusive=False)
     assert first is not None and second is not None
-    assert now(path, alone=True) is None
+    assert now(path, exclusive=True) is None
     first.release()
     second.release()
-    writer = now(path, alone=True)
+    writer = now(path, exclusive=True)
     assert writer is not None
-    assert now(path, alone=False) is None
+    assert now(path, exclusive=False) is None
     writer.release()
 
 
@@ -34,10 +34,10 @@ def test_a_writer_that_comes_again_at_once_lets_a_waiting_reader_go_first(
     path = tmp_path / "x.duckdb"
     for _ in range(5):
         came: list[AccessLock | None] = []
-        writer = now(path, alone=True)
+        writer = now(path, exclusive=True)
         assert writer is not None
         reader = threading.Thread(
-            target=lambda: came.append(acquire(path, alone=False, deadline=time.monotonic() + 300))  # noqa: B023
+            target=lambda: came.append(acquire(path, exclusive=False, deadline=time.monotonic() + 300))  # noqa: B023
         )
         reader.start()
         while not has_waiters(path):

@@ -24,12 +24,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from exitbench.results.beside.trainings import record_training
-from exitbench.results.beside.vocabularies import record_vocabulary
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.queries import query_names, saved_query
 from exitbench.results.queries.cookbook import SECTIONS, cookbook_markdown
+from exitbench.results.side_records.trainings import record_training
+from exitbench.results.side_records.vocabularies import record_vocabulary
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import TABLES
 
@@ -288,7 +288,7 @@ def _params(database: Database) -> Mapping[tuple[str, str], str]:
     return params_by_key
 
 
-def _run_key(row: Row) -> str:
+def _comparable_text(row: Row) -> str:
     """Return a row as text for comparison. Floats are rounded, because threads add in different orders."""
     return str([f"{value:.6g}" if isinstance(value, float) else value for value in row.values()])
 
@@ -338,9 +338,9 @@ def test_a_query_is_explained_and_answers_here_and_as_it_stands_in_the_document(
     with nullcontext(database) if other is None else open_database(other) as connected:
         rows = _rows(connected, name)
         assert rows
-        keys = [_run_key(row) for row in rows]
+        keys = [_comparable_text(row) for row in rows]
         assert len(keys) == len(set(keys)), "a row that occurs twice"
-        assert keys == [_run_key(row) for row in _planned_once(connected, query.with_defaults())]
+        assert keys == [_comparable_text(row) for row in _planned_once(connected, query.with_defaults())]
 
 
 def test_the_document_has_every_query_below_its_section() -> None:
@@ -492,7 +492,7 @@ def test_score_groups_of_exits_are_equal_and_go_up_to_the_first_difference(
         assert sum(row["n"] for row in rows) == len(ordered)
 
 
-def _blocks(cells: Iterable[Cell]) -> dict[tuple[str, str], list[Row]]:
+def _probe_tokens(cells: Iterable[Cell]) -> dict[tuple[str, str], list[Row]]:
     """Return the tokens of each probe, by model and task."""
     return {cell.key[:2]: cell.rows("probe") for cell in cells if cell.record["kind"] == "probe"}
 
@@ -502,7 +502,7 @@ def test_gaps_of_all_blocks_but_the_last_are_put_beside_agreement(database: Data
     by_gap = {(row["model"], row["task_label"], round(10 * row["gap_from"])): row for row in answer}
     grouped_rows = _grouped(
         ((*key, min(math.floor(10 * (p1 - p2)), 9)), (p1 - p2, top1 == row["full_token_id"]))
-        for key, tokens in _blocks(cells).items()
+        for key, tokens in _probe_tokens(cells).items()
         for row in tokens
         for p1, p2, top1 in list(zip(row["p1"], row["p2"], row["top1_id"], strict=True))[:-1]
     )
@@ -517,7 +517,7 @@ def test_gaps_of_all_blocks_but_the_last_are_put_beside_agreement(database: Data
 
 
 def test_the_calibration_error_is_weighted_by_the_tokens_of_each_step(database: Database, cells: list[Cell]) -> None:
-    probes = _blocks(cells)
+    probes = _probe_tokens(cells)
     for row in _answer(database, "confidence_error_by_block"):
         tokens = probes[row["model"], row["task_label"]]
         at = row["block"] - 1
@@ -540,7 +540,7 @@ def test_the_area_is_the_share_of_pairs_in_the_right_order(database: Database, c
         "entropy": lambda token, at: -float(token["entropy"][at]),
         "cosine_previous": lambda token, at: float(token["cosine_previous"][at]),
     }
-    probes = _blocks(cells)
+    probes = _probe_tokens(cells)
     answer = _answer(database, "signal_quality", documents=8)
     assert {row["signal"] for row in answer} == {*signals, "gap"}
     for row in answer:
@@ -556,7 +556,7 @@ def test_the_area_is_the_share_of_pairs_in_the_right_order(database: Database, c
 
 
 def test_block_curves_are_means_over_tokens(database: Database, cells: list[Cell]) -> None:
-    probes = _blocks(cells)
+    probes = _probe_tokens(cells)
     for row in _answer(database, "block_curves"):
         tokens = probes[row["model"], row["task_label"]]
         for name in ("p_final", "entropy", "cosine_previous", "cosine_last", "jsd_last"):
@@ -564,7 +564,7 @@ def test_block_curves_are_means_over_tokens(database: Database, cells: list[Cell
 
 
 def test_tokens_that_are_lost_again_were_first_right_before_they_settled(database: Database, cells: list[Cell]) -> None:
-    probes = _blocks(cells)
+    probes = _probe_tokens(cells)
     for row in _answer(database, "suitability"):
         tokens = probes[row["model"], row["task_label"]]
         matches = [[choice == t["full_token_id"] for choice in t["top1_id"]] for t in tokens]

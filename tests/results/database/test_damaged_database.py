@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from exitbench.results.beside.derived import Rescore, record_rescore
 from exitbench.results.database.connection import DamagedDatabase, open_database
 from exitbench.results.ingest.ingest import ingest, rebuild
+from exitbench.results.side_records.derived import Rescore, record_rescore
 
 HEADERS = 3 * 4096
 
@@ -145,7 +145,7 @@ def test_a_damaged_database_does_not_make_good_rescores_leave_the_spool(
     record_rescore(tmp_path / "spool", Rescore(attempt, "later", samples, metrics))
     with monkeypatch.context() as patched:
         corrupt = "SELECT error('Corrupt database file')"
-        patched.setattr("exitbench.results.beside.derived.insert_rows", lambda c, *_: c.exec_driver_sql(corrupt))
+        patched.setattr("exitbench.results.side_records.derived.insert_rows", lambda c, *_: c.exec_driver_sql(corrupt))
         with pytest.raises(DamagedDatabase):
             ingest(tmp_path / "spool", path)
     assert list((tmp_path / "spool" / "rescores").glob("*/*/DONE"))

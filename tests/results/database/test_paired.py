@@ -45,7 +45,7 @@ def differences(database: Database, row: dict[str, Any]) -> Floats:
     return np.array(method_values) - np.array(other)
 
 
-def refilled(path: Path) -> None:
+def refill_differences(path: Path) -> None:
     """Compute the stored differences again, after a test has changed scores without ingest."""
     with open_database(path, read_only=False) as database, database.engine.begin() as connection:
         connection.exec_driver_sql("DELETE FROM quality_difference")
@@ -70,7 +70,7 @@ def mixed_database(example_database: Path, tmp_path_factory: pytest.TempPathFact
             "UPDATE metric SET value = (SELECT avg((scores ->> 'rougeL')::DOUBLE) FROM sample AS s "
             "WHERE s.attempt_id = metric.attempt_id) WHERE metric = 'rougeL'"
         )
-    refilled(path)
+    refill_differences(path)
     return path
 
 
@@ -148,7 +148,7 @@ def test_bleu_is_paired_by_what_each_document_moves(example_database: Path, tmp_
                 connection.execute(
                     "UPDATE metric SET value = ? WHERE attempt_id = ? AND metric = 'bleu'", [value, attempt]
                 )
-    refilled(path)
+    refill_differences(path)
     with open_database(path) as database:
         by_attempt = {row["attempt_id"]: row for row in database.query("FROM paired WHERE metric = 'bleu'").to_pylist()}
     aggregate = partial(task.aggregate, "bleu")
@@ -172,7 +172,7 @@ def test_a_metric_of_the_whole_text_has_the_intervals_of_both_runs_joined(
             "UPDATE metric SET value = 0.9 * value, ci_low = 0.8 * value, ci_high = value "
             "WHERE metric = 'rougeL' AND value > 1"
         )
-    refilled(path)
+    refill_differences(path)
     with open_database(path) as database:
         rows = database.query(
             "SELECT p.*, f.value, f.ci_low, m.value AS full_depth, m.ci_high AS full_high FROM paired AS p "

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from exitbench.results.database.access import DatabaseInUse, patiently
+from exitbench.results.database.access import DatabaseInUse, retry_while_in_use
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.ingest.ingest import ingest
 
@@ -55,21 +55,21 @@ def opening(path: Path, read_only: bool) -> Callable[[], Database]:
 def test_a_process_of_ours_that_writes_is_waited_for_and_named_once(path: Path, read_only: bool) -> None:
     messages: list[str] = []
     with holding(path, OURS, 3.0) as process:
-        patiently(opening(path, read_only), messages.append, patience_s=0.0).close()
+        retry_while_in_use(opening(path, read_only), messages.append, patience_s=0.0).close()
     assert messages == [f"{path} is in use by process {process}; waiting for it."]
 
 
 def test_a_stranger_that_lets_go_in_time_is_waited_for(path: Path) -> None:
     messages: list[str] = []
     with holding(path, STRANGER, 2.0) as process:
-        patiently(opening(path, False), messages.append, patience_s=60.0).close()
+        retry_while_in_use(opening(path, False), messages.append, patience_s=60.0).close()
     assert messages == [f"{path} is in use by process {process}; waiting for it."]
 
 
 def test_a_stranger_that_does_not_let_go_is_named(path: Path) -> None:
     with holding(path, STRANGER, 300.0) as process:
         with pytest.raises(DatabaseInUse, match=f"in use by process {process};"):
-            patiently(opening(path, False), lambda text: None, patience_s=1.0)
+            retry_while_in_use(opening(path, False), lambda text: None, patience_s=1.0)
         with pytest.raises(DatabaseInUse):  # it was not waited for: the database is held still
             opening(path, False)()
 
@@ -78,5 +78,5 @@ def test_ingest_waits_for_another_one(example_spool: Path, path: Path, monkeypat
     monkeypatch.setattr("exitbench.results.database.connection.open_database.__defaults__", (True, 0.1))
     messages: list[str] = []
     with holding(path, OURS, 3.0):
-        report = ingest(example_spool, path, say=messages.append)
+        report = ingest(example_spool, path, on_wait=messages.append)
     assert report.added > 0 and len(messages) == 1

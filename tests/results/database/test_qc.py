@@ -442,7 +442,7 @@ def test_what_is_not_near_the_floor_of_a_scale_is_not_found(
     assert "near_floor" not in [rule for rule, *_ in findings(generated(metric), **cell)]
 
 
-def choosing(scores: tuple[float, ...], low: float, right: int = 1) -> Rows:
+def multiple_choice_rows(scores: tuple[float, ...], low: float, right: int = 1) -> Rows:
     """Return the rows of a run over documents with four choices each, the first `right` of which are correct.
 
     The interval of its accuracy begins at `low`.
@@ -483,7 +483,7 @@ def choosing(scores: tuple[float, ...], low: float, right: int = 1) -> Rows:
 def test_choices_that_are_no_better_than_chance_are_found(
     findings: Callable[..., Any], right: int, chance: str, low: float
 ) -> None:
-    ((rule, severity, message),) = findings(choosing((100, 0, 100, 0), low, right))
+    ((rule, severity, message),) = findings(multiple_choice_rows((100, 0, 100, 0), low, right))
     assert (rule, severity) == ("near_floor", 2)
     assert message.startswith(f"full depth scores 50.0 (own), 95% interval {low:.1f} to ")
     assert f"choosing at random scores {chance}: it is not shown to be better than guessing" in message
@@ -491,17 +491,17 @@ def test_choices_that_are_no_better_than_chance_are_found(
 
 
 def test_last_bits_of_log_probabilities_of_given_texts_may_differ(findings: Callable[..., Any]) -> None:
-    rows = choosing((100, 0, 100, 0), 25.1)
+    rows = multiple_choice_rows((100, 0, 100, 0), 25.1)
     other = {**rows, "tokens": [{**token_row, "logprob": -1.0000001} for token_row in rows["tokens"]]}
     assert findings(rows, other) == []
 
 
 def test_choices_that_are_better_than_chance_are_fine(findings: Callable[..., Any]) -> None:
-    assert findings(choosing((100, 0, 100, 0), 25.1)) == []
+    assert findings(multiple_choice_rows((100, 0, 100, 0), 25.1)) == []
 
 
 def test_a_score_that_is_no_share_of_right_choices_is_not_held_against_chance(findings: Callable[..., Any]) -> None:
-    assert findings(choosing((90, 0, 90, 0), 1.0)) == []
+    assert findings(multiple_choice_rows((90, 0, 90, 0), 1.0)) == []
 
 
 @pytest.mark.parametrize(("low", "n"), [(66.0, 1), (67.0, 0)])

@@ -77,7 +77,7 @@ def test_every_column_of_a_view_is_explained_and_nothing_else_is() -> None:
 
 def _of_tables(view: str, column: str) -> list[str]:
     return [
-        column_entry.about
+        column_entry.description
         for table in shown_tables(view)
         for column_entry in TABLES[table].columns
         if column_entry.name == column
@@ -85,6 +85,6 @@ def _of_tables(view: str, column: str) -> list[str]:
 
 
 def test_a_view_says_what_the_table_says_whose_rows_it_shows() -> None:
-    (head_rows,) = (column.about for column in TABLES["token_exit"].columns if column.name == "head_rows_int8")
+    (head_rows,) = (column.description for column in TABLES["token_exit"].columns if column.name == "head_rows_int8")
     assert column_description("token_trace", "head_rows_int8") == head_rows
     assert f"| head_rows_int8 | INTEGER | {head_rows} |" in schema_markdown().partition("### token_trace")[2]

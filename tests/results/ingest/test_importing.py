@@ -12,13 +12,13 @@ import pytest
 import sqlalchemy as sa
 
 from exitbench.errors import UserError
-from exitbench.results.beside.derived import TAG_SCHEMA, Rescore, record_rescore, record_tags
 from exitbench.results.database.catalogue import ATTEMPT, CELL
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.importing import kind_of, merge
 from exitbench.results.ingest.ingest import ingest, rebuild
 from exitbench.results.ingest.manifest import Manifest
 from exitbench.results.ingest.snapshot import write_snapshot
+from exitbench.results.side_records.derived import TAG_SCHEMA, Rescore, record_rescore, record_tags
 from exitbench.results.spool.attempts import free_tables, scan_spool
 from exitbench.results.tables import TABLES as DECLARED
 

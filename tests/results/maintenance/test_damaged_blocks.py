@@ -13,7 +13,7 @@ AT = 100_000
 """Position of the changed byte in a block."""
 
 
-def answers(path: Path) -> dict[str, object] | None:
+def database_digest(path: Path) -> dict[str, object] | None:
     """Return a digest of every table and view, and counts of rows found by key; None if the database is damaged."""
     try:
         with duckdb.connect(path, read_only=True) as connection:
@@ -46,7 +46,7 @@ def blocks(path: Path) -> int:
 def test_no_block_that_changes_an_answer_is_called_good(few_spool: Path, few_database: Path, tmp_path: Path) -> None:
     path = tmp_path / "exitbench.duckdb"
     shutil.copyfile(few_database, path)
-    intact, content = answers(path), path.read_bytes()
+    intact, content = database_digest(path), path.read_bytes()
     assert intact is not None
     assert check(few_spool, path).problems == ()
     named = 0
@@ -56,6 +56,6 @@ def test_no_block_that_changes_an_answer_is_called_good(few_spool: Path, few_dat
         path.write_bytes(changed)
         problems = check(few_spool, path).problems
         named += bool(problems)
-        assert problems or answers(path) == intact, block
+        assert problems or database_digest(path) == intact, block
         assert all("exitbench db rebuild" in problem for problem in problems), problems
     assert named > blocks(path) / 2

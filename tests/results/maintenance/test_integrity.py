@@ -8,10 +8,10 @@ import duckdb
 import pytest
 
 from exitbench.errors import UserError
-from exitbench.results.beside.derived import Rescore, record_rescore
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest, rebuild
 from exitbench.results.maintenance.integrity import check, require_whole_spool
+from exitbench.results.side_records.derived import Rescore, record_rescore
 from exitbench.results.spool.attempts import free_tables, read_attempt, read_status, scan_spool
 
 

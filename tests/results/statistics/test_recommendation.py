@@ -32,15 +32,15 @@ class Outcome:
     speed_error: float = 0.0
 
 
-def losses(rng: Rng, n: int, shares: np.ndarray) -> np.ndarray:
+def losses(rng: Rng, n: int, changed_share: np.ndarray) -> np.ndarray:
     """Draw losses [n, settings] in points. Each setting changes its share of the documents, of which 7 in 10 lose.
 
     For half of the documents, one random number decides for all settings whether they change it.
     """
-    common, method_noise = rng.random((n, 1)), rng.random((n, len(shares)))
+    common, method_noise = rng.random((n, 1)), rng.random((n, len(changed_share)))
     which = np.where(rng.random((n, 1)) < 0.5, common, method_noise)
-    size = 100 * rng.random((n, len(shares))) * np.where(rng.random((n, len(shares))) < 0.7, 1, -1)
-    return np.where(which < shares, size, 0.0)
+    size = 100 * rng.random((n, len(changed_share))) * np.where(rng.random((n, len(changed_share))) < 0.7, 1, -1)
+    return np.where(which < changed_share, size, 0.0)
 
 
 def simulate(rng: Rng, n: int, true_loss: np.ndarray, allowed: float, tasks: int) -> Outcome:

@@ -100,9 +100,9 @@ def test_a_new_column_and_a_new_table_are_declared_at_one_place(
 def test_every_table_is_described_and_has_a_key(table: Any) -> None:
     names = [column.name for column in table.columns]
     assert len(set(names)) == len(names)
-    assert table.key and table.about.endswith(".")
-    assert all(column.about for column in table.columns)
-    assert set(table.arrives_by) <= set(names)
+    assert table.key and table.description.endswith(".")
+    assert all(column.description for column in table.columns)
+    assert set(table.import_key) <= set(names)
 
 
 def test_references_lead_to_tables_whose_key_they_are() -> None:

@@ -34,7 +34,7 @@ class World:
 
     model: EncoderClassifier
     texts: Sequence[EncodedText]
-    said: Array
+    reference_logits: Array
     states: Array
 
 
@@ -139,18 +139,18 @@ def bert(request: pytest.FixtureRequest, classifier: Classifier) -> World:
 def test_texts_leave_where_the_definition_says_with_that_blocks_label(case: str, bert: World) -> None:
     name, params, rule = RULES[case]
     answers = in_batches_of(bert, parts_of(name, params), size=5)
-    expected = [rule(said) for said in bert.said]
+    expected = [rule(said) for said in bert.reference_logits]
     assert [answer.record.exit_layer for answer in answers] == expected
     assert [answer.label for answer in answers] == [
-        int(said[layer - 1].argmax()) for said, layer in zip(bert.said, expected, strict=True)
+        int(said[layer - 1].argmax()) for said, layer in zip(bert.reference_logits, expected, strict=True)
     ]
-    p = [softmax(said[layer - 1]).max() for said, layer in zip(bert.said, expected, strict=True)]
+    p = [softmax(said[layer - 1]).max() for said, layer in zip(bert.reference_logits, expected, strict=True)]
     assert [answer.value for answer in answers] == pytest.approx(p, abs=1e-5)
 
 
 def test_the_cases_spread_their_exits(classifier: Classifier) -> None:
     """If all exits were equal, the comparisons above would show little."""
-    said = world(classifier, "bert").said
+    said = world(classifier, "bert").reference_logits
     for case, (name, _, rule) in RULES.items():
         if name not in ("full", "static") and case != "pabee-2":  # of which all three off-ramps would have to agree
             assert len({rule(one) for one in said}) > 1, case
@@ -188,7 +188,7 @@ def test_the_published_batch_leaves_when_every_row_of_it_would(bert: World) -> N
     """PABEE's code counts a block only if the whole batch has the same predictions as after the previous block."""
     answers = in_batches_of(bert, parts_of("pabee", {"patience": 1, "batch": "whole"}), size=3)
     for start in range(0, N, 3):
-        labels = bert.said[start : start + 3].argmax(-1)
+        labels = bert.reference_logits[start : start + 3].argmax(-1)
         expected = next((b for b in range(2, L) if (labels[:, b - 1] == labels[:, b - 2]).all()), L)
         assert {answer.record.exit_layer for answer in answers[start : start + 3]} == {expected}
 
@@ -211,7 +211,7 @@ def test_the_published_entropy_never_exits_where_a_probability_is_rounded_to_zer
 def test_numbers_confirm_each_other_within_a_tolerance(tolerance: float, classifier: Classifier) -> None:
     result = world(classifier, "bert", "linear", labels=1)
     answers = in_batches_of(result, parts_of("pabee", {"patience": 1, "tolerance": tolerance}), size=5)
-    for said, answer in zip(result.said[:, :, 0], answers, strict=True):
+    for said, answer in zip(result.reference_logits[:, :, 0], answers, strict=True):
         expected = next((b for b in range(2, L) if abs(said[b - 1] - said[b - 2]) < tolerance), L)
         assert answer.record.exit_layer == expected
         assert answer.value == pytest.approx(said[expected - 1], abs=1e-4)
@@ -219,7 +219,9 @@ def test_numbers_confirm_each_other_within_a_tolerance(tolerance: float, classif
 
 
 def test_every_block_asked_is_noted_until_the_text_leaves(bert: World) -> None:
-    for said, answer in zip(bert.said, in_batches_of(bert, parts_of("max-prob", {"threshold": 0.7}), 5), strict=True):
+    for said, answer in zip(
+        bert.reference_logits, in_batches_of(bert, parts_of("max-prob", {"threshold": 0.7}), 5), strict=True
+    ):
         blocks = list(range(1, answer.record.exit_layer + 1))
         assert [one.block for one in answer.readings] == answer.blocks_read == blocks
         assert [one.exited for one in answer.readings] == [block == blocks[-1] for block in blocks]

@@ -265,7 +265,7 @@ def test_a_hub_that_is_switched_off_is_told(hub: Any, monkeypatch: pytest.Monkey
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_retry_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let huggingface_hub retry without waiting."""
     time = huggingface_hub.file_download.time
     unhurried = types.SimpleNamespace(**{**vars(time), "sleep": lambda _: None})
@@ -273,7 +273,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_download_that_breaks_off_goes_on_where_it_was(
-    hub: Any, published: dict[str, bytes], impatient: None, monkeypatch: pytest.MonkeyPatch
+    hub: Any, published: dict[str, bytes], no_retry_wait: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     part = shards(published)[1]
     monkeypatch.setattr(huggingface_hub.constants, "DOWNLOAD_CHUNK_SIZE", 1)  # what is kept of what was sent
@@ -284,7 +284,7 @@ def test_a_download_that_breaks_off_goes_on_where_it_was(
 
 
 def test_a_download_that_breaks_off_for_good_leaves_nothing_half_written(
-    hub: Any, published: dict[str, bytes], impatient: None
+    hub: Any, published: dict[str, bytes], no_retry_wait: None
 ) -> None:
     part = shards(published)[1]
     hub.cut[part] = True

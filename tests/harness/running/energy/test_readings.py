@@ -17,7 +17,7 @@ from exitbench.harness.cells.cell import TimingSettings
 from exitbench.harness.running.energy.counters import Counter, CounterError
 from exitbench.harness.running.energy.meter import Idle, MachineMeter, Moment
 from exitbench.harness.running.energy.powercap import powercap_counters
-from exitbench.harness.running.energy.readings import Energy, EnergyLog, Place, energy_metrics
+from exitbench.harness.running.energy.readings import DecodeKey, Energy, EnergyLog, energy_metrics
 from exitbench.harness.running.timing import ORDER, Clock, Unit, measure
 
 S = 1_000_000_000
@@ -48,7 +48,9 @@ class Scripted:
         return self.first
 
 
-def spent(by_arm: dict[tuple[str, bool], int], documents: tuple[int, ...] = (1, 2, 3, 4), rounds: int = 2) -> Energy:
+def energy_readings(
+    by_arm: dict[tuple[str, bool], int], documents: tuple[int, ...] = (1, 2, 3, 4), rounds: int = 2
+) -> Energy:
     """Return readings in which a decode takes its document's number times its arm's microjoules.
 
     An arm is full depth, its twin or the method. The counter also advances between decodes, which must not be counted.
@@ -65,7 +67,7 @@ def spent(by_arm: dict[tuple[str, bool], int], documents: tuple[int, ...] = (1, 
 
     log = EnergyLog(Scripted(script()))
     for round_, document, position, arm, twin in places:
-        with log.around(Place(str(document), round_, position, arm, twin)):
+        with log.around(DecodeKey(str(document), round_, position, arm, twin)):
             pass
     return log.close()
 
@@ -75,8 +77,8 @@ TOKENS = {"full": 800, "method": 400}
 
 
 def test_what_is_spent_between_decodes_is_nobodys() -> None:
-    energy = spent(ARMS)
-    assert energy.summary == "package-0, psys" and energy.domains == IDLE
+    energy = energy_readings(ARMS)
+    assert energy.summary == "package-0, psys" and energy.idle == IDLE
     assert len(energy.readings) == 2 * 4 * len(ORDER) * 2
     for reading in energy.readings:
         own = int(reading.doc_key) * ARMS[reading.arm, reading.twin] * (10 if reading.domain == "psys" else 1)
@@ -84,7 +86,7 @@ def test_what_is_spent_between_decodes_is_nobodys() -> None:
 
 
 def test_joules_a_token_are_of_counted_domains_gross_and_net_of_idle() -> None:
-    metrics = {name: it.value for name, it in energy_metrics(spent(ARMS), TOKENS, seed=0).items()}
+    metrics = {name: it.value for name, it in energy_metrics(energy_readings(ARMS), TOKENS, seed=0).items()}
     decodes, documents = 2 * 2, 1 + 2 + 3 + 4  # twice in each of two rounds
     assert metrics == pytest.approx(
         {
@@ -102,17 +104,17 @@ def test_joules_a_token_are_of_counted_domains_gross_and_net_of_idle() -> None:
 
 
 def test_the_ratio_has_a_paired_interval_over_documents() -> None:
-    metrics = energy_metrics(spent(ARMS), TOKENS, seed=0)
+    metrics = energy_metrics(energy_readings(ARMS), TOKENS, seed=0)
     for name in ("energy_ratio", "aa_energy_ratio"):
         assert (metrics[name].n, metrics[name].low) == (4, None)  # no document differs in its ratio
-    energy = spent(ARMS)
+    energy = energy_readings(ARMS)
     uneven = tuple(
         reading
         if reading.doc_key != "4" or reading.arm == "full"
         else type(reading)(**{**vars(reading), "energy_uj": 2 * reading.energy_uj})
         for reading in energy.readings
     )
-    ratio = energy_metrics(Energy(uneven, energy.domains, ""), TOKENS, seed=0)["energy_ratio"]
+    ratio = energy_metrics(Energy(uneven, energy.idle, ""), TOKENS, seed=0)["energy_ratio"]
     assert ratio.value == pytest.approx(30 / 28)
     assert ratio.low is not None and ratio.high is not None and ratio.low < ratio.value < ratio.high
 
@@ -123,7 +125,7 @@ def test_readings_replayed_from_files_are_of_what_moves_within_a_decode(server: 
     log = EnergyLog(MachineMeter(counters, sleep=lambda s: None, now_ns=lambda: next(seconds) * S))
     server.zone("intel-rapl:0", "package-0", 1_000, 10**12)
     server.zone("intel-rapl:0:1", "dram", 65_712_999_600, 65_712_999_613)  # comes round within the decode
-    with log.around(Place("a", 0, 0, "full", False)):
+    with log.around(DecodeKey("a", 0, 0, "full", False)):
         server.add("intel-rapl:0", 700)
         server.add("intel-rapl:0:1", 20)
     server.add("intel-rapl:0", 10_000)
@@ -138,9 +140,9 @@ def test_readings_replayed_from_files_are_of_what_moves_within_a_decode(server: 
 
 def test_a_domain_that_vanishes_ends_the_energy_of_its_timing(server: Any) -> None:
     log = EnergyLog(MachineMeter(powercap_counters(server.root).counters, sleep=lambda s: None))
-    with log.around(Place("a", 0, 0, "full", False)):
+    with log.around(DecodeKey("a", 0, 0, "full", False)):
         server.add("intel-rapl:0", 700)
-    with log.around(Place("a", 0, 1, "method", False)):
+    with log.around(DecodeKey("a", 0, 1, "method", False)):
         shutil.rmtree(server.root / "intel-rapl:1")
     energy = log.close()
     assert energy.readings == () and "intel-rapl:1/energy_uj: No such file" in energy.summary
@@ -172,7 +174,7 @@ def test_counters_are_read_around_every_decode_and_never_while_its_clock_runs() 
             events.append("untimed")
             return [None]
 
-        def timed(self, parts: Any, unit: Any, clock: Clock) -> tuple[tuple[str, ...], int]:
+        def run_timed(self, parts: Any, unit: Any, clock: Clock) -> tuple[tuple[str, ...], int]:
             events.append("decode")
             clock.mark()
             clock.mark()
@@ -191,7 +193,7 @@ def test_counters_are_read_around_every_decode_and_never_while_its_clock_runs() 
 
 def test_without_a_meter_there_is_nothing_but_why() -> None:
     log = EnergyLog("no counters")
-    with log.around(Place("a", 0, 0, "full", False)):
+    with log.around(DecodeKey("a", 0, 0, "full", False)):
         pass
     assert log.close() == Energy((), (), "no counters")
     assert energy_metrics(log.close(), {}, seed=0) == {}
@@ -216,15 +218,15 @@ def test_a_timing_has_the_energy_of_all_its_decodes_or_none(
     log, done = EnergyLog(Scripted(iter(script))), list[str]()
     decodes = ["full", "method", "full"][: (len(script) + 1) // 2]
     for position, arm in enumerate(decodes):
-        with log.around(Place("a", 0, position, arm, False)):
+        with log.around(DecodeKey("a", 0, position, arm, False)):
             done.append(arm)
     assert done == decodes  # whatever the counters say
     energy = log.close()
-    assert (energy.readings, energy.domains) == ((), ()) and energy.summary.startswith(says)
+    assert (energy.readings, energy.idle) == ((), ()) and energy.summary.startswith(says)
 
 
 def test_a_counter_that_cannot_tell_idle_power_is_not_read() -> None:
     log = EnergyLog(Scripted(iter([]), first=LOST))
-    with log.around(Place("a", 0, 0, "full", False)):
+    with log.around(DecodeKey("a", 0, 0, "full", False)):
         pass
     assert log.close() == Energy((), (), "a counter was lost: package-0: gone")

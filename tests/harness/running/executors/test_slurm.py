@@ -132,7 +132,7 @@ def submission(spec: WorkerSpec, tmp_path: Path) -> Path:
     return folder
 
 
-def ended(spec: WorkerSpec) -> list[tuple[str, str | None] | None]:
+def cell_statuses(spec: WorkerSpec) -> list[tuple[str, str | None] | None]:
     """Return status and reason of each cell's attempt, or None for a cell without an attempt."""
     result = [attempt_status(spec.spool, item.cell.cell_id) for item in spec.cells]
     return [status and (status.status, status.reason) for status in result]
@@ -162,7 +162,7 @@ def test_cells_that_a_job_left_undone_become_rows(
     SlurmExecutor(submission.parent, OPTIONS)
     reason = f"Slurm job 12_0: {state}"
     unbegun = ("interrupted", f"{reason}, before this cell began")
-    assert ended(spec) == [("ok", None), (status, reason), unbegun]
+    assert cell_statuses(spec) == [("ok", None), (status, reason), unbegun]
     lost = attempt_status(spec.spool, spec.cells[1].cell.cell_id)
     assert lost is not None
     record = read_attempt(lost.path)
@@ -174,13 +174,13 @@ def test_cells_that_a_job_left_undone_become_rows(
 def test_a_job_that_never_began_a_cell_fails_them_all(spec: WorkerSpec, submission: Path, squeue: Answer) -> None:
     squeue("echo 'run-a|12|0|FAILED'")
     SlurmExecutor(submission.parent, OPTIONS)
-    assert ended(spec) == [("failed", "Slurm job 12_0: FAILED")] * 3
+    assert cell_statuses(spec) == [("failed", "Slurm job 12_0: FAILED")] * 3
 
 
 def test_a_job_that_slurm_has_forgotten_is_gone(spec: WorkerSpec, submission: Path, squeue: Answer) -> None:
     squeue("true")
     SlurmExecutor(submission.parent, OPTIONS)
-    assert ended(spec) == [("interrupted", "Slurm job 12_0: no longer known to Slurm")] * 3
+    assert cell_statuses(spec) == [("interrupted", "Slurm job 12_0: no longer known to Slurm")] * 3
 
 
 def test_rows_are_written_once(spec: WorkerSpec, submission: Path, squeue: Answer) -> None:
@@ -194,7 +194,7 @@ def test_rows_are_written_once(spec: WorkerSpec, submission: Path, squeue: Answe
 def test_a_job_that_waits_or_runs_is_left_alone(spec: WorkerSpec, submission: Path, squeue: Answer) -> None:
     squeue("echo 'run-a|12|0|PENDING'")
     SlurmExecutor(submission.parent, OPTIONS)
-    assert ended(spec) == [None] * 3
+    assert cell_statuses(spec) == [None] * 3
     assert not (submission / "CLOSED").exists()
 
 
@@ -204,7 +204,7 @@ def test_a_submission_that_never_reached_slurm_leaves_nothing(
     (submission / "SUBMITTED").unlink()
     squeue("true")
     SlurmExecutor(submission.parent, OPTIONS)
-    assert ended(spec) == [None] * 3
+    assert cell_statuses(spec) == [None] * 3
     assert not submission.exists()
 
 
@@ -216,4 +216,4 @@ def test_a_controller_killed_after_slurm_had_the_jobs_is_followed_by_the_next(
     SlurmExecutor(submission.parent, OPTIONS)
     squeue("true")
     SlurmExecutor(submission.parent, OPTIONS)
-    assert ended(spec) == [("interrupted", "Slurm job 12_0: no longer known to Slurm")] * 3
+    assert cell_statuses(spec) == [("interrupted", "Slurm job 12_0: no longer known to Slurm")] * 3

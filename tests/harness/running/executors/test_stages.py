@@ -30,9 +30,9 @@ def labels(stage: Stage) -> list[list[str]]:
 def test_models_share_the_cores_and_every_timing_is_a_stage_of_its_own(spec: WorkerSpec) -> None:
     specs = [model(spec, "a", "quality", "timing"), model(spec, "b", "quality", "replay", "timing")]
     beside, first, second = stages(specs, cores=2, memory_bytes=GIB)
-    assert (beside.workers, beside.quiet, labels(beside)) == (2, False, [["a1"], ["b1"], ["b2"]])
+    assert (beside.workers, beside.times_decodes, labels(beside)) == (2, False, [["a1"], ["b1"], ["b2"]])
     assert {part.threads for part in beside.specs} == {1}
-    assert [(stage.workers, stage.quiet, labels(stage)) for stage in (first, second)] == [
+    assert [(stage.workers, stage.times_decodes, labels(stage)) for stage in (first, second)] == [
         (1, True, [["a2"]]),
         (1, True, [["b3"]]),
     ]

@@ -40,7 +40,7 @@ def weights(folder: Path) -> bytes:
 
 
 @pytest.fixture
-def write_further(write_recipe: WriteRecipe) -> WriteRecipe:
+def write_continued_recipe(write_recipe: WriteRecipe) -> WriteRecipe:
     """Return a function that writes a recipe that continues from a trained model, given by its [start] table."""
 
     def write(start: str, *changes: tuple[str, str]) -> Path:
@@ -97,10 +97,10 @@ def test_it_learns_and_the_cards_score_is_the_models_own(write_recipe: WriteReci
 
 @pytest.mark.parametrize("loss", ["two-stage", "self-distillation"])
 def test_off_ramps_on_a_frozen_model_leave_it_as_it_was(
-    loss: str, write_recipe: WriteRecipe, write_further: WriteRecipe, data_dir: Path
+    loss: str, write_recipe: WriteRecipe, write_continued_recipe: WriteRecipe, data_dir: Path
 ) -> None:
     first = trained(write_recipe(*LAST, name="first"), data_dir)
-    path = write_further(f'recipe = "{data_dir.parent / "first.toml"}"', ('"weighted"', f'"{loss}"'))
+    path = write_continued_recipe(f'recipe = "{data_dir.parent / "first.toml"}"', ('"weighted"', f'"{loss}"'))
     further = trained(path, data_dir)
     assert weights(further) == weights(first)
     assert load_off_ramps(first, 3, 16, 2) is None
@@ -109,7 +109,7 @@ def test_off_ramps_on_a_frozen_model_leave_it_as_it_was(
 
 @pytest.mark.parametrize("model", [BertForMaskedLM, AlbertModel])
 def test_a_pretrained_encoder_without_a_classifier_is_given_one_of_the_tasks_labels(
-    model: Any, write_recipe: WriteRecipe, write_further: WriteRecipe, data_dir: Path
+    model: Any, write_recipe: WriteRecipe, write_continued_recipe: WriteRecipe, data_dir: Path
 ) -> None:
     folder = data_dir / "pretrained"
     config = model.config_class(
@@ -118,7 +118,9 @@ def test_a_pretrained_encoder_without_a_classifier_is_given_one_of_the_tasks_lab
     model(config).save_pretrained(folder)
     first = trained(write_recipe(*LAST, ("steps = 12", "steps = 1")), data_dir)
     AutoTokenizer.from_pretrained(first).save_pretrained(folder)
-    further = trained(write_further('checkpoint = "pretrained"', ('"pooler-linear"', '"shared-pooler"')), data_dir)
+    further = trained(
+        write_continued_recipe('checkpoint = "pretrained"', ('"pooler-linear"', '"shared-pooler"')), data_dir
+    )
     result = AutoModelForSequenceClassification.from_pretrained(further)
     assert (result.config.id2label, result.config.model_type) == ({0: "negative", 1: "positive"}, config.model_type)
     assert load_off_ramps(further, 3, 16, 2) is not None

@@ -50,15 +50,15 @@ ChoiceKey = Mapping[str, Any]
 
 
 def stored_choices(key: ChoiceKey) -> dict[str, str] | None:
-    """Return the stored form of each place (role and shape of a weight) for a cache key.
+    """Return the stored form by weight key (role and shape of a weight), for a cache key.
 
     None if no choices are stored for the key, or the file is damaged.
     """
-    return _usable(_path(key), key)
+    return _read_valid(_path(key), key)
 
 
 def store_choices(key: ChoiceKey, chosen: Mapping[str, str]) -> dict[str, str] | None:
-    """Store chosen forms by place (role and shape of a weight) under a cache key; return those that are in effect.
+    """Store chosen forms by weight key (role and shape of a weight) under a cache key; return those that are in effect.
 
     These are the choices that the first process stored, so they may differ from ``chosen``. None if nothing can be
     stored.
@@ -71,27 +71,27 @@ def store_choices(key: ChoiceKey, chosen: Mapping[str, str]) -> dict[str, str] |
         try:
             os.link(partial, path)
         except FileExistsError:
-            if _usable(path, key) is None:
+            if _read_valid(path, key) is None:
                 partial.replace(path)
     except OSError:
         return None
     finally:
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
-    return _usable(path, key)
+    return _read_valid(path, key)
 
 
 def list_choices(machine: ChoiceKey) -> Iterator[tuple[str, ChoiceKey, dict[str, str]]]:
-    """Yield (id, cache key, form by place) for every choice stored for a machine, which `this_machine` describes.
+    """Yield (id, cache key, form by weight key) for every choice stored for a machine, which `this_machine` describes.
 
-    The id is part of the file's name. A place is the role and shape of a weight.
+    The id is part of the file's name. The weight key is the role and shape of a weight.
     """
     for path in sorted(user_cache().glob(f"{_PREFIX}*.json")):
         key = _content(path).get("key")
         if not isinstance(key, dict) or path != _path(key) or not machine.items() <= key.items():
             continue
         with contextlib.suppress(KeyError, TypeError, AttributeError):  # a file of another program
-            if (chosen := _usable(path, key)) is not None:
+            if (chosen := _read_valid(path, key)) is not None:
                 yield path.stem.removeprefix(_PREFIX), key, chosen
 
 
@@ -99,8 +99,8 @@ def _path(key: ChoiceKey) -> Path:
     return user_cache() / f"{_PREFIX}{content_id(key)[:16]}.json"
 
 
-def _usable(path: Path, key: ChoiceKey) -> dict[str, str] | None:
-    """Return the form of each place (role and shape of a weight) that a file stores.
+def _read_valid(path: Path, key: ChoiceKey) -> dict[str, str] | None:
+    """Return the form by weight key (role and shape of a weight) that a file stores.
 
     None if the file's cache key is not ``key``, or if a form is not available on this machine.
     """

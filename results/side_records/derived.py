@@ -33,7 +33,7 @@ from exitbench.results.files.atomic import (
 from exitbench.results.files.bounded import read_table
 from exitbench.results.files.duckdb_files import is_system_error
 from exitbench.results.files.formats import content_id
-from exitbench.results.files.values import COUNT, TEXT, TIME, first_fault
+from exitbench.results.files.values import COUNT, TEXT, TIME, first_invalid_key
 from exitbench.results.spool.attempts import QUARANTINE, conform
 from exitbench.results.spool.records import RESCORE, TAG, RecordKind, records
 from exitbench.results.spool.schema import TABLES as FILE_TABLES
@@ -140,7 +140,7 @@ class Derived:
         check_digested_folder(folder, self.all_files)
         path = folder / _STATUS
         status = read_json(path)
-        if fault := first_fault(status, {"": {**_KEYS, self.producer_key: TEXT}}):
+        if fault := first_invalid_key(status, {"": {**_KEYS, self.producer_key: TEXT}}):
             raise DamagedFile(f"{path}: {fault}")
         if status["format"] > _FORMAT:
             raise SpoolError(f"{path}: written by a newer version (format {status['format']}; this one: {_FORMAT}).")

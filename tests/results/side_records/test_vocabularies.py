@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from exitbench.results.beside.vocabularies import begins_word, check_vocabularies, record_vocabulary
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.importing import merge
 from exitbench.results.ingest.ingest import ingest, rebuild
+from exitbench.results.side_records.vocabularies import begins_word, check_vocabularies, record_vocabulary
 
 ID = "abc0" * 16
 TEXTS = ["<pad>", "▁the", "ory", None, "▁"]

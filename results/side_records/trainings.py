@@ -16,12 +16,12 @@ import sqlalchemy as sa
 from pyarrow import csv
 from sqlalchemy.dialects.postgresql import insert
 
-from exitbench.results.beside.derived import check_records, load_records
 from exitbench.results.database.catalogue import TRAINING_RUN
 from exitbench.results.files.arrow import insert_rows
 from exitbench.results.files.atomic import SpoolError, read_json, unique_name
 from exitbench.results.files.regular import read_regular
-from exitbench.results.files.values import OBJECT, TEXT, Keys, first_fault
+from exitbench.results.files.values import OBJECT, TEXT, Keys, first_invalid_key
+from exitbench.results.side_records.derived import check_records, load_records
 from exitbench.results.spool.records import TRAINING
 from exitbench.results.spool.schema import CARD_FILE, TRAINING_LOG, TRAINING_LOG_FILE
 
@@ -71,7 +71,7 @@ def read_training(folder: Path) -> tuple[dict[str, Any], pa.Table]:
         SpoolError: A file is missing or not as a training writes it; the message names the file.
     """
     card = read_json(folder / CARD_FILE)
-    if fault := first_fault(card, _CARD_KEYS):
+    if fault := first_invalid_key(card, _CARD_KEYS):
         raise SpoolError(f"{folder / CARD_FILE}: {fault}")
     path = folder / TRAINING_LOG_FILE
     try:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from exitbench.results.beside.trainings import record_training
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest, rebuild
+from exitbench.results.side_records.trainings import record_training
 
 CARD = {
     "recipe": {"name": "small", "objective": {"loss": "weighted"}},

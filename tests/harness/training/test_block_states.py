@@ -29,8 +29,14 @@ from transformers import (
 )
 
 from exitbench.errors import UserError
+from exitbench.harness.training.block_states import (
+    apply_ending,
+    check_read_out,
+    decoder_blocks,
+    decoder_states,
+    final_norm,
+)
 from exitbench.harness.training.losses import IGNORED, block_weights, head_loss
-from exitbench.harness.training.readable import apply_ending, check_read_out, decoder_blocks, decoder_states, final_norm
 
 Inputs = dict[str, Tensor]
 BLOCKS, WIDTH, VOCABULARY = 4, 16, 50

@@ -13,11 +13,11 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import sqlalchemy as sa
 
-from exitbench.results.beside.derived import check_records, load_records
 from exitbench.results.database.catalogue import known_keys
 from exitbench.results.files.arrow import insert_rows
 from exitbench.results.files.atomic import DamagedFile, check_digested_folder, write_digested_folder
 from exitbench.results.files.bounded import read_table
+from exitbench.results.side_records.derived import check_records, load_records
 from exitbench.results.spool.records import VOCABULARY
 from exitbench.results.spool.schema import arrow_schema
 from exitbench.results.tables import TABLES
