@@ -27,11 +27,11 @@ from exitbench.methods.thresholds import Constant
 
 
 class BestDraft(Gate):
-    """Gate that scores 1 at the exit layer chosen for a row's drafts, until the chosen number of drafts is made.
+    """Gate that scores 1 at the exit layer it chose for a row's next drafts, until it has made their chosen number.
 
-    For each row and each of C candidate blocks, its answer memory counts comparisons with full depth (`compared_A`) and
-    matches (`matches_AC`), weighted by age. From these it chooses `exit_layer_A` and the number of drafts `drafts_A`
-    (0: no draft).
+    It chooses from counts that it keeps per row during an answer (its answer memory), weighted by age. `compared_A`
+    counts comparisons with full depth, and `matches_AC` the matches of each of C candidate blocks. The choice is
+    stored there too: `exit_layer_A`, and the number of drafts `drafts_A` (0: no draft).
 
     Args:
         candidates: Blocks at which a row may draft, ascending.

@@ -85,7 +85,7 @@ class Evict(KVPolicy):
         cache.evict(block, rows_A)
 
     def cost(self, model: ModelInterface, exit_layers: Sequence[int], block_costs: Sequence[Cost]) -> Cost:
-        """Return zero cost; masked keys are still multiplied, but this is counted as a cost of the blocks."""
+        """Return zero cost: masking is free, and the cost of the blocks run includes attention to masked keys."""
         return Cost()
 
 

@@ -50,8 +50,9 @@ class Oracle(Skipping):
     """Exit at the first block whose most probable token is that of the last block.
 
     All blocks run for every token to find its exit layer, so no work is saved. The exit layers are those of a perfect
-    gate, but the KV policy may change later tokens (t5x `oracle_tok_consistency` copies states). A replay, which
-    recomputes exits from the stored predictions of every block, gives the ideal oracle without this effect.
+    gate. But the KV policy fills the skipped blocks, for example with copied states (t5x's `oracle_tok_consistency`),
+    which may change later tokens. A replay gives the ideal oracle without this effect: it recomputes exits from the
+    stored predictions of every block.
     """
 
     name: ClassVar[str] = "oracle"

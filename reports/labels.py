@@ -134,7 +134,7 @@ def count(numbers: Iterable[int | None], unit: str) -> str:
 
 
 def differing_conditions(conditions: Iterable[str]) -> dict[str, str]:
-    """Map each text of comma-separated conditions to those of its conditions that not all texts have.
+    """Map each text of comma-separated conditions to the same text without the conditions that all texts share.
 
     Examples:
         >>> differing_conditions(["float32, cpu, batch 1", "float32, cpu, batch 8"])

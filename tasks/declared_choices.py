@@ -42,12 +42,12 @@ def read_choices(path: Path, name: str | None, split: str) -> Sequence[Mapping[s
 
     Args:
         path: The data file.
-        name: The declaration of the task, as JSON.
+        name: The task's declaration in JSON, which lm-eval holds as the data set's name.
         split: Ignored.
 
     Raises:
-        UserError: A column is missing, the target is none of the choices, or there are fewer than two choices; the
-            message names the record.
+        UserError: A column is missing, the correct answer is none of the choices, or there are fewer than two choices.
+            The message names the record.
     """
     declaration = Declaration.from_json(json.loads(name or "{}"))
     return [

@@ -59,7 +59,7 @@ def perf(folder: Path, *arguments: str) -> int:
 # ------------------------------------------------------------------------------------------ what is kept
 
 
-def test_what_was_timed_is_in_the_database_with_commit_and_machine(benchmarks: Path, tmp_path: Path) -> None:
+def test_benchmark_results_are_stored_with_commit_and_machine(benchmarks: Path, tmp_path: Path) -> None:
     assert perf(benchmarks) == pytest.ExitCode.TESTS_FAILED
     with open_database(tmp_path / "runs" / "exitbench.duckdb") as database:
         (row,) = database.query("FROM perf").to_pylist()
@@ -74,7 +74,7 @@ def test_what_was_timed_is_in_the_database_with_commit_and_machine(benchmarks: P
     assert told["commit_info"].keys() == {"id", "dirty"}
 
 
-def test_a_run_that_measures_nothing_fails(benchmarks: Path, tmp_path: Path) -> None:
+def test_perf_session_without_measurements_fails(benchmarks: Path, tmp_path: Path) -> None:
     assert perf(benchmarks, "--benchmark-skip") == pytest.ExitCode.NO_TESTS_COLLECTED
     assert not (tmp_path / "runs" / "exitbench.duckdb").exists()
 
@@ -96,7 +96,7 @@ SAME, SLOWER, FASTER = (1.0, 1.02, 0.98, 1.01), (1.1, 1.11, 1.09, 1.12), (0.5, 0
 NOISY = (1.6, 0.9, 1.5, 1.1)
 
 
-def test_what_is_slower_is_so_beyond_the_scatter_of_processes_and_the_tolerance(tools: SimpleNamespace) -> None:
+def test_slowdown_must_exceed_process_variance_and_tolerance(tools: SimpleNamespace) -> None:
     def of(ratios: tuple[float, ...]) -> Any:
         return tools.against.Comparison("tests/benchmarks/test_x.py::test_y", (2.0,) * 4, tuple(2 * r for r in ratios))
 
@@ -110,7 +110,7 @@ def test_what_is_slower_is_so_beyond_the_scatter_of_processes_and_the_tolerance(
     assert [line.split()[-1] for line in lines[1:]] == ["slower", "faster"]
 
 
-def test_only_benchmarks_of_all_processes_are_compared(tools: SimpleNamespace) -> None:
+def test_only_benchmarks_present_in_all_processes_are_compared(tools: SimpleNamespace) -> None:
     before = [{"a": 1.0, "b": 1.0}, {"a": 2.0, "b": 1.0}]
     after = [{"a": 3.0, "b": 1.0, "c": 1.0}, {"a": 4.0, "c": 1.0}]
     assert list(tools.against.paired(before, after)) == [tools.against.Comparison("a", (1.0, 2.0), (3.0, 4.0))]
@@ -164,7 +164,7 @@ def write(root: Path, files: dict[str, str]) -> None:
         (root / name).write_text(text)
 
 
-def test_the_work_tree_is_compared_with_a_commit_by_its_own_benchmarks(
+def test_against_compares_the_work_tree_with_a_commit_using_its_benchmarks(
     tools: SimpleNamespace, repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert tools.against.compare("HEAD", ["--benchmark-timer=exitbench.tools.clock"], 1, 0.05) == 1
@@ -177,7 +177,7 @@ def test_the_work_tree_is_compared_with_a_commit_by_its_own_benchmarks(
     assert not list((tmp_path / "temporary").iterdir()), "copies are temporary"
 
 
-def test_what_git_does_not_know_is_refused(tools: SimpleNamespace, repository: Path) -> None:
+def test_unknown_commit_and_missing_repository_are_refused(tools: SimpleNamespace, repository: Path) -> None:
     with pytest.raises(UserError, match="--against HEAD~7: there is no such commit"):
         tools.against.compare("HEAD~7", [], 1, 0.05)
     shutil.rmtree(repository / ".git")
@@ -203,7 +203,7 @@ def run_on_cpu(gpu: Any, *steps: str, out: Path) -> tuple[int, dict[str, Any]]:
     return code, {told["name"]: told for told in json.loads(out.read_text())["results"]}
 
 
-def test_the_script_for_a_gpu_checks_and_times_on_a_cpu(gpu: Any, tmp_path: Path) -> None:
+def test_gpu_script_runs_its_checks_and_timings_on_a_cpu(gpu: Any, tmp_path: Path) -> None:
     steps = ("correctness", "realised_fraction", "gates", "tracing", "llama")
     code, told = run_on_cpu(gpu, *steps, out=tmp_path / "told.json")
     assert code == 0
@@ -216,7 +216,7 @@ def test_the_script_for_a_gpu_checks_and_times_on_a_cpu(gpu: Any, tmp_path: Path
     assert all(line.get("measured", 1) > 0 for line in told.values())  # of methods, none may differ beyond doubt
 
 
-def test_what_is_wrong_fails_and_is_not_timed(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_gpu_answers_fail_and_are_not_timed(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import gpu_checks
 
     right = gpu_checks._answers_of
@@ -238,7 +238,7 @@ def test_what_is_wrong_fails_and_is_not_timed(gpu: Any, tmp_path: Path, monkeypa
     assert " 0 part at near-ties" not in told["correct"]["note"]
 
 
-def test_a_step_that_breaks_off_is_a_line_and_the_others_go_on(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_gpu_step_is_reported_and_other_steps_continue(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(setting: Any) -> Any:
         yield "before", {"measured": 1.0, "unit": "x", "note": ""}
         raise MemoryError("none left")
@@ -255,7 +255,7 @@ def test_a_step_that_breaks_off_is_a_line_and_the_others_go_on(gpu: Any, monkeyp
     assert [line.split("  ")[0] for line in table[2:]] == ["before", "after", unchecked, broken]
 
 
-def test_a_table_of_the_document_has_a_column_for_each_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_performance_table_has_one_column_per_thread_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(PERF)
     import document
 
@@ -270,7 +270,7 @@ def test_a_table_of_the_document_has_a_column_for_each_number_of_threads(monkeyp
     ]
 
 
-def test_below_a_table_stand_machine_day_and_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_performance_table_is_followed_by_machine_date_and_commit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(PERF)
     import document
 
@@ -281,7 +281,7 @@ def test_below_a_table_stand_machine_day_and_commit(monkeypatch: pytest.MonkeyPa
     assert below == ["", f"{told['on']}.", "", f"{newer['on']}."]
 
 
-def test_a_table_of_which_nothing_was_measured_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_performance_table_without_new_measurements_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(PERF)
     import document
 
@@ -291,7 +291,7 @@ def test_a_table_of_which_nothing_was_measured_stays(monkeypatch: pytest.MonkeyP
     assert "| gate[b] | 50.0% |" in made and made.endswith(page.format("bf16")) and made.count("of before") == 1
 
 
-def test_every_table_of_the_document_has_its_benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_performance_table_has_its_benchmark_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(PERF)
     import document
 
@@ -304,6 +304,6 @@ def test_every_table_of_the_document_has_its_benchmarks(monkeypatch: pytest.Monk
 # ------------------------------------------------------------------------------------------ the document
 
 
-def test_every_table_of_the_document_is_of_a_file_of_benchmarks() -> None:
+def test_every_measured_marker_names_a_benchmark_file() -> None:
     tables = re.findall(r"<!-- measured: (\w+) -->", (PERF / "performance.md").read_text("utf-8"))
     assert tables and [table for table in tables if not (PERF / f"test_{table}.py").exists()] == []

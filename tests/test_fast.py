@@ -8,7 +8,7 @@ TESTS = Path(__file__).parent
 SLOW = [line for line in (TESTS / "slow.txt").read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
 
 
-def test_every_slow_test_is_one() -> None:
+def test_slow_txt_is_sorted_and_names_existing_tests() -> None:
     for name in SLOW:
         file, _, test = name.partition("::")
         assert (TESTS / file).is_file(), f"tests/slow.txt: there is no {file}"

@@ -17,19 +17,19 @@ def sources() -> list[str]:
     return ["".join(cell["source"]) for cell in cells() if cell["cell_type"] == "code"]
 
 
-def test_it_has_at_most_15_cells_and_keeps_no_output() -> None:
+def test_notebook_has_at_most_15_cells_and_no_stored_output() -> None:
     """Speeds depend on the reader's machine, so the notebook is stored without output."""
     assert len(cells()) <= 15
     assert all(not cell["outputs"] and cell["execution_count"] is None for cell in cells() if "outputs" in cell)
 
 
-def test_whatever_shows_a_number_says_that_model_and_data_are_small_and_generated() -> None:
+def test_cells_that_show_numbers_include_the_note_on_small_generated_data() -> None:
     for source in sources():
         shows = any(word in source for word in (".show()", "figure.", "axes.", ".style", "print("))
         assert not shows or "NOTE" in source, source
 
 
-def test_its_cells_run_in_order(snippets: ModuleType, tmp_path: Path) -> None:
+def test_notebook_cells_run_in_order(snippets: ModuleType, tmp_path: Path) -> None:
     code = "\n".join(sources())
     for whole, few in (("limit=20", "limit=3"), ("[4, 6]", "[4]"), ("[0.9, 0.999]", "[0.9]")):
         assert code.count(whole) == 1

@@ -81,7 +81,7 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     return set(zipfile.ZipFile(build("wheel", source, tmp_path_factory.mktemp("wheel"))).namelist())
 
 
-def test_the_wheel_holds_every_module_and_data_file(wheel: set[str]) -> None:
+def test_wheel_contains_every_module_and_data_file(wheel: set[str]) -> None:
     expected = set()
     for package, folder in tree_packages().items():
         files = [path for path in folder.iterdir() if path.is_file() and path.suffix not in (".md", ".pyc")]
@@ -96,7 +96,7 @@ def test_the_wheel_holds_every_module_and_data_file(wheel: set[str]) -> None:
     assert {name for name in wheel if ".dist-info/" not in name} == expected
 
 
-def test_the_wheel_holds_no_dataset_and_no_checkpoint_but_those_that_come_along(wheel: set[str]) -> None:
+def test_wheel_contains_no_data_set_or_checkpoint_except_the_bundled_ones(wheel: set[str]) -> None:
     bundled = (".dist-info/", "/harness/checkpoints/", "/results/snapshots/")  # snapshots have no records of data sets
     ours = {name for name in wheel if not any(part in name for part in bundled)}
     kinds = {Path(name).suffix for name in ours}
@@ -116,14 +116,14 @@ def pinned(text: str) -> dict[str, str]:
     return {normal(name): version for name, version in PINS.findall(text)}
 
 
-def test_every_pin_has_the_hashes_of_its_files() -> None:
+def test_every_pinned_package_has_file_hashes() -> None:
     pins, hashed = ((ROOT / name).read_text(encoding="utf-8") for name in ("constraints.txt", "hashes.txt"))
     assert pinned(hashed) == pinned(pins), "nox -s lock"
     for block in re.split(r"\n(?=\w)", hashed)[1:]:
         assert re.search(r"--hash=sha256:[0-9a-f]{64}\b", block), block
 
 
-def test_everything_that_is_required_is_pinned() -> None:
+def test_every_requirement_is_pinned() -> None:
     groups = PROJECT["dependency-groups"].values()
     optional = PROJECT["project"]["optional-dependencies"].values()
     required = [
@@ -181,7 +181,7 @@ MAY_IMPORT = {
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_imports_within_the_project_go_one_way(folder: str) -> None:
+def test_package_imports_follow_the_allowed_directions(folder: str) -> None:
     wrong = []
     for path in modules(folder):
         inside = str(path.parent.relative_to(ROOT))
@@ -221,7 +221,7 @@ def every() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("package", STOREYS)
-def test_rooms_import_only_rooms_beneath_them(package: str, graph: dict[str, set[str]]) -> None:
+def test_subpackages_import_only_lower_layers(package: str, graph: dict[str, set[str]]) -> None:
     rooms = STOREYS[package]
     inner = {
         name.removeprefix(f"{package}.").split(".")[0] for name in tree_packages() if name.startswith(f"{package}.")
@@ -240,7 +240,7 @@ def test_rooms_import_only_rooms_beneath_them(package: str, graph: dict[str, set
     assert not back
 
 
-def test_no_module_imports_itself_by_way_of_others(graph: dict[str, set[str]]) -> None:
+def test_there_are_no_import_cycles(graph: dict[str, set[str]]) -> None:
     left = {module: targets - {module} for module, targets in graph.items()}
     while ends := {
         module
@@ -251,7 +251,7 @@ def test_no_module_imports_itself_by_way_of_others(graph: dict[str, set[str]]) -
     assert [f"{module} -> {target}" for module, targets in left.items() for target in sorted(targets)] == []
 
 
-def test_no_folder_has_more_modules_than_one_reads_at_a_glance() -> None:
+def test_no_folder_has_more_than_15_modules() -> None:
     """Folders with one module per method, command or table are exempt."""
     kinds = {"methods", "harness/cli/commands", "reports/tables"}
     crowded = {}
@@ -263,7 +263,7 @@ def test_no_folder_has_more_modules_than_one_reads_at_a_glance() -> None:
 
 
 @pytest.mark.parametrize("folder", ["results", "reports"])
-def test_the_database_and_the_reports_never_import_torch(folder: str) -> None:
+def test_results_and_reports_do_not_import_torch(folder: str) -> None:
     heavy = {"torch", "transformers", "safetensors", "lm_eval"}
     wrong = [
         f"{path.name}: {name}" for path in modules(folder) for name in imported(path) if name.split(".")[0] in heavy
@@ -271,7 +271,7 @@ def test_the_database_and_the_reports_never_import_torch(folder: str) -> None:
     assert not wrong
 
 
-def test_arguments_of_the_command_line_stay_in_the_command_line() -> None:
+def test_argparse_is_imported_only_by_the_command_line() -> None:
     outside = [path for folder in FOLDERS for path in modules(folder) if "cli" not in path.parts]
     wrong = [
         f"{path.relative_to(ROOT)}: {name}"
@@ -282,7 +282,7 @@ def test_arguments_of_the_command_line_stay_in_the_command_line() -> None:
     assert not wrong
 
 
-def test_databases_in_memory_are_opened_in_one_place_where_their_progress_bar_is_off() -> None:
+def test_duckdb_is_connected_only_in_duckdb_files() -> None:
     paths = [path for folder in FOLDERS for path in modules(folder)]
     assert [str(path.relative_to(ROOT)) for path in paths if "duckdb.connect(" in path.read_text()] == [
         "results/files/duckdb_files.py"
@@ -297,7 +297,7 @@ def test_methods_import_torch_and_the_standard_library_only() -> None:
     assert not wrong
 
 
-def test_nothing_unpickles_or_trusts_code_of_others() -> None:
+def test_no_module_unpickles_evaluates_or_trusts_remote_code() -> None:
     for folder in FOLDERS:
         for path in modules(folder):
             assert not {"pickle", "dill", "marshal", "shelve"} & {name.split(".")[0] for name in imported(path)}, path
@@ -327,19 +327,19 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
-def test_no_methods_name_in_the_harness() -> None:
+def test_harness_contains_no_method_names() -> None:
     """Exempt are the baseline's name, which is also an arm of timings, and names that are also columns of a probe."""
     names = {name for name in method_names() if not get_method(name).is_baseline} - set(TABLES["probe"].names)
     wrong = [f"{p.name}:{line} {text!r}" for p in modules("harness") for line, text in texts(p) if text in names]
     assert not wrong
 
 
-def test_no_tasks_name_among_the_methods() -> None:
+def test_methods_contain_no_task_names() -> None:
     word = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in task_names()), re.IGNORECASE)
     assert not [str(path) for path in modules("methods") if word.search(path.read_text())]
 
 
-def test_model_families_are_named_where_checkpoints_are_read_and_trained_only() -> None:
+def test_harness_names_model_families_only_in_families_py_and_training() -> None:
     """Names in quotes are exempt, because the prompt style of T5's tasks is named after it."""
     word = re.compile(r"(?<![\"`])\b(" + "|".join([*FAMILIES, "gpt-2", "t5x?"]) + r")\b(?![\"`])", re.IGNORECASE)
     readers = [path for path in modules("harness") if path.name != "families.py" and "training" not in path.parts]

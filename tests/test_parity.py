@@ -37,7 +37,7 @@ def changed(scripts: Any, **changes: Any) -> Any:
     return scripts["comparing"].compared([one, one], [one, dataclasses.replace(one, **changes)])
 
 
-def test_answers_that_differ_in_rounding_are_equal(scripts: Any) -> None:
+def test_answers_that_differ_only_by_rounding_are_equal(scripts: Any) -> None:
     same = changed(scripts, gate_scores=[[(1, 0.25), (2, 0.75001)], [(1, 0.5)], [(1, 0.125), (2, 0.25)]])
     assert same.equal
     assert (same.documents, same.identical, same.tokens, same.equal_tokens, same.equal_exits) == (2, 2, [6, 6], 6, 6)
@@ -73,7 +73,7 @@ def test_answers_that_differ_in_rounding_are_equal(scripts: Any) -> None:
         ({"gate_scores": [[(2, 0.25)], [], []]}, "token 1: asked at blocks [1, 2] there, [2] here", 6, 6),
     ],
 )
-def test_a_made_up_difference_is_found_and_named(
+def test_artificial_difference_is_found_and_located(
     scripts: Any, changes: dict[str, Any], says: str, tokens: int, exits: int
 ) -> None:
     other = changed(scripts, **changes)
@@ -82,20 +82,20 @@ def test_a_made_up_difference_is_found_and_named(
     assert (other.documents, other.identical, other.equal_tokens, other.equal_exits) == (2, 1, tokens, exits)
 
 
-def test_answers_to_other_documents_and_answers_half_told_are_no_comparison(scripts: Any) -> None:
+def test_mismatched_documents_and_incomplete_answers_cannot_be_compared(scripts: Any) -> None:
     for changes in ({"key": "squad 0 cd34"}, {"exits": [2, 1]}):
         with pytest.raises(ValueError, match="squad 0"):
             changed(scripts, **changes)
 
 
-def test_thresholds_are_compared_one_by_one(scripts: Any) -> None:
+def test_thresholds_are_compared_individually(scripts: Any) -> None:
     differing = scripts["comparing"].differing_thresholds
     assert differing([0.3, 0.9], [0.3, 0.9 + 1e-12]) == ""
     assert differing([0.3, 0.9, 0.5], [0.3, 0.8333, float("nan")]) == "threshold 2: 0.9000 there, 0.8333 here"
     assert differing([0.5], [float("nan")]).startswith("threshold 1")
 
 
-def test_a_setting_that_differs_is_an_error_unless_it_is_meant_to(scripts: Any) -> None:
+def test_differing_setting_is_an_error_unless_expected(scripts: Any) -> None:
     known = scripts["configurations"].configurations()
     equal, other = changed(scripts), changed(scripts, exits=[2, 2, 8])
     for asked in (next(one for one in known if not one.differs), next(one for one in known if one.differs)):
@@ -103,14 +103,14 @@ def test_a_setting_that_differs_is_an_error_unless_it_is_meant_to(scripts: Any) 
         assert scripts["run"].Row(asked, other).is_wrong == (not asked.differs)
 
 
-def test_every_setting_names_a_method_and_parameters_that_there_are(scripts: Any) -> None:
+def test_every_parity_setting_has_a_valid_method_and_parameters(scripts: Any) -> None:
     known = scripts["configurations"].configurations()
     assert len({asked.name for asked in known}) == len(known) > 80
     for asked in known:
         get_method(asked.method).from_params(dict(asked.params)).check(8)
 
 
-def test_the_noted_scores_are_those_of_the_tokens_that_stay(scripts: Any) -> None:
+def test_recorded_scores_belong_to_the_final_tokens_after_rollbacks(scripts: Any) -> None:
     """In answers with undone drafts, the recorded score of each token is the one that decided about it."""
     ours, configurations = scripts["ours"], scripts["configurations"].configurations()
     asked = next(one for one in configurations if one.name.startswith("rollback 1/vanilla"))
@@ -126,7 +126,7 @@ def test_the_noted_scores_are_those_of_the_tokens_that_stay(scripts: Any) -> Non
             assert score > asked.params["threshold"] or layer == n_blocks
 
 
-def test_what_is_no_checkout_of_the_commit_is_refused(scripts: Any, tmp_path: Path) -> None:
+def test_folder_that_is_not_a_checkout_of_the_commit_is_refused(scripts: Any, tmp_path: Path) -> None:
     checkout = scripts["run"]._checkout
     with pytest.raises(UserError, match=r"^--free is to name a checkout of .* at 3e503c5; these settings need it"):
         checkout("free", None)

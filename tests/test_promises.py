@@ -106,10 +106,11 @@ def declared(name: str) -> set[str]:
 
 
 def read_of(name: str) -> set[str]:
-    """Return the attributes that are read of objects of a class, which are recognized by their names.
+    """Return the names of attributes that product code reads from objects of a class.
 
-    A name counts if it contains that of the class. `self` counts within the class and those derived from it, and `cls`
-    within the class's top-level folder. An override that reads the overridden attribute does not count.
+    Such an object is recognized by its variable or function, whose name contains that of the class, ignoring case.
+    `self` and `super()` count in the class and in classes derived from it, and `cls` in the class's top-level folder.
+    An override that reads the overridden attribute does not count.
     """
     family = product().family(name)
     return {

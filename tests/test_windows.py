@@ -65,23 +65,23 @@ def on_windows(script: str, *arguments: str, libraries: str = LIBRARIES) -> subp
     return subprocess.run(command, check=False, capture_output=True, text=True)
 
 
-def test_the_package_its_results_and_its_reports_are_imported() -> None:
+def test_package_results_and_reports_import_without_unix_modules() -> None:
     done = on_windows(IMPORTS, libraries=f"{LIBRARIES}\n{MORE_LIBRARIES}")
     assert (done.returncode, done.stdout) == (0, f"{__version__}\n"), done.stderr
 
 
-def test_the_command_line_explains_itself() -> None:
+def test_command_line_help_works_without_unix_modules() -> None:
     done = on_windows(COMMAND, "--help")
     assert done.returncode == 0, done.stderr
     assert "Start here" in done.stdout
 
 
-def test_a_query_is_answered(few_database: Path) -> None:
+def test_sql_query_works_without_unix_modules(few_database: Path) -> None:
     asked = ("sql", "FROM runs", "--runs", str(few_database.parent), "--format", "csv")
     done = on_windows(COMMAND, *asked)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) > 10
 
 
-def test_readers_share_a_lock_that_a_writer_waits_for(tmp_path: Path) -> None:
+def test_readers_share_a_lock_that_a_writer_cannot_take(tmp_path: Path) -> None:
     assert on_windows(TWO_READERS_THEN_A_WRITER, str(tmp_path / "lock")).stdout == "[True, True, False]\n"

@@ -75,7 +75,8 @@ class Tuning:
     def searched(self) -> TaskEntry:
         """The task with the documents on which settings are searched and confirmed.
 
-        These documents are disjoint from the reported documents and, with a guarantee, from the calibration documents.
+        These documents are disjoint from the reported documents. With `epsilon`, they are also disjoint from the
+        calibration documents.
         """
         if self.task.data.limit is not None and not self.task.has_other_split("calibration"):
             # One set of documents for both purposes: those beyond the task's limit, in the order of their hashes.

@@ -101,7 +101,7 @@ def _of_lm_eval(data: DataRequest, data_dir: Path | None) -> Corpus:
 
 
 def write_pending(folder: Path) -> None:
-    """Write the `Corpus` objects held in memory to the cache file in `folder`, which was created after planning."""
+    """Write `Corpus` objects to the cache file in `folder` if their first write failed, for lack of the folder."""
     if descriptions := _pending.pop(folder / CACHE, None):
         _write(folder / CACHE, descriptions)
 

@@ -87,7 +87,7 @@ class Plan:
     Attributes:
         device: Resolved device.
         task_remarks: Notes (not errors) about the tasks' documents, one sentence each.
-        corpora: Descriptions of all documents, by the request that selects them.
+        corpora: Description of the documents that each `DataRequest` of the suite selects.
     """
 
     suite: Suite
@@ -160,8 +160,8 @@ def make_plan(
         hub: Whether data with source ``auto`` may come from the hub.
 
     Raises:
-        UserError: Documents or weights cannot be read, documents have conflicting uses, a parameter does not fit a
-            model's depth, a model was trained on another difficulty level, or no cell is selected.
+        UserError: Documents or weights cannot be read, documents have conflicting uses, or a parameter does not fit
+            a model's depth. Or a model was trained on another difficulty level, or no cell is selected.
     """
     suite = suite.with_sources_resolved(data_dir, hub=hub)
     drafts = select(expand(suite, limit), only, kinds)

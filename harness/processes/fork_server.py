@@ -166,7 +166,7 @@ _starting = threading.Lock()
 
 
 def _server_for(variables: Mapping[str, str]) -> _Server:
-    """Return a server started with these environment variables; start one if needed. The caller must hold `_lock`."""
+    """Return a server with these environment variables; start one if needed. The caller must hold `_starting`."""
     global _server
     fixed = _fixed(variables)
     if _server is not None and not _server.serves(fixed):
@@ -201,7 +201,7 @@ def start(
     Args:
         module: The module to run.
         arguments: Its arguments.
-        descriptors: File descriptors that it inherits. Their numbers in the new process follow the arguments.
+        descriptors: File descriptors that it inherits. Their numbers in the new process are appended to its arguments.
         output: Descriptor of standard output and standard error, or DEVNULL.
         stdin: Descriptor of standard input, or DEVNULL.
         variables: Environment variables, in addition to this process's.

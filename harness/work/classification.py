@@ -352,7 +352,7 @@ class TimedClassification:
         return self.model.device
 
     def run(self, parts: Parts, unit: Unit[EncodedText]) -> list[Classified]:
-        """Classify a batch of texts with tracing, without measuring time; return one result per text."""
+        """Classify a batch of texts in an untimed pass that records traces; return one result per text."""
         return classify(self.model, unit.requests, parts)
 
     def with_known_exits(

@@ -459,7 +459,7 @@ class TimedGeneration:
         return self.checkpoint.model.device
 
     def run(self, parts: Parts, unit: Unit[Request]) -> list[Generation]:
-        """Decode a batch with tracing, without measuring time; return one answer per document."""
+        """Decode a batch in an untimed pass that records traces; return one answer per document."""
         return decode(self.checkpoint, self._prefilled(unit), parts, settings=self.settings)
 
     def with_known_exits(self, parts: Parts, units: Sequence[Unit[Request]], outputs: Sequence[Generation]) -> Parts:

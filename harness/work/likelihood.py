@@ -552,7 +552,7 @@ class TimedScoring:
         return self.checkpoint.model.device
 
     def run(self, parts: Parts, unit: Unit[Context]) -> list[list[Scored]]:
-        """Score a batch, with tracing, without measuring time; return the scores of each context's continuations."""
+        """Score a batch in an untimed pass that records traces; return the scores of each context's continuations."""
         return self._score(parts, unit, traced=True)
 
     def with_known_exits(self, parts: Parts, units: Sequence[Unit[Context]], outputs: Sequence[list[Scored]]) -> Parts:

@@ -57,7 +57,7 @@ class LmEvalWork(Work[Answer]):
 
     @property
     def encoding(self) -> Encoding:
-        """Encoder of the texts in lm-eval's own requests to token ids."""
+        """`Encoding` that turns the texts of lm-eval's requests into token ids; cached with the model."""
         return self.model.cached("encoding", self._make_encoding)
 
     def _make_encoding(self) -> Encoding:

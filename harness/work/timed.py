@@ -36,7 +36,7 @@ class TimedWork(Protocol[Request, Output]):
         """Device of the model."""
 
     def run(self, parts: Parts, unit: Unit[Request]) -> list[Output]:
-        """Run a batch with tracing and without measuring time; return its outputs."""
+        """Run a batch in an untimed pass that records traces; return its outputs."""
 
     def with_known_exits(self, parts: Parts, units: Sequence[Unit[Request]], outputs: Sequence[Output]) -> Parts:
         """Return an oracle's parts with a gate that is given the exit layers in advance, for timing.

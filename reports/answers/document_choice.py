@@ -171,9 +171,10 @@ def _with_fewer_runs(group: RunGroup) -> RunGroup:
 
 
 def _spread(group: RunGroup, depths: Mapping[str, float], documents: int) -> RunGroup:
-    """Return the group with `documents` bundled documents, spread evenly over the mean exit layers.
+    """Return the group with `documents` of its documents selected for the page; unchanged if it has no more than these.
 
-    `depths` has the mean exit layer of each document's tokens, by document key.
+    The selected documents are evenly spaced in the order of their mean exit layers. `depths` has the mean exit layer of
+    each document's tokens, by document key.
     """
     if documents >= len(group.keys):
         return group

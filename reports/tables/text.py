@@ -278,7 +278,7 @@ def _why_not(rows: list[Row]) -> str:
 
 
 def _subject(row: Row) -> str:
-    """Return a row's task and model as text; for number formats other than float32, also their effect on full depth."""
+    """Return a row's task and model as text; except for float32, add how the number format changes full depth."""
     note = number_format(row)
     return f"{visible(row['task'])} ({visible(row['model'])}{'' if note is None else f'; {note}'})"
 

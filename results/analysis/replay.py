@@ -236,7 +236,7 @@ def _steps(tokens: str, exits: Sequence[int], document: str) -> str:
 
 
 def _sorted_list(table: Thresholds) -> pa.Table:
-    """Return a one-row table whose column `sorted` is the list of all thresholds, position by position."""
+    """Return a one-row table. Its column `sorted` joins the rows of `table`: each position's ascending thresholds."""
     return pa.table({"sorted": pa.ListArray.from_arrays(pa.array([0, table.size], pa.int32()), table.ravel())})
 
 

@@ -252,7 +252,8 @@ def check_path(path: Path) -> None:
     """Check that DuckDB can store a database at a path.
 
     Raises:
-        UserError: The path contains a ``?``, before which DuckDB would put the suffix of its log, as in a URL.
+        UserError: The path contains a ``?``. DuckDB would take it for the query of a URL, and put the suffix of its log
+            before it.
     """
     if "?" in str(path.absolute()):
         raise UserError(f"{path.absolute()}: DuckDB does not support a path with ? in it. Choose another name.")

@@ -110,7 +110,7 @@ _HOMES: Final = re.compile(r"(?<![\w.~/-])(?:/home|/Users)/[^/\s\"'`:;,)\]>]+|(?
 
 
 def abbreviate_home(text: str) -> str:
-    """Return a text in which ``~`` replaces home folders, and ``...`` the folders above an interpreter's packages."""
+    """Return a text with ``~`` for home folders, and ``...`` for the path to ``site-packages`` or ``lib/python3.N``."""
     for home in _home_paths():
         text = re.sub(re.escape(home) + _ENDS, "~", text)
     return _PACKAGES.sub(r".../\1", _HOMES.sub("~", text))

@@ -177,12 +177,13 @@ def _merge_benchmarks(source: Path, spool_root: Path) -> int:
 def _merge_snapshot(
     source: Path, spool_root: Path, stored: Mapping[str, str], keys: Mapping[str, pa.Table]
 ) -> tuple[int, int, int]:
-    """Store those rows of a snapshot that the database lacks, as a new snapshot in the spool.
+    """Copy a snapshot to the imports in the spool, without the rows that the database already has.
 
     Args:
         source: Folder of the snapshot.
         spool_root: The spool.
-        stored: Digest of the DONE file of every known attempt, by id.
+        stored: Digest of the DONE file of every known attempt, by id. If the snapshot has the attempt, its digest must
+            be equal.
         keys: Keys of the rows that the database has, by table.
 
     Returns:

@@ -76,7 +76,7 @@ def partitioned_by(name: str) -> list[str]:
 
 
 def require_lake(lake: str) -> None:
-    """Raise UserError if a text is not a valid lake, or if its directory contains links or special files."""
+    """Raise UserError if a text names no directory or bucket, or if the directory contains links or special files."""
     if not lake or ("://" in lake and not _BUCKET.fullmatch(lake)):
         raise UserError(f"{lake!r} is not a lake. Allowed: a directory, s3://BUCKET or s3://BUCKET/PREFIX.")
     for folder, folders, files in os.walk(lake) if "://" not in lake else ():

@@ -73,9 +73,9 @@ class Derived:
         return (*self.files, _STATUS)
 
     def record_folder(self, spool_root: Path, attempt_id: str, producer: str) -> Path:
-        """Return the folder of an attempt's record; its name is a digest of `producer`, the metric version or tagger.
+        """Return the folder of the record that `producer`, a metric version or tagger, derived from an attempt.
 
-        The producer itself may contain characters that are invalid in a folder's name.
+        The folder's name is a digest of `producer`, which may contain characters that are invalid in a folder's name.
         """
         return spool_root / self.kind.folder / attempt_id / _digest(producer)
 

@@ -134,10 +134,12 @@ def ratio_interval(numerator: ArrayLike, denominator: ArrayLike, *, seed: int, n
 
 
 def product_interval(rows: Floats, powers: Sequence[int], *, seed: int, n_boot: int = N_BOOT) -> Interval:
-    """Return the product of powers of sums over documents, such as a ratio of ratios, with its interval.
+    """Sum each column over documents, raise each sum to its power, and multiply; return the product with its interval.
+
+    A ratio of ratios is an example.
 
     Args:
-        rows: Summands per document, [n, S].
+        rows: Values to sum: n documents, S columns, [n, S].
         powers: One exponent per column; they sum to 0, so the product has no unit.
         seed: Seed of the resamples.
         n_boot: Number of resamples.

@@ -339,7 +339,7 @@ def _class_metrics(leaf: LeafConfig) -> list[tuple[str, Callable[..., Any] | Non
 
 
 Selection = Sequence[tuple[Leaf, str, Mapping[int, Document]]]
-"""Documents by lm-eval's number, for each single task and split."""
+"""Documents by lm-eval's number, for each task that is no group and each split."""
 
 
 def evaluate(
@@ -349,7 +349,7 @@ def evaluate(
 
     Args:
         lm: lm-eval's `LM`.
-        selection: Per single task and split: the documents, by lm-eval's index.
+        selection: For each task (never a group) and split: the documents, by lm-eval's index.
         metrics: Metrics of the tasks.
         chat: A system message and a chat template; None for neither.
     """
@@ -380,8 +380,8 @@ def score(
 ) -> dict[str, DocumentScore]:
     """Score existing responses, given by document key; return the scores by document key.
 
-    A document has one response per request of lm-eval; `LmEvalTask.score_responses` describes them. `selection` has
-    the documents of each single task and split, by lm-eval's index.
+    A document has one response per request of lm-eval, in the form that `LmEvalTask.score_responses` describes.
+    `selection` has the documents of each task (never a group) and split, by lm-eval's index.
     """
     scores: dict[str, DocumentScore] = {}
     for leaf, split, documents in selection:

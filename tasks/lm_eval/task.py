@@ -244,10 +244,10 @@ class LmEvalTask(Task):
         raise NotImplementedError("tasks of lm-eval are evaluated by `evaluate`")
 
     def _group_by_leaf(self, documents: Sequence[Document]) -> list[tuple[Leaf, str, dict[int, Document]]]:
-        """Group documents by single task and split of lm-eval.
+        """Group documents by lm-eval's task (never a group) and split.
 
         Returns:
-            Per group: the single task with its data, the split, and the documents by lm-eval's index in the split.
+            Per group: the task with its data, the split, and the documents by lm-eval's index in the split.
         """
         grouped: dict[tuple[Source, str, str], dict[int, Document]] = {}
         for document in documents:

@@ -1,4 +1,4 @@
-"""Timings of `gpu.py` on a device: each public function yields lines of the table."""
+"""Timing steps that `gpu.py` runs on a device: each public function yields lines of the table that it prints."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def decoders(setting: Setting) -> Iterator[Line]:
 
 
 def compiled(setting: Setting) -> Iterator[Line]:
-    """Time decoder-only models against `generate` with a static cache, for which transformers compiles them."""
+    """Time decoder-only models at full depth against `generate` with a static cache, which transformers compiles."""
     for pair in _decoders(setting):
         yield _against(setting, pair, "compiled generate, static cache", pair.compiled_generate)
 

@@ -20,7 +20,7 @@ from exitbench.methods.base import Cost, Parts
 
 
 def at_full_depth(pair: Pair, answers: Sequence[Generation]) -> list[Generation]:
-    """Return the answers with records of full depth: every block run, one read-out per token."""
+    """Return the same answers, with records as if decoded at full depth: every block run, one read-out per token."""
     model = pair.checkpoint.model
     return [Generation(answer.token_ids, full_depth_records(answer.token_ids, model)) for answer in answers]
 

@@ -165,7 +165,7 @@ class Pair:
         return {"input_ids": ids, "attention_mask": mask}
 
     def transformers(self, inputs: Mapping[str, torch.Tensor], new_tokens: int) -> list[list[int]]:
-        """Return each row's new tokens from transformers' greedy `generate`, which includes the prefill."""
+        """Run transformers' greedy `generate`, prefill included; return each row's new tokens."""
         output = self.reference.generate(**inputs, **self._cache(), max_new_tokens=new_tokens, do_sample=False)
         answers: list[list[int]] = output[:, -new_tokens:].tolist()
         return answers

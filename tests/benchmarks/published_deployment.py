@@ -144,7 +144,11 @@ class Published:
         vars(self.model.decoder).update(of_stack)
 
     def forced_thresholds(self, kind: str, exits: Sequence[int]) -> list[float]:
-        """Return the thresholds that force the exits, one for each confidence that the model computes, in order."""
+        """Return thresholds that force the exit layers `exits`, one per comparison of the published code, in order.
+
+        It compares once per token if `kind` is "free", else at every block up to the exit ("calm-min": from the first
+        exit layer on).
+        """
         if kind == "free":
             return [NEVER if layer == self.n_blocks else ALWAYS for layer in exits]
         first = exits[0] if kind == "calm-min" else 1

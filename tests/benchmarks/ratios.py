@@ -80,7 +80,7 @@ class Comparison:
         return statistics.median(self.ratios)
 
     def about(self) -> dict[str, object]:
-        """Return details to store with the result."""
+        """Return the ratios and the times in seconds, to be stored with the benchmark's result."""
         return {"ratios": self.ratios, "base_s": self.base_s, "measured_s": self.measured_s}
 
     def spread(self, over: float = 1.0) -> str:

@@ -1,4 +1,4 @@
-"""Matrix products in their fastest forms against the defaults, int8 against fp32, and the time of choosing forms."""
+"""Forms (implementations) of matrix products: fastest against default, int8 against fp32, and the time to choose."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_int8(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)
 def test_choosing(pair: Pair, name: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Time the choice of the fastest forms for a model, without reading or storing cached choices."""
+    """Time the choice of a model's fastest matrix-product forms, without reading or storing cached choices."""
     model = pair.loaded(FORMATS[name], measured=False).model
     took = Timed(lambda _: choosing.time_forms(model))
     benchmark.pedantic(took.run, setup=lambda: ((None,), {}), rounds=3)

@@ -46,8 +46,8 @@ def test_realised_fraction(pair: Pair, share: str, benchmark: Any, capsys: pytes
 def test_realised_fraction_of_a_gate(pair: Pair, gate: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Measure each gate's realised fraction if three of four tokens exit after a third of the blocks.
 
-    The gate computes its scores, but a schedule decides, since scores of random weights carry no information. Drafts of
-    self-speculation are mostly rejected, and the ideal counts the discarded work.
+    The gate computes its scores, but a fixed schedule decides the exits: scores of random weights carry no information.
+    Drafts of self-speculation are mostly rejected, and the ideal speed-up counts this discarded work.
     """
     name, params = GATES[gate]
     shallow = round(pair.n_blocks / 3)

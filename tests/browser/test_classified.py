@@ -46,7 +46,7 @@ def rows(page: Any) -> list[list[str]]:
     )
 
 
-def test_a_text_stands_with_its_label_and_what_each_block_said(open_page: Open, classified_page: str) -> None:
+def test_text_is_shown_with_its_true_label_and_each_blocks_prediction(open_page: Open, classified_page: str) -> None:
     page = opened(open_page, classified_page)
     choose(page, "a", "max-prob threshold=0.7")
     page.locator('[data-part="document"]').select_option(index=1)
@@ -70,7 +70,7 @@ def test_a_text_stands_with_its_label_and_what_each_block_said(open_page: Open, 
     assert page.locator('[data-part="pane-a"] .blocks .hit').all_inner_texts() == ["neutral", "neutral"]
 
 
-def test_two_settings_stand_side_by_side_and_presets_lead_to_texts(open_page: Open, classified_page: str) -> None:
+def test_two_settings_are_shown_side_by_side_and_presets_jump_to_texts(open_page: Open, classified_page: str) -> None:
     page = opened(open_page, classified_page)
     choose(page, "a", "max-prob threshold=0.6")
     choose(page, "b", "max-prob threshold=0.7")
@@ -89,7 +89,7 @@ def test_two_settings_stand_side_by_side_and_presets_lead_to_texts(open_page: Op
     assert page.evaluate(fragment) == f"{0:016x}"
 
 
-def test_a_link_leads_to_a_text(open_page: Open, classified_page: str) -> None:
+def test_link_opens_the_selected_text_and_block(open_page: Open, classified_page: str) -> None:
     page = opened(open_page, classified_page)
     choose(page, "a", "max-prob threshold=0.7")
     page.locator('[data-event="waste"]').click()
@@ -99,13 +99,13 @@ def test_a_link_leads_to_a_text(open_page: Open, classified_page: str) -> None:
     assert again.locator('[data-part="pane-a"] .token[aria-selected="true"]').count() == 1
 
 
-def test_words_of_texts_are_found(open_page: Open, classified_page: str) -> None:
+def test_search_finds_words_in_texts(open_page: Open, classified_page: str) -> None:
     page = opened(open_page, classified_page)
     page.locator('[data-part="search"]').fill("number FIVE")
     assert page.locator('[data-part="document"] option').all_inner_texts() == ["6 · text number five"]
 
 
-def test_a_regression_has_numbers(
+def test_regression_shows_numbers_instead_of_labels(
     open_page: Open, classified_example: ModuleType, example: ModuleType, tmp_path: Path
 ) -> None:
     page = opened(open_page, _page(classified_example.classified_database(example, tmp_path, labels=None)))
@@ -116,7 +116,7 @@ def test_a_regression_has_numbers(
     assert page.locator(".answer .token.differs").count() == 0
 
 
-def test_texts_and_labels_that_mean_harm_are_read_as_text(
+def test_hostile_texts_and_labels_are_shown_as_plain_text(
     open_page: Open, classified_example: ModuleType, example: ModuleType, tmp_path: Path
 ) -> None:
     database = classified_example.classified_database(example, tmp_path, HOSTILE, HOSTILE[:2])

@@ -62,7 +62,7 @@ def panel(page: Any) -> Any:
     return page.locator('[data-part="panel"]')
 
 
-def test_the_page_opens_within_two_seconds_and_holds_two_hundred_documents(open_page: Open, page_url: str) -> None:
+def test_page_with_200_documents_loads_within_two_seconds(open_page: Open, page_url: str) -> None:
     took = []
     for _ in range(3):
         page = open_page()
@@ -76,7 +76,7 @@ def test_the_page_opens_within_two_seconds_and_holds_two_hundred_documents(open_
     assert 100_000 < size <= 3_000_000
 
 
-def test_a_link_leads_to_a_document_and_two_methods(
+def test_link_opens_a_document_with_two_methods(
     open_page: Open, link: str, rows: dict[str, list[dict[str, Any]]]
 ) -> None:
     page = open_page(fragment=link)
@@ -89,7 +89,7 @@ def test_a_link_leads_to_a_document_and_two_methods(
     assert page.locator('[data-part="pane-a"] .parted + .token').get_attribute("data-position") == "5"
 
 
-def test_a_hovered_token_shows_what_every_block_read_out(
+def test_hovering_a_token_shows_the_read_out_of_every_block(
     open_page: Open, link: str, rows: dict[str, list[dict[str, Any]]]
 ) -> None:
     page = open_page(fragment=link)
@@ -111,7 +111,7 @@ def test_a_hovered_token_shows_what_every_block_read_out(
     assert panel(page).locator("svg .bar").count() == 24
 
 
-def test_behind_the_first_difference_the_probe_says_nothing(open_page: Open, link: str) -> None:
+def test_probe_table_is_absent_after_the_first_differing_token(open_page: Open, link: str) -> None:
     page = open_page(fragment=link)
     tokens(page).nth(5).hover()
     assert panel(page).locator("table").count() == 1
@@ -120,7 +120,7 @@ def test_behind_the_first_difference_the_probe_says_nothing(open_page: Open, lin
     assert "went another way at token 6" in panel(page).inner_text()
 
 
-def test_the_keyboard_walks_pins_and_lets_go(open_page: Open, link: str) -> None:
+def test_keyboard_moves_between_tokens_pins_and_unpins(open_page: Open, link: str) -> None:
     page = open_page(fragment=link)
     tokens(page).first.wait_for()
     assert page.locator('[data-part="pane-a"] [tabindex="0"]').count() == 1
@@ -146,7 +146,7 @@ def test_the_keyboard_walks_pins_and_lets_go(open_page: Open, link: str) -> None
     assert page.evaluate("document.activeElement.dataset.position") == "39"
 
 
-def test_a_tap_pins_and_what_is_shown_can_be_linked_to(open_page: Open, link: str) -> None:
+def test_tap_pins_a_token_and_the_url_restores_it(open_page: Open, link: str) -> None:
     page = open_page(width=360, fragment=link, has_touch=True, is_mobile=True)
     tokens(page).nth(2).tap()
     assert panel(page).locator(".place").inner_text() == "token 3 of 40"
@@ -158,9 +158,7 @@ def test_a_tap_pins_and_what_is_shown_can_be_linked_to(open_page: Open, link: st
     assert page.locator('.token[aria-selected="true"]').count() == 0
 
 
-def test_documents_are_found_by_words_and_turned_like_pages(
-    open_page: Open, rows: dict[str, list[dict[str, Any]]]
-) -> None:
+def test_documents_can_be_searched_and_paged(open_page: Open, rows: dict[str, list[dict[str, Any]]]) -> None:
     page = open_page()
     tokens(page).first.wait_for()
     search, chosen = page.get_by_label("Search documents", exact=True), page.locator('[data-part="document"]')
@@ -185,7 +183,7 @@ def test_documents_are_found_by_words_and_turned_like_pages(
     assert tokens(page, "b").count() == 40
 
 
-def test_what_was_chosen_last_is_shown_though_another_group_is_unpacked_later(open_page: Open) -> None:
+def test_last_selected_model_is_shown_even_if_an_earlier_group_decodes_later(open_page: Open) -> None:
     page = open_page()
     tokens(page).first.wait_for()
     page.evaluate(
@@ -211,7 +209,7 @@ def test_what_was_chosen_last_is_shown_though_another_group_is_unpacked_later(op
 
 
 @pytest.mark.parametrize("width", [360, 900, 1600])
-def test_what_models_write_breaks_nothing(open_page: Open, width: int) -> None:
+def test_hostile_or_very_long_tokens_do_not_break_the_page(open_page: Open, width: int) -> None:
     page = open_page(width=width)
     tokens(page).first.wait_for()
     seen = set()
@@ -233,7 +231,7 @@ def test_what_models_write_breaks_nothing(open_page: Open, width: int) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_exit_layer_can_be_read_on_the_page(open_page: Open, scheme: str) -> None:
+def test_every_exit_layer_has_a_distinct_readable_color(open_page: Open, scheme: str) -> None:
     page = open_page(scheme=scheme)
     tokens(page).first.wait_for()
     shades = page.locator(".swatches .token").evaluate_all(
@@ -270,7 +268,7 @@ def test_random_weights_are_labelled(open_page: Open) -> None:
     assert again.locator('[data-part="model"]').input_value() == "world-gpt"
 
 
-def test_a_link_to_what_is_not_here_says_so(open_page: Open) -> None:
+def test_link_to_a_missing_document_is_reported(open_page: Open) -> None:
     page = open_page(fragment="#doc=nosuch&a=nosuch")
     tokens(page).first.wait_for()
     assert "is not on this page" in panel(page).inner_text()
@@ -283,7 +281,7 @@ def told(page: Any) -> str:
     return str(page.locator('[data-part="event"]').inner_text())
 
 
-def test_it_opens_on_the_recommended_method_where_it_parts_from_full_depth(
+def test_page_opens_on_the_recommended_method_where_it_differs_from_full_depth(
     open_page: Open, example_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sql = "SELECT attempt_id FROM frontier WHERE method = 'calm-softmax' AND execution = 'real' AND token_match < 1"
@@ -298,7 +296,7 @@ def test_it_opens_on_the_recommended_method_where_it_parts_from_full_depth(
     assert cell is None, "the address says what a reader chose"
 
 
-def test_settings_stand_by_family_and_threshold_full_depth_first(open_page: Open) -> None:
+def test_settings_are_grouped_by_family_and_sorted_by_threshold(open_page: Open) -> None:
     page = open_page()
     tokens(page).first.wait_for()
     options = page.locator('[data-part="a"] option').all_inner_texts()
@@ -308,7 +306,7 @@ def test_settings_stand_by_family_and_threshold_full_depth_first(open_page: Open
     assert page.locator('[data-part="a"] optgroup[label="calm"] option').count() >= 16
 
 
-def test_presets_lead_to_where_something_happens(open_page: Open, link: str, example_page: str) -> None:
+def test_presets_jump_to_matching_tokens(open_page: Open, link: str, example_page: str) -> None:
     page = open_page(fragment=link)
     tokens(page).first.wait_for()
     page.get_by_role("button", name="first wrong exit").click()
@@ -341,7 +339,7 @@ def _number(pattern: str, text: str) -> int:
     return int(found[1])
 
 
-def test_the_strip_shows_every_exit_and_leads_to_its_token(open_page: Open, link: str) -> None:
+def test_exit_strip_shows_every_exit_layer_and_selects_the_clicked_token(open_page: Open, link: str) -> None:
     page = open_page(fragment=link)
     tokens(page).first.wait_for()
     strip = page.locator('[data-part="pane-a"] .strip')
@@ -354,7 +352,7 @@ def test_the_strip_shows_every_exit_and_leads_to_its_token(open_page: Open, link
     assert panel(page).locator(".place").inner_text() == "token 11 of 40", "the pinned one stays"
 
 
-def test_repeats_are_folded_until_somebody_asks_for_one(open_page: Open, link: str) -> None:
+def test_repeated_tokens_are_folded_until_expanded(open_page: Open, link: str) -> None:
     page = open_page(fragment=link)
     tokens(page).first.wait_for()
     page.evaluate(

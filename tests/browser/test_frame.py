@@ -37,7 +37,7 @@ HERE = """(name) => {
 }"""
 
 
-def test_the_contents_follow_the_reader_and_a_skip_link_passes_them(open_page: Open, example_page: str) -> None:
+def test_table_of_contents_follows_scrolling_and_has_a_skip_link(open_page: Open, example_page: str) -> None:
     page = open_page(width=1300, fragment="", address=example_page)
     nav = page.locator("nav").bounding_box()
     assert nav["x"] < 300 and nav["width"] < 300, "beside the page"
@@ -53,7 +53,7 @@ def test_the_contents_follow_the_reader_and_a_skip_link_passes_them(open_page: O
     assert page.evaluate("document.activeElement.closest('main') !== null")
 
 
-def test_the_search_finds_methods_figures_claims_and_documents(open_page: Open, page_url: str) -> None:
+def test_search_finds_methods_figures_claims_and_documents(open_page: Open, page_url: str) -> None:
     page = open_page(fragment="", address=page_url)
     page.keyboard.press("/")
     hits = page.locator(".find li a")
@@ -85,7 +85,7 @@ def test_the_search_finds_methods_figures_claims_and_documents(open_page: Open, 
     assert page.locator(".found").is_hidden()
 
 
-def test_a_claim_has_an_address_that_no_filter_hides(open_page: Open, example_page: str) -> None:
+def test_link_to_a_claim_shows_it_despite_filters(open_page: Open, example_page: str) -> None:
     name = "mee-three-quarters-after-a-sixth"
     page = open_page(fragment=f"#{name}", address=example_page)
     row = page.locator(f"#{name}")
@@ -101,7 +101,7 @@ def test_a_claim_has_an_address_that_no_filter_hides(open_page: Open, example_pa
     assert page.evaluate("location.hash") == f"#{name}"
 
 
-def test_a_card_opens_its_figure_and_is_linked_to(open_page: Open, example_page: str) -> None:
+def test_card_opens_its_figure_and_updates_the_url(open_page: Open, example_page: str) -> None:
     page = open_page(fragment="#frontier", address=example_page)
     card = page.locator("#frontier")
     image = card.locator("img")
@@ -113,7 +113,7 @@ def test_a_card_opens_its_figure_and_is_linked_to(open_page: Open, example_page:
 
 
 @pytest.mark.parametrize("width", [360, 768])
-def test_on_a_small_screen_tables_are_cards_and_nothing_is_cut(open_page: Open, example_page: str, width: int) -> None:
+def test_small_screens_show_tables_as_cards_without_overflow(open_page: Open, example_page: str, width: int) -> None:
     page = open_page(width=width, fragment="", address=example_page)
     cell = page.locator("article:has(#summary) td[data-name='Method']").first
     assert cell.evaluate("e => getComputedStyle(e, '::before').content") == '"Method"'
@@ -123,7 +123,9 @@ def test_on_a_small_screen_tables_are_cards_and_nothing_is_cut(open_page: Open, 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1440])
-def test_axe_finds_nothing_serious(open_page: Open, example_page: str, width: int, scheme: str) -> None:
+def test_axe_finds_no_serious_accessibility_violation(
+    open_page: Open, example_page: str, width: int, scheme: str
+) -> None:
     page = open_page(width=width, scheme=scheme, fragment="#documents", address=example_page)
     page.locator('[data-part="pane-a"] .answer .token').first.wait_for()
     for name in ("frontier", "mee_fig1_no_change"):
@@ -137,7 +139,7 @@ SERIOUS = ("serious", "critical")
 
 
 @pytest.mark.parametrize("width", [390, 1440])
-def test_nothing_jumps_while_the_page_is_read(chromium: Any, example_page: str, width: int) -> None:
+def test_scrolling_through_the_page_causes_no_layout_shift(chromium: Any, example_page: str, width: int) -> None:
     context = chromium.new_context(viewport={"width": width, "height": 900})
     page = context.new_page()
     page.add_init_script(WATCH)
@@ -153,7 +155,7 @@ def test_nothing_jumps_while_the_page_is_read(chromium: Any, example_page: str, 
     context.close()
 
 
-def test_a_printed_page_cuts_nothing_and_is_short(open_page: Open, example_page: str) -> None:
+def test_printed_page_fits_a4_without_overflow_in_at_most_20_pages(open_page: Open, example_page: str) -> None:
     page = open_page(width=A4_WIDTH, fragment="", address=example_page)
     pages = re.findall(rb"/Type\s*/Page\b", page.pdf(format="A4", prefer_css_page_size=True))
     assert 3 < len(pages) <= 20
@@ -166,7 +168,7 @@ def test_a_printed_page_cuts_nothing_and_is_short(open_page: Open, example_page:
     assert page.evaluate(cut, A4_WIDTH) == []
 
 
-def test_without_its_script_tables_figures_and_claims_stay(open_page: Open, example_page: str) -> None:
+def test_tables_figures_and_claims_are_shown_without_javascript(open_page: Open, example_page: str) -> None:
     page = open_page(fragment="#mee-three-quarters-after-a-sixth", address=example_page, java_script_enabled=False)
     assert page.locator("#mee-three-quarters-after-a-sixth").is_visible()
     assert page.locator("article:has(#summary) tbody tr").count() > 10
@@ -174,7 +176,7 @@ def test_without_its_script_tables_figures_and_claims_stay(open_page: Open, exam
     assert page.locator(".find").is_hidden() and page.locator("nav a").count() > 10
 
 
-def test_a_report_folder_can_be_moved_and_a_single_file_sent_alone(
+def test_report_folder_and_single_file_report_work_after_being_moved(
     open_page: Open, example_database: Path, example_page: str, tmp_path: Path
 ) -> None:
     moved = Path(
@@ -193,7 +195,7 @@ def test_a_report_folder_can_be_moved_and_a_single_file_sent_alone(
     assert Path(download.value.path()).read_text("utf-8") == (moved / "figures" / "frontier.csv").read_text("utf-8")
 
 
-def test_names_and_texts_that_mean_harm_execute_nothing(open_page: Open, hostile_page: str) -> None:
+def test_hostile_names_and_texts_execute_no_script(open_page: Open, hostile_page: str) -> None:
     """`open_page` fails on any dialog, error, refused script or request."""
     page = open_page(fragment="", address=hostile_page)
     scroll_through(page)

@@ -55,7 +55,7 @@ def names(page: Any) -> list[str]:
     return [text.strip() for text in page.locator(".advised .use:visible").all_inner_texts()]
 
 
-def test_the_slider_changes_what_to_use_and_stands_in_the_address(
+def test_loss_slider_changes_recommendations_and_is_stored_in_the_url(
     open_page: Open, front_page: str, python_cards: tuple[Card, ...]
 ) -> None:
     page = open_page(address=front_page, fragment="#use")
@@ -72,7 +72,7 @@ def test_the_slider_changes_what_to_use_and_stands_in_the_address(
     assert names(page) == names_at(python_cards, 0) and "loss=0" in page.url
 
 
-def test_the_first_line_counts_the_pairs_for_which_early_exit_pays(
+def test_summary_line_counts_the_pairs_for_which_early_exit_pays(
     open_page: Open, front_page: str, python_cards: tuple[Card, ...]
 ) -> None:
     page = open_page(address=front_page, fragment="#use")
@@ -83,7 +83,7 @@ def test_the_first_line_counts_the_pairs_for_which_early_exit_pays(
 
 
 @pytest.mark.parametrize("width", [320, 390, 1280, 1440, 1920])
-def test_cards_and_results_are_not_cut_at_any_width(open_page: Open, front_page: str, width: int) -> None:
+def test_cards_and_results_do_not_overflow_at_any_width(open_page: Open, front_page: str, width: int) -> None:
     page = open_page(width=width, address=front_page + "?loss=20", fragment="")
     beyond = """cards => cards.filter((card) => [...card.querySelectorAll("*")].some(
       (e) => e.checkVisibility() && e.getBoundingClientRect().right > card.getBoundingClientRect().right + 1
@@ -93,20 +93,20 @@ def test_cards_and_results_are_not_cut_at_any_width(open_page: Open, front_page:
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_the_first_screen_of_a_phone_shows_the_first_card(open_page: Open, front_page: str) -> None:
+def test_first_card_is_visible_on_a_phone_without_scrolling(open_page: Open, front_page: str) -> None:
     page = open_page(width=390, address=front_page, fragment="")
     box = page.locator(".advised .gain:visible").first.bounding_box()
     assert box["y"] + box["height"] < 844
 
 
-def test_a_printed_page_says_which_loss_is_allowed(open_page: Open, front_page: str) -> None:
+def test_printed_page_shows_the_allowed_loss(open_page: Open, front_page: str) -> None:
     page = open_page(address=front_page + "?loss=5", fragment="")
     page.emulate_media(media="print")
     assert page.locator(".allow output").is_visible() and page.locator(".allow output").inner_text().startswith("5 %")
     assert not page.locator(".allow input").is_visible()
 
 
-def test_a_card_leads_to_the_loss_at_which_something_is_faster(
+def test_card_button_sets_the_loss_at_which_a_method_is_faster(
     open_page: Open, front_page: str, python_cards: tuple[Card, ...]
 ) -> None:
     page = open_page(address=front_page, fragment="#use")
@@ -117,7 +117,7 @@ def test_a_card_leads_to_the_loss_at_which_something_is_faster(
     assert page.get_by_label("Allowed loss of quality").input_value() == f"{percent:g}"
 
 
-def test_without_a_script_each_card_has_its_answer_and_the_results_all_columns(
+def test_cards_and_all_result_columns_are_available_without_javascript(
     chromium: Any, front_page: str, python_cards: tuple[Card, ...]
 ) -> None:
     context = chromium.new_context(java_script_enabled=False)
@@ -131,7 +131,7 @@ def test_without_a_script_each_card_has_its_answer_and_the_results_all_columns(
     context.close()
 
 
-def test_a_setting_is_saved_as_the_suite_that_it_shows(open_page: Open, front_page: str) -> None:
+def test_saved_suite_equals_the_displayed_one(open_page: Open, front_page: str) -> None:
     page = open_page(address=front_page + "?loss=20", fragment="#use")
     card = page.locator(".advised").first
     card.locator("details.suite:visible summary").click()
@@ -144,7 +144,7 @@ def test_a_setting_is_saved_as_the_suite_that_it_shows(open_page: Open, front_pa
     assert suite["sweep"][0]["method"] == "calm-softmax" and suite["tasks"]["samsum"]["limit"] == 300
 
 
-def test_filters_axes_columns_and_order_stand_in_the_address(open_page: Open, front_page: str) -> None:
+def test_filters_axes_columns_and_order_are_stored_in_the_url(open_page: Open, front_page: str) -> None:
     page = open_page(address=front_page, fragment="#summary")
     results = page.locator("article.results")
     filters = results.locator(".filter")
@@ -168,7 +168,7 @@ def test_filters_axes_columns_and_order_stand_in_the_address(open_page: Open, fr
     assert again.locator("article.results tbody tr:visible").count() == 1, "of one more than 20 % may be lost"
 
 
-def test_what_an_address_asks_and_is_not_there_is_left_alone(open_page: Open, front_page: str) -> None:
+def test_invalid_url_parameters_are_ignored(open_page: Open, front_page: str) -> None:
     asked = "?loss=x&task=%3Cimg%20src=x%20onerror=alert(1)%3E&x=nothing&only=__proto__&sort=99.descending&columns=some"
     page = open_page(address=front_page + asked, fragment="")
     assert page.get_by_label("Allowed loss of quality").input_value() == "1"
@@ -176,7 +176,7 @@ def test_what_an_address_asks_and_is_not_there_is_left_alone(open_page: Open, fr
     assert page.locator("#chart .point.faint").count() == 0 < page.locator("#chart .point").count()
 
 
-def test_a_method_is_seen_alone_by_its_entry_of_the_legend(open_page: Open, front_page: str) -> None:
+def test_legend_entry_highlights_a_single_method(open_page: Open, front_page: str) -> None:
     page = open_page(address=front_page, fragment="#summary")
     legend = page.locator(".methods")
     assert page.locator("#chart .point.faint").count() == 0
@@ -196,7 +196,7 @@ def test_a_method_is_seen_alone_by_its_entry_of_the_legend(open_page: Open, fron
     assert again.locator("#chart .point.faint").count() == 0 and "only" not in again.url
 
 
-def test_the_chart_has_a_panel_a_task_whose_title_leaves_it_alone(open_page: Open, front_page: str) -> None:
+def test_chart_has_one_panel_per_task_and_its_title_isolates_the_panel(open_page: Open, front_page: str) -> None:
     page = open_page(address=front_page, fragment="#summary")
     panels = page.locator("#chart .canvas > div")
     assert panels.count() == 2
@@ -211,7 +211,7 @@ def test_the_chart_has_a_panel_a_task_whose_title_leaves_it_alone(open_page: Ope
     assert panels.count() == 2
 
 
-def test_a_row_leads_to_its_answers_and_has_an_address(open_page: Open, front_page: str) -> None:
+def test_result_row_has_a_url_and_links_to_its_answers(open_page: Open, front_page: str) -> None:
     page = open_page(address=front_page, fragment="#summary")
     row = page.locator("article.results tbody tr", has_text="exit_layer=5").last
     row.locator("td").first.get_by_role("link").click()
@@ -226,7 +226,9 @@ def test_a_row_leads_to_its_answers_and_has_an_address(open_page: Open, front_pa
 
 @pytest.mark.parametrize(("width", "columns"), [(1440, 3), (768, 2), (390, 1)])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_cards_fit_every_screen(open_page: Open, front_page: str, width: int, columns: int, scheme: str) -> None:
+def test_cards_fit_the_screen_at_every_width(
+    open_page: Open, front_page: str, width: int, columns: int, scheme: str
+) -> None:
     page = open_page(width, scheme, "#use", address=front_page)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     boxes = [card.bounding_box() for card in page.locator(".advised").all()]

@@ -40,7 +40,7 @@ def shown(page: Any) -> Any:
 
 @pytest.mark.parametrize("width", [360, 900, 1600])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_page_is_never_wider_than_the_screen(open_page: Open, example_page: str, width: int, scheme: str) -> None:
+def test_page_is_never_wider_than_the_screen(open_page: Open, example_page: str, width: int, scheme: str) -> None:
     page = open_page(width, scheme, "", address=example_page)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     pictures = page.locator("details.card img")
@@ -48,7 +48,7 @@ def test_the_page_is_never_wider_than_the_screen(open_page: Open, example_page: 
     assert pictures.first.evaluate("image => image.decode().then(() => image.naturalWidth)") > 100
 
 
-def test_filters_leave_rows_and_points_of_what_was_chosen(open_page: Open, example_page: str, summary: Frame) -> None:
+def test_filters_keep_only_matching_rows_and_points(open_page: Open, example_page: str, summary: Frame) -> None:
     page = open_page(fragment="#summary", address=example_page)
     assert shown(page).count() == len(summary.rows)
     method, task = "calm-softmax", summary.rows[0]["task"]
@@ -67,7 +67,7 @@ def test_filters_leave_rows_and_points_of_what_was_chosen(open_page: Open, examp
     assert "No row is left" in page.locator("#chart .canvas").inner_text()
 
 
-def test_points_are_walked_through_with_the_keyboard_and_lead_to_their_rows(open_page: Open, example_page: str) -> None:
+def test_keyboard_moves_between_chart_points_and_jumps_to_their_rows(open_page: Open, example_page: str) -> None:
     page = open_page(fragment="#summary", address=example_page)
     points, tip = page.locator("#chart .point"), page.locator("#chart .tip")
     assert points.count() > 2
@@ -83,7 +83,7 @@ def test_points_are_walked_through_with_the_keyboard_and_lead_to_their_rows(open
     assert (points.last.get_attribute("aria-label") or "").startswith(method)
 
 
-def test_points_say_what_they_are_under_the_mouse(open_page: Open, example_page: str) -> None:
+def test_hovering_a_chart_point_shows_a_tooltip_with_the_sample_size(open_page: Open, example_page: str) -> None:
     page = open_page(fragment="#summary", address=example_page)
     point = page.locator("#chart .point").last
     point.hover(force=True)
@@ -91,7 +91,7 @@ def test_points_say_what_they_are_under_the_mouse(open_page: Open, example_page:
     assert "n = " in text and " of " in text
 
 
-def test_the_chart_has_a_point_for_every_row_of_a_long_results_table(
+def test_chart_has_a_point_for_every_row_of_a_long_results_table(
     open_page: Open, example_database: Path, summary: Frame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(page_module, "_MOST_ROWS", 3)
@@ -105,7 +105,7 @@ def test_the_chart_has_a_point_for_every_row_of_a_long_results_table(
     assert page.locator("#chart .point").count() == len(drawn)
 
 
-def test_a_heading_sorts_by_its_values_and_what_was_not_measured_stays_last(
+def test_column_heading_sorts_by_value_with_missing_values_last(
     open_page: Open, example_page: str, summary: Frame
 ) -> None:
     page = open_page(fragment="#summary", address=example_page)
@@ -122,7 +122,7 @@ def test_a_heading_sorts_by_its_values_and_what_was_not_measured_stays_last(
         assert all(key == "" for key in keys[len(numbers) :])
 
 
-def test_data_comes_with_the_page_and_sql_is_copied(open_page: Open, example_page: str, summary: Frame) -> None:
+def test_page_offers_its_data_as_csv_and_copies_sql(open_page: Open, example_page: str, summary: Frame) -> None:
     page = open_page(fragment="#summary", address=example_page, permissions=["clipboard-read", "clipboard-write"])
     results(page).locator("details.query summary").click()
     with page.expect_download() as download:
@@ -134,7 +134,7 @@ def test_data_comes_with_the_page_and_sql_is_copied(open_page: Open, example_pag
         assert page.evaluate("navigator.clipboard.readText()") == results(page).locator("pre code").inner_text()
 
 
-def test_filters_of_claims_stand_in_the_address_and_each_kind_has_its_own(open_page: Open, example_page: str) -> None:
+def test_claim_filters_are_stored_in_the_url_separately_per_kind(open_page: Open, example_page: str) -> None:
     page = open_page(fragment="#claims", address=example_page)
     page.locator("details.kind").evaluate_all("kinds => kinds.forEach((kind) => { kind.open = true; })")
     kinds = page.locator("article:has(table.claims)")
@@ -154,7 +154,7 @@ def test_filters_of_claims_stand_in_the_address_and_each_kind_has_its_own(open_p
     assert "claim-verdict" not in again.evaluate("location.href")
 
 
-def test_a_picture_is_whole_on_its_closed_card_and_open_as_large_as_others(open_page: Open, example_page: str) -> None:
+def test_figures_are_uncropped_on_closed_cards_and_equally_scaled_when_open(open_page: Open, example_page: str) -> None:
     page = open_page(1280, fragment="", address=example_page)
     cards = page.locator("details.card:has(img)")
     scales = set()
@@ -166,7 +166,7 @@ def test_a_picture_is_whole_on_its_closed_card_and_open_as_large_as_others(open_
     assert len(scales) == 1
 
 
-def test_claims_are_filtered_by_verdict(open_page: Open, example_page: str) -> None:
+def test_claims_can_be_filtered_by_verdict(open_page: Open, example_page: str) -> None:
     page = open_page(fragment="#claims", address=example_page)
     page.locator("details.kind").evaluate_all("kinds => kinds.forEach((kind) => { kind.open = true; })")
     assert page.locator("table.claims tbody tr").count() >= 40 and page.locator("table.claims").count() == 3

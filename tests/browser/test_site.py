@@ -26,14 +26,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_search_answers_without_a_server(site: Path, open_page: Open) -> None:
+def test_search_works_without_a_server(site: Path, open_page: Open) -> None:
     page = open_page(address=(site / "index.html").as_uri(), fragment="?q=safetensors+pickle")
     results = page.locator(".md-search-result__item h1")
     results.first.wait_for()
     assert "What ExitBench does not do" in results.all_inner_texts()
 
 
-def test_of_a_block_with_commands_the_commands_are_copied(site: Path, open_page: Open) -> None:
+def test_copy_button_copies_commands_without_their_output(site: Path, open_page: Open) -> None:
     page = open_page(address=(site / "index.html").as_uri(), fragment="")
     block = page.locator(".language-console", has_text="exitbench inspect builtin-weighted")
     assert "calm-saturation" in block.inner_text()
@@ -52,7 +52,7 @@ def test_no_page_is_wider_than_its_window(site: Path, open_page: Open, name: str
     assert page.evaluate("document.body.dataset.mdColorScheme") == {"light": "default", "dark": "slate"}[scheme]
 
 
-def test_every_page_has_the_version_and_the_search_says_how_to_cite(site: Path, open_page: Open) -> None:
+def test_every_page_shows_the_version_and_search_finds_how_to_cite(site: Path, open_page: Open) -> None:
     for name in ("index", "guide/troubleshooting", "methods/static"):
         page = open_page(address=(site / f"{name}.html").as_uri(), fragment="")
         assert page.locator(".md-copyright").inner_text().strip() == f"ExitBench {__version__}"
@@ -63,7 +63,7 @@ def test_every_page_has_the_version_and_the_search_says_how_to_cite(site: Path, 
 
 
 @pytest.mark.parametrize(("name", "words"), [("schema", "probe"), ("families", "gemma")])
-def test_a_long_table_is_filtered_by_words(site: Path, open_page: Open, name: str, words: str) -> None:
+def test_long_tables_can_be_filtered_by_words(site: Path, open_page: Open, name: str, words: str) -> None:
     page = open_page(address=(site / f"{name}.html").as_uri(), fragment="")
     field = page.locator(".filter-rows").first
     rows = field.locator("xpath=following::table[1]").locator("tbody tr")

@@ -55,7 +55,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return site
 
 
-def test_the_distribution_of_the_guide_has_a_method_that_conforms(installed: Path) -> None:
+def test_guides_example_distribution_has_a_conforming_method(installed: Path) -> None:
     run = "import sys; from exitbench.harness.cli.main import main; sys.exit(main(sys.argv[1:]))"
     environment = {**os.environ, "PYTHONPATH": str(installed), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", run, "list", "methods", "sharp-max-prob"]
@@ -67,7 +67,7 @@ def test_the_distribution_of_the_guide_has_a_method_that_conforms(installed: Pat
     assert "  sharpness = 2.0  factor of the logits [0.1 .. 10.0]" in lines
 
 
-def test_the_method_of_the_distribution_has_what_its_bases_declare(
+def test_guides_example_method_inherits_what_its_base_classes_declare(
     installed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(installed))
@@ -89,13 +89,13 @@ def readme_commands() -> list[str]:
     return [line for block in readme_blocks("") for line in block.splitlines() if line.strip()]
 
 
-def test_the_readmes_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
+def test_readme_python_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (example,) = readme_blocks("python")
     exec(example, {})
     assert "of 8 blocks on average" in capsys.readouterr().out
 
 
-def test_the_readmes_queries_answer_from_the_database(example_database: Path) -> None:
+def test_readme_queries_return_rows(example_database: Path) -> None:
     queries = [command for command in readme_commands() if command.startswith("exitbench sql")]
     assert queries
     for command in queries:
@@ -104,7 +104,7 @@ def test_the_readmes_queries_answer_from_the_database(example_database: Path) ->
             assert database.query(query).num_rows > 0, query
 
 
-def test_the_readmes_other_commands_are_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_readme_commands_can_be_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data").mkdir()
     monkeypatch.chdir(tmp_path)
     for command in readme_commands():
@@ -116,12 +116,12 @@ def test_the_readmes_other_commands_are_commands(tmp_path: Path, monkeypatch: py
             assert f"def {words[-1]}(session" in (ROOT / "noxfile.py").read_text()
 
 
-def test_ci_runs_the_readmes_test_command_and_style_and_types() -> None:
+def test_ci_runs_the_readme_test_command_with_lint_and_types() -> None:
     (command,) = [line for line in readme_commands() if line.endswith("nox -s tests")]
     assert f"{command} lint types\n" in (ROOT / ".ci" / "run").read_text()
 
 
-def test_every_kind_of_word_is_defined_where_sql_is_asked_and_where_measuring_is_told() -> None:
+def test_every_token_kind_is_defined_in_the_sql_view_and_in_measuring_md() -> None:
     kinds = {*get_args(Kind), "end"}
     (view,) = (view.sql for view in described_views() if view.name == "token_kinds")
     assert kinds == set(re.findall(r"\('(\w+)', '", view))
@@ -129,13 +129,13 @@ def test_every_kind_of_word_is_defined_where_sql_is_asked_and_where_measuring_is
     assert kinds <= {kind for names in re.findall(r"^\| (.*?) \|", section, re.MULTILINE) for kind in names.split(", ")}
 
 
-def test_the_readmes_table_and_picture_are_made_from_its_data() -> None:
+def test_readme_tables_and_picture_are_up_to_date_with_their_data() -> None:
     for name, table in (("real", documentation.real_table()), ("results", documentation.readme_table(ROOT))):
         assert f"<!-- {name} -->\n{table}\n<!-- /{name} -->" in (ROOT / "README.md").read_text("utf-8"), "nox -s readme"
     assert (ROOT / documentation.README_PICTURE).read_bytes() == documentation.readme_picture(ROOT), "nox -s readme"
 
 
-def test_the_readmes_results_are_of_cells_as_the_built_in_suite_has_them_today(tmp_path: Path) -> None:
+def test_readme_results_belong_to_cells_of_the_current_builtin_suite(tmp_path: Path) -> None:
     plan = make_plan(load_suite("builtin"), tmp_path / "spool", tmp_path / "models", None)
     today = {planned.item.cell.cell_id for group in plan.groups for planned in group.cells}
     cell_ids = {row["cell_id"] for row in json.loads((ROOT / documentation.README_DATA).read_text())["highlights"]}

@@ -50,7 +50,7 @@ def begin(beginning: str, folder: Path, request: pytest.FixtureRequest) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_guide_does_what_it_shows(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_guide_code_blocks_run_as_shown(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     for beginning in begins_with(page):
         begin(beginning, tmp_path, request)
     guide = Page(page, tmp_path)
@@ -65,12 +65,12 @@ def tracked_pages() -> list[str]:
 
 
 @pytest.mark.parametrize("page", tracked_pages())
-def test_no_sentence_of_a_page_is_longer_than_30_words(page: str) -> None:
+def test_no_sentence_of_the_documentation_exceeds_30_words(page: str) -> None:
     counted = ((line, words_of(sentence), sentence) for line, sentence in sentences(ROOT / page))
     assert not [f"{page}:{line}: {n} words: {sentence}" for line, n, sentence in counted if n > LONGEST]
 
 
-def test_generated_blocks_have_no_sentences(tmp_path: Path) -> None:
+def test_generated_blocks_are_exempt_from_sentence_checks(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("Before.\n<!-- measured: x -->\nWritten by a command.\n<!-- end -->\nAfter.\n", "utf-8")
     assert list(sentences(page)) == [(1, "Before."), (5, "After.")]

@@ -30,7 +30,7 @@ def is_of(message: str, text: str) -> bool:
     return re.search(f" ?{ANYTHING}.*? ?".join(map(re.escape, parts)), text, re.DOTALL) is not None
 
 
-def test_every_message_that_is_quoted_is_one() -> None:
+def test_every_quoted_message_exists_in_the_code() -> None:
     rooms = (
         path for room in ("harness", "methods", "tasks", "results", "reports") for path in (ROOT / room).rglob("*.py")
     )
@@ -40,7 +40,7 @@ def test_every_message_that_is_quoted_is_one() -> None:
     assert [block for block in quoted if not any(is_of(block.text, text) for text in all_texts)] == []
 
 
-def test_a_message_that_differs_in_a_word_is_none() -> None:
+def test_message_that_differs_in_one_word_does_not_match() -> None:
     (text,) = (
         {text for text in texts('f"{model}: tensor {name} is missing from {place}."')}
         - {": tensor "}

@@ -53,19 +53,19 @@ def anchors(path: Path) -> frozenset[str]:
     return frozenset(names | set(re.findall(r'(?:id|name)="([^"]+)"', text)))
 
 
-def test_every_page_of_the_navigation_is_there_and_no_document_is_left_out() -> None:
+def test_navigation_lists_every_document_and_no_missing_page() -> None:
     named = list(entries(config()["nav"]))
     written = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
     assert sorted(named) == sorted(written | GENERATED)
 
 
-def test_pages_that_are_not_written_yet_wait_as_comments_and_those_that_are_do_not() -> None:
+def test_no_existing_page_is_commented_out_in_the_navigation() -> None:
     waiting = re.findall(r"^ *# - [^:]*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), re.MULTILINE)
     assert [page for page in waiting if (DOCS / page).exists()] == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_every_link_and_anchor_of_a_document_leads_somewhere(document: Path) -> None:
+def test_every_link_and_anchor_of_a_document_resolves(document: Path) -> None:
     wrong = []
     for path, anchor in re.findall(r"\]\(([^()#\s]*)(?:#([^()\s]+))?\)", prose(document)):
         if re.match(r"[a-z]+:", path):
@@ -78,12 +78,12 @@ def test_every_link_and_anchor_of_a_document_leads_somewhere(document: Path) -> 
     assert wrong == []
 
 
-def test_the_api_page_has_every_public_name_once() -> None:
+def test_api_page_lists_every_public_name_once() -> None:
     documented = re.findall(r"^::: exitbench\.(\w+)$", (DOCS / "api.md").read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(documented) == sorted(set(exitbench.__all__) - {"__version__"})
 
 
-def test_the_site_is_strict_and_fetches_nothing() -> None:
+def test_site_build_is_strict_and_uses_no_remote_resource() -> None:
     assert config()["strict"] is True
     assert set(config()["validation"].values()) == {"warn"}  # type: ignore[attr-defined]
     assert config()["theme"]["font"] is False  # type: ignore[index]

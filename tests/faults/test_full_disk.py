@@ -67,14 +67,14 @@ def goes_on(bench: Any, disk: Path, whole: Path, free_kilobytes: int) -> None:
 
 
 @pytest.mark.parametrize("free_kilobytes", [0, 8, 40, 160, 1000, 3000, 6000, 7000, 8000])
-def test_a_run_that_finds_no_room_goes_on_once_there_is_some(
+def test_run_on_a_full_disk_resumes_once_space_is_free(
     bench: Any, disk: Path, whole: Path, free_kilobytes: int
 ) -> None:
     goes_on(bench, disk, whole, free_kilobytes)
 
 
 @pytest.mark.parametrize("free_kilobytes", [0, 36, 48, 64, 80, 100, 150, 200])
-def test_a_worker_that_finds_no_room_for_its_files_loses_only_its_cell(
+def test_run_into_an_existing_database_resumes_after_a_full_disk(
     bench: Any, disk: Path, whole: Path, free_kilobytes: int
 ) -> None:
     (disk / "runs").mkdir()
@@ -83,7 +83,7 @@ def test_a_worker_that_finds_no_room_for_its_files_loses_only_its_cell(
 
 
 @pytest.mark.parametrize("free_kilobytes", [0, 100, 2000])
-def test_a_rebuild_that_finds_no_room_leaves_the_database_as_it_was(
+def test_rebuild_on_a_full_disk_leaves_the_database_unchanged(
     bench: Any, disk: Path, whole: Path, free_kilobytes: int
 ) -> None:
     runs = Path(shutil.copytree(whole, disk / "runs"))
@@ -98,7 +98,7 @@ def test_a_rebuild_that_finds_no_room_leaves_the_database_as_it_was(
 
 
 @pytest.mark.parametrize("free_kilobytes", [0, 100, 400])
-def test_views_that_find_no_room_are_made_later(bench: Any, disk: Path, whole: Path, free_kilobytes: int) -> None:
+def test_views_are_created_later_after_a_full_disk(bench: Any, disk: Path, whole: Path, free_kilobytes: int) -> None:
     path = disk / "exitbench.duckdb"
     with duckdb.connect(path) as connection:
         connection.execute(schema_sql())
@@ -113,7 +113,7 @@ def test_views_that_find_no_room_are_made_later(bench: Any, disk: Path, whole: P
 
 
 @pytest.mark.parametrize("free_kilobytes", [0, 20, 80])
-def test_a_report_that_finds_no_room_is_written_later(bench: Any, disk: Path, whole: Path, free_kilobytes: int) -> None:
+def test_report_can_be_written_after_a_full_disk(bench: Any, disk: Path, whole: Path, free_kilobytes: int) -> None:
     ballast = fill(disk, free_kilobytes * KILOBYTE)
     report = ("report", "--database", whole / "exitbench.duckdb", "--out", disk / "report")
     done = bench.do(*report)
@@ -126,7 +126,7 @@ def test_a_report_that_finds_no_room_is_written_later(bench: Any, disk: Path, wh
 
 @pytest.mark.parametrize("form", ["parquet", "every-eval-ever"])
 @pytest.mark.parametrize("free_kilobytes", [0, 8, 20])
-def test_an_export_that_finds_no_room_leaves_nothing_and_is_written_later(
+def test_export_on_a_full_disk_leaves_no_files_and_can_be_repeated(
     bench: Any, disk: Path, whole: Path, free_kilobytes: int, form: str
 ) -> None:
     ballast = fill(disk, free_kilobytes * KILOBYTE)

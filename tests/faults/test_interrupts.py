@@ -38,7 +38,9 @@ def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
 
 
 @pytest.mark.parametrize("out", [(), ("--out", "rows.csv", "--force")], ids=["to the screen", "to a file"])
-def test_ctrl_c_at_any_moment_ends_a_query_without_a_word(bench: Any, out: tuple[str, ...], tmp_path: Path) -> None:
+def test_ctrl_c_at_any_moment_ends_a_query_without_error_output(
+    bench: Any, out: tuple[str, ...], tmp_path: Path
+) -> None:
     open_database(tmp_path / "x.duckdb", read_only=False).close()
     started = time.monotonic()
     start(tmp_path, *out).communicate()

@@ -90,7 +90,7 @@ def orphan_s(runs: Path) -> float:
     return time.monotonic() - started
 
 
-def test_nothing_is_lost_or_done_twice(bench: Any, tmp_path: Path) -> None:
+def test_repeated_kills_lose_no_finished_cell_and_repeat_none(bench: Any, tmp_path: Path) -> None:
     rng = random.Random(SEED)
     undisturbed = tmp_path / "undisturbed"
     assert bench.run(undisturbed).returncode == 0

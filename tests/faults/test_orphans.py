@@ -96,7 +96,7 @@ def kill_and_wait(running: "subprocess.Popen[str]") -> float:
 
 
 @pytest.mark.parametrize("how", ["a trial in Python", "a trial in C", "a cell in Python", "a cell in C"])
-def test_what_hangs_ends_with_its_run_and_the_next_run_does_the_cell(
+def test_hanging_child_ends_with_its_killed_run_and_the_next_run_finishes_the_cell(
     bench: Any, hang_flag: Path, how: str, tmp_path: Path
 ) -> None:
     suite = bench.suite.with_name("hanging.toml")
@@ -116,7 +116,7 @@ def test_what_hangs_ends_with_its_run_and_the_next_run_does_the_cell(
     print(f"{how}: outlived its run by {outlived_s:.2f} s")
 
 
-def test_trainings_end_with_their_command(bench: Any, tmp_path: Path) -> None:
+def test_training_processes_end_with_their_killed_command(bench: Any, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     with bench.start(bench.command("train", "builtin", "--runs", runs, "--threads", "2")) as running:
         wait_for(lambda: len(list((runs / "models").glob(".*.partial"))) >= 2 or running.poll() is not None)

@@ -32,7 +32,7 @@ def runs(bench: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_everything_that_reads_works(bench: Any, runs: Path, tmp_path: Path) -> None:
+def test_reading_commands_work_on_a_read_only_folder(bench: Any, runs: Path, tmp_path: Path) -> None:
     suite = (bench.suite, "--data-dir", bench.suite.parent)
     for command in (
         ("sql", "SELECT count(*) AS n FROM runs", "--runs", runs),
@@ -51,7 +51,7 @@ def test_everything_that_reads_works(bench: Any, runs: Path, tmp_path: Path) -> 
     assert "0 new" not in bench.do("plan", *suite, "--runs", runs).stdout
 
 
-def test_everything_that_writes_says_why_it_cannot(bench: Any, runs: Path) -> None:
+def test_writing_commands_report_the_read_only_file_system(bench: Any, runs: Path) -> None:
     suite = (bench.suite, "--data-dir", bench.suite.parent)
     for command in (
         ("run", *suite, "--runs", runs),

@@ -72,7 +72,7 @@ def start(code: str, *arguments: object) -> "subprocess.Popen[str]":
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def test_readers_and_the_ingester_take_turns(bench: Any, tmp_path: Path) -> None:
+def test_concurrent_readers_and_ingester_all_succeed(bench: Any, tmp_path: Path) -> None:
     spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
     attempts = make_spool(spool)
     open_database(path, read_only=False).close()

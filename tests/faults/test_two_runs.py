@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 
-def test_every_cell_is_run_once_and_both_end_well(bench: Any, tmp_path: Path) -> None:
+def test_two_concurrent_runs_of_a_suite_run_each_cell_once(bench: Any, tmp_path: Path) -> None:
     alone, shared = tmp_path / "alone", tmp_path / "shared"
     assert bench.run(alone).returncode == 0
     both = [bench.start(bench.run_command(shared)) for _ in range(2)]

@@ -37,7 +37,7 @@ def stored() -> Golden:
 
 
 @pytest.mark.parametrize("name", OUR_METHODS)
-def test_a_method_does_what_its_version_did(name: str, stored: Golden) -> None:
+def test_method_traces_equal_the_golden_traces_of_its_version(name: str, stored: Golden) -> None:
     asked = list(settings_of(get_method(name)))
     assert asked == [one for one in stored.traces if one.method == name], (
         f"{REWRITE_COMMAND}: settings were added or went"
@@ -48,7 +48,7 @@ def test_a_method_does_what_its_version_did(name: str, stored: Golden) -> None:
 
 
 @pytest.mark.parametrize("name", TRACED_MODELS)
-def test_a_probe_says_what_it_said(name: str, stored: Golden) -> None:
+def test_probe_equals_the_golden_probe_of_the_engine_version(name: str, stored: Golden) -> None:
     assert traced_model(name).inputs == stored.inputs[name], f"another model or other prompts: {REWRITE_COMMAND}"
     whole, means = traced_model(name).probe()
     assert is_close(stored.probes[name], (digest(whole), means)), f"raise ENGINE_VERSION; then {REWRITE_COMMAND}"
@@ -56,32 +56,32 @@ def test_a_probe_says_what_it_said(name: str, stored: Golden) -> None:
 
 
 @pytest.mark.parametrize("name", TEXT_TASKS)
-def test_metrics_say_what_their_version_did(name: str, stored: Golden) -> None:
+def test_metrics_equal_the_golden_scores_of_their_version(name: str, stored: Golden) -> None:
     assert (get_task(name).metric_version, scores(name)) == stored.metrics[name], (
         f"change metric_version; then {REWRITE_COMMAND}"
     )
 
 
-def test_every_trace_is_of_several_documents_and_most_of_them_of_all(stored: Golden) -> None:
+def test_golden_traces_have_at_least_three_documents_and_mostly_all(stored: Golden) -> None:
     counts = [len(found.documents) for found in stored.traces.values()]
     assert min(counts) >= 3 and sum(counts) >= 0.95 * max(counts) * len(counts)
 
 
-def test_most_settings_do_something_of_their_own(stored: Golden) -> None:
+def test_at_least_30_percent_of_a_methods_settings_have_distinct_traces(stored: Golden) -> None:
     """A parameter without effect on any trace could change without a new version."""
     for name in method_names():
         found = [value.sha256 for one, value in stored.traces.items() if one.method == name]
         assert len(set(found)) >= 0.3 * len(found), name
 
 
-def test_a_changed_score_is_seen(stored: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_gate_score_changes_the_trace(stored: Golden, monkeypatch: pytest.MonkeyPatch) -> None:
     before = SoftmaxMargin.score
     monkeypatch.setattr(SoftmaxMargin, "score", lambda gate, view: before(gate, view).sqrt())
     (asked,) = (one for one in settings_of(get_method("calm-softmax")) if one.params == '{"threshold": 0.5}')
     assert trace(asked, stored.traces[asked].documents) != stored.traces[asked]
 
 
-def test_documents_on_which_single_precision_decides_otherwise_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_that_differ_in_single_precision_are_excluded(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Setting("full", TRACED_MODELS[0], "{}", "full")
     whole = trace(asked)
     single = traced_model(TRACED_MODELS[0], torch.float32)
@@ -129,6 +129,6 @@ RAISED = {"static": 2, "patience": 1}
         ({"traces": CHANGED, "inputs": {"m": "another model"}}, None),
     ],
 )
-def test_what_changes_raises_a_version_and_what_does_not_raises_none(now: dict[str, Any], says: str | None) -> None:
+def test_version_must_change_exactly_if_behavior_changes(now: dict[str, Any], says: str | None) -> None:
     found = list(faults(BEFORE, replace(BEFORE, **now)))
     assert (not found) if says is None else (says in found[-1]), found

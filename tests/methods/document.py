@@ -41,7 +41,7 @@ def rewritten(text: str) -> str:
 
 
 def shared_rows() -> dict[str, str]:
-    """Return the table row of each shared parameter, by name; the first base class that has it counts."""
+    """Return the Markdown row of each parameter of `BASES`, by name; the first class in `BASES` that has it decides."""
     rows: dict[str, str] = {}
     for base in BASES:
         for name, row in _rows(base):

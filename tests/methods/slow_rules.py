@@ -197,7 +197,7 @@ def kept_ids(state: RuleState, block: int) -> NDArray[np.int64]:
 
 
 def _note_cut(state: RuleState, ranked_logits: Array, size: int) -> None:
-    """Update the gap with the logits of the last kept and the first dropped id, which may be nearly equal."""
+    """Update `state.gap` with the difference between the logits of the last kept and the first dropped id."""
     if size < len(ranked_logits):
         state.above(float(ranked_logits[size - 1]), float(ranked_logits[size]))
 

@@ -21,13 +21,13 @@ def told(active: ActiveRows) -> tuple[list[int], ...]:
     return tuple(list(column) for column in columns)
 
 
-def test_taking_rows_keeps_their_columns_and_their_places_in_the_batch() -> None:
+def test_selecting_rows_keeps_their_columns_and_batch_positions() -> None:
     some = take(ALL, 1, 2, 3)
     assert told(some) == ([2, 3, 4], [8, 9, 6], [1, 0, 2], [1, 2, 3], [1, 2, 3])
     assert told(take(some, 0, 2)) == ([2, 4], [8, 6], [1, 2], [1, 3], [1, 3])
 
 
-def test_groups_that_left_apart_are_joined_in_the_order_in_which_they_left() -> None:
+def test_groups_that_exited_separately_are_joined_in_exit_order() -> None:
     rest = take(ALL, 0, 2, 3)
     joined = ActiveRows.joined([take(ALL, 1), take(rest, 1, 2), take(rest, 0)])
     assert told(joined) == ([2, 3, 4, 1], [8, 9, 6, 7], [1, 0, 2, 0], [1, 2, 3, 0], [1, 2, 3, 0])

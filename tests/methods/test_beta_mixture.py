@@ -79,7 +79,7 @@ def calibrated(seed: int, n: int = 500) -> tuple[list[float], list[bool]]:
     return scores, [draw.random() < score for score in scores]
 
 
-def test_300_of_300_histories_give_the_published_threshold() -> None:
+def test_code_form_equals_the_published_threshold_on_300_histories() -> None:
     result, expected = [], []
     for seed in range(300):
         scores, agrees = history(seed)
@@ -89,7 +89,7 @@ def test_300_of_300_histories_give_the_published_threshold() -> None:
     assert len({round(level, 3) for level in expected}) == len(LEVELS), "every level must come up"
 
 
-def test_the_corrected_threshold_is_the_one_worked_out_with_both_terms() -> None:
+def test_corrected_threshold_equals_the_reference_with_both_terms() -> None:
     drawn = [history(seed) for seed in range(300)]
     told = [data for data in drawn if choose(*data, "correct") != DEFAULT]
     assert len(told) > 50
@@ -98,19 +98,19 @@ def test_the_corrected_threshold_is_the_one_worked_out_with_both_terms() -> None
     )
 
 
-def test_the_two_forms_differ() -> None:
+def test_published_and_corrected_thresholds_differ() -> None:
     drawn = [calibrated(seed, n=60) for seed in range(40)]
     assert any(reference_threshold(*data, "code") != reference_threshold(*data, "correct") for data in drawn)
 
 
-def test_calibrated_confidences_give_a_threshold_about_0_633() -> None:
+def test_calibrated_confidences_give_a_threshold_near_0_65() -> None:
     result = [choose(*calibrated(seed), "code") for seed in range(20)]
     assert sum(result) / len(result) == pytest.approx(0.65, abs=0.04)
     assert any(level == pytest.approx(0.3 + 0.6 * 5 / 9) for level in result)
 
 
 @pytest.mark.parametrize("label", [True, False])
-def test_one_label_alone_teaches_nothing(label: bool) -> None:
+def test_single_class_of_labels_gives_the_lowest_or_the_default_threshold(label: bool) -> None:
     """If all tokens agree, or none, the published code takes the lowest threshold; the correct form the default."""
     scores, _ = calibrated(1)
     assert choose(scores, [label] * len(scores), "code") == pytest.approx(0.3)
@@ -118,7 +118,7 @@ def test_one_label_alone_teaches_nothing(label: bool) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_labels_that_the_confidence_does_not_tell_teach_nothing(seed: int) -> None:
+def test_uninformative_labels_give_the_default_threshold_in_the_corrected_form(seed: int) -> None:
     scores, agrees = calibrated(seed)
     random.Random(seed).shuffle(agrees)
     assert choose(scores, agrees, "code") < 0.6
@@ -127,7 +127,7 @@ def test_labels_that_the_confidence_does_not_tell_teach_nothing(seed: int) -> No
 
 
 @pytest.mark.parametrize("scores", [[0.4], [0.4] * 30, [1.0] * 30, [0.0] * 30])
-def test_without_spread_the_threshold_stays_or_is_the_largest(scores: list[float]) -> None:
+def test_equal_scores_give_the_default_or_the_largest_threshold(scores: list[float]) -> None:
     agrees = [at % 2 == 0 for at in range(len(scores))]
     assert choose(scores, agrees, "correct") == DEFAULT
     assert (
@@ -138,22 +138,22 @@ def test_without_spread_the_threshold_stays_or_is_the_largest(scores: list[float
 
 
 @pytest.mark.parametrize("form", ["code", "correct"])
-def test_without_tokens_the_threshold_stays(form: Form) -> None:
+def test_empty_history_gives_the_default_threshold(form: Form) -> None:
     assert choose([], [], form) == DEFAULT
 
 
 @given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), max_size=40), st.sampled_from(["code", "correct"]))
-def test_any_data_gives_a_level_or_the_default(data: list[tuple[float, bool]], form: Form) -> None:
+def test_threshold_is_always_a_grid_level_or_the_default(data: list[tuple[float, bool]], form: Form) -> None:
     level = choose([score for score, _ in data], [agrees for _, agrees in data], form)
     assert level == DEFAULT or any(level == pytest.approx(known) for known in LEVELS)
 
 
-def test_the_order_of_tokens_does_not_matter() -> None:
+def test_threshold_does_not_depend_on_token_order() -> None:
     scores, agrees = calibrated(3)
     assert choose(scores[::-1], agrees[::-1], "correct") == choose(scores, agrees, "correct")
 
 
-def test_parallel_passes_hold_what_waits_and_the_deep_token_that_runs_it() -> None:
+def test_parallel_passes_contain_waiting_tokens_and_the_deep_token_that_runs_them() -> None:
     """A deep token is kept if shallow tokens wait for it, a shallow one if a deep token of its document follows."""
     shallow = [False, True, True, True, False, False, True, *[False, True, False]]
     used = in_parallel_passes(torch.tensor(shallow), torch.tensor([0] * 7 + [1] * 3))

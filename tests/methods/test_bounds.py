@@ -59,7 +59,9 @@ def within(lower_V: Tensor, upper_V: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", GATES)
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(LOGITS, WIDTHS), min_size=2, max_size=12))
-def test_no_logits_in_the_intervals_score_outside_the_bounds(name: str, drawn: list[tuple[float, float]]) -> None:
+def test_logits_within_the_intervals_never_score_outside_the_bounds(
+    name: str, drawn: list[tuple[float, float]]
+) -> None:
     lower_V = torch.tensor([logit for logit, _ in drawn])
     upper_V = lower_V + torch.tensor([width for _, width in drawn])
     low_A, high_A = GATES[name].bounds(lower_V[None], upper_V[None])
@@ -68,7 +70,7 @@ def test_no_logits_in_the_intervals_score_outside_the_bounds(name: str, drawn: l
 
 
 @pytest.mark.parametrize("name", GATES)
-def test_bounds_of_a_large_vocabulary_hold_and_are_narrow_where_the_intervals_are(name: str) -> None:
+def test_bounds_of_a_large_vocabulary_hold_and_are_narrow_for_narrow_intervals(name: str) -> None:
     logits_AV = torch.randn(4, 32_128, generator=torch.Generator().manual_seed(1)) * 3
     logits_AV[1, 5] += 20
     low_A, high_A = GATES[name].bounds(logits_AV - 1e-3, logits_AV + 1e-3)
@@ -78,7 +80,7 @@ def test_bounds_of_a_large_vocabulary_hold_and_are_narrow_where_the_intervals_ar
 
 
 @pytest.mark.parametrize("name", GATES)
-def test_bounds_lie_between_0_and_1_and_say_nothing_of_what_is_not_a_number(name: str) -> None:
+def test_bounds_lie_between_0_and_1_and_are_nan_for_nan_logits(name: str) -> None:
     wide_1V = torch.full((1, 5), 200.0)
     low_A, high_A = GATES[name].bounds(-wide_1V, wide_1V)
     assert 0 <= float(low_A) <= float(high_A) <= 1
@@ -86,7 +88,7 @@ def test_bounds_lie_between_0_and_1_and_say_nothing_of_what_is_not_a_number(name
         assert bool(bound_A.isnan().all())
 
 
-def test_a_gate_that_scores_otherwise_than_the_one_it_derives_from_has_no_bounds() -> None:
+def test_gate_subclass_that_overrides_score_has_no_bounds() -> None:
     class Own(SoftmaxMargin):
         def score(self, view: BlockView) -> Tensor:
             return super().score(view) ** 2
@@ -98,7 +100,7 @@ def test_a_gate_that_scores_otherwise_than_the_one_it_derives_from_has_no_bounds
     assert not Own().is_bounded
 
 
-def test_methods_say_whether_they_can_decide_from_bounds_and_why_not() -> None:
+def test_methods_report_whether_they_are_certifiable_and_why_not() -> None:
     assert certifiable() == ("calm-softmax", "entropy", "free", "max-prob")
     why = {name: get_method(name)().parts(2).why_not_certified for name in ("calm-classifier", "contrastive")}
     assert all("cannot be bounded" in (reason or "") for reason in why.values())
@@ -106,7 +108,7 @@ def test_methods_say_whether_they_can_decide_from_bounds_and_why_not() -> None:
     assert "whole vocabulary" in (pruned.why_not_certified or "")
 
 
-def test_certified_parts_differ_in_their_head_alone() -> None:
+def test_certified_parts_differ_only_in_their_head() -> None:
     parts = get_method("calm-softmax")().parts(4)
     certified = parts.certified()
     names = ("threshold", "kv_policy", "blocks", "gate")

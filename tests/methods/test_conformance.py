@@ -208,7 +208,7 @@ def test_threshold_always_exits_at_the_first_allowed_block(tiny: Any, prompts: A
     assert decoded_layers(tiny, result) or always.kv_policy.verifies
 
 
-def test_every_token_has_one_exit_layer_among_the_allowed_blocks(
+def test_every_token_has_an_exit_layer_among_the_allowed_blocks(
     tiny: Any, prompts: Any, method: Method, bind: Any
 ) -> None:
     parts = bind(method)
@@ -253,7 +253,7 @@ def test_mean_exit_layer_never_falls_as_the_threshold_rises(tiny: Any, prompts: 
     assert (means[0], means[-1]) == (min(allowed(parts)), L)
 
 
-def test_scores_of_known_states_are_those_of_the_decode_loop(
+def test_scores_of_known_states_equal_those_of_the_decode_loop(
     tiny: Any, prompts: Any, method: Method, bind: Any
 ) -> None:
     """Fits, calibrations and replays use the same scores as decoding."""
@@ -278,7 +278,7 @@ def test_scores_of_known_states_are_those_of_the_decode_loop(
 # ------------------------------------------------------------------------------------------- independence
 
 
-def test_a_batch_equals_its_rows_alone(tiny: Any, prompts: Any, method: Method, bind: Any) -> None:
+def test_batched_answers_equal_single_row_answers(tiny: Any, prompts: Any, method: Method, bind: Any) -> None:
     parts = bind(method)
     together = answers(tiny, method, parts, prompts)
     for seed in range(0, len(prompts), 5):  # of 1, 4, 3 and 8 tokens
@@ -287,7 +287,7 @@ def test_a_batch_equals_its_rows_alone(tiny: Any, prompts: Any, method: Method, 
         assert alone.head_rows == expected.head_rows
 
 
-def test_the_same_seed_gives_the_same_trace(tiny: Any, prompts: Any, method: Method, bind: Any) -> None:
+def test_same_seed_gives_the_same_trace(tiny: Any, prompts: Any, method: Method, bind: Any) -> None:
     again = type(method).from_params(method.params())
     assert run(tiny, bind(again), prompts) == answers(tiny, method, bind(method), prompts)
 
@@ -295,9 +295,7 @@ def test_the_same_seed_gives_the_same_trace(tiny: Any, prompts: Any, method: Met
 # ------------------------------------------------------------------------------------------- cost
 
 
-def test_declared_cost_is_what_a_flop_counter_sees_at_every_exit(
-    tiny: Any, prompts: Any, method: Method, bind: Any
-) -> None:
+def test_declared_cost_equals_counted_flops_at_every_exit(tiny: Any, prompts: Any, method: Method, bind: Any) -> None:
     """The cost of verification is not per step; tests/harness/engine/test_verification.py counts whole answers."""
     parts = bind(method)
     assert list(cost_mismatches(tiny.checkpoint, parts, prompts[1], sorted(allowed(parts)))) == []

@@ -87,7 +87,7 @@ def document() -> ModuleType:
     return module
 
 
-def test_every_method_has_a_page_and_nothing_else_claims_to_be_one() -> None:
+def test_every_method_has_a_page_and_every_page_a_method() -> None:
     assert sorted(PAGES) == OURS
     for name, page in PAGES.items():
         assert page.startswith(f"# {name}\n"), name
@@ -95,17 +95,17 @@ def test_every_method_has_a_page_and_nothing_else_claims_to_be_one() -> None:
     assert re.findall(r"<!-- parameters: (.+) -->", INDEX) == ["shared"]
 
 
-def test_the_table_of_all_methods_has_each_one_once() -> None:
+def test_method_table_lists_every_method_once() -> None:
     linked = re.findall(r"^\| \[([a-z0-9-]+)\]\(([a-z0-9-]+)\.md\) \| \S", sections(INDEX)["All methods"], re.MULTILINE)
     assert sorted(linked) == [(name, name) for name in OURS]
 
 
-def test_every_page_says_what_comes_out_of_where_and_at_what_cost() -> None:
+def test_every_method_page_states_output_source_and_cost() -> None:
     for name, page in PAGES.items():
         assert all(f"- **{what}:**" in page for what in ("Emits", "Source", "Cost")), name
 
 
-def test_every_kv_policy_has_its_row_and_nothing_else_claims_to_be_one() -> None:
+def test_kv_policy_table_lists_exactly_the_existing_policies() -> None:
     known = [thing for thing in vars(kv_policies).values() if isinstance(thing, type) and issubclass(thing, KVPolicy)]
     names = {cls.name for cls in known if hasattr(cls, "name")}
     assert names >= set(kv_policies.KV_POLICIES) | set(kv_policies.ROLLBACKS)
@@ -117,20 +117,20 @@ def choices(method: type[Method], parameter: str) -> list[str]:
     return sorted(field.metadata["choices"])
 
 
-def test_every_head_has_its_row_and_nothing_else_claims_to_be_one() -> None:
+def test_head_table_lists_exactly_the_existing_heads() -> None:
     section = sections(INDEX)["LM heads and exit heads"]
     assert sorted(rows(section)) == choices(SoftmaxGating, "head")
     assert "\n| exit heads |" in section
 
 
-def test_the_tables_of_rules_decays_and_losses_have_what_can_be_asked_for() -> None:
+def test_rule_decay_and_loss_tables_list_exactly_the_allowed_values() -> None:
     softmax, text = get_method("calm-softmax"), sections(INDEX)
     rules = sorted(["rule", "decay", *choices(softmax, "rule"), *choices(softmax, "decay")])
     assert sorted(rows(text["Threshold rules and decays"])) == rules
     assert sorted(rows(text["Trained gates"])) == sorted(["loss", *choices(get_method("mee-lstm"), "loss")])
 
 
-def test_every_method_with_any_kv_policy_has_them_all() -> None:
+def test_every_skipping_method_accepts_all_applicable_kv_policies() -> None:
     for name in OURS:
         if issubclass(get_method(name), Skipping):
             has_gate = issubclass(get_method(name), Gating)
@@ -139,12 +139,12 @@ def test_every_method_with_any_kv_policy_has_them_all() -> None:
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.md")), ids=lambda path: path.stem)
-def test_the_parameter_tables_are_what_the_script_writes(path: Path, document: ModuleType) -> None:
+def test_parameter_tables_are_up_to_date_with_the_generator(path: Path, document: ModuleType) -> None:
     text = path.read_text(encoding="utf-8")
     assert document.rewritten(text) == text, "python tests/methods/document.py"
 
 
-def test_every_parameter_of_a_method_is_on_its_page_as_shared_or_as_its_own(document: ModuleType) -> None:
+def test_every_parameter_is_documented_as_shared_or_as_the_methods_own(document: ModuleType) -> None:
     shared = rows(document.shared_table())
     assert sorted(shared) == sorted(document.shared_rows())
     for name in OURS:
@@ -154,7 +154,7 @@ def test_every_parameter_of_a_method_is_on_its_page_as_shared_or_as_its_own(docu
         assert sorted([*same, *rows(table)]) == sorted(field.name for field in dataclasses.fields(get_method(name)))
 
 
-def test_the_script_writes_every_parameter_as_the_code_has_it(document: ModuleType) -> None:
+def test_generated_table_lists_parameters_with_their_defaults_and_ranges(document: ModuleType) -> None:
     table = document.own_table(get_method("heads"))
     assert rows(table) == ["threshold", "levels", "exit_blocks", "confidence", "temperature"]
     assert '| `confidence` | `"breaking-ties"` | `breaking-ties`, `entropy`,' in table
@@ -164,13 +164,13 @@ def test_the_script_writes_every_parameter_as_the_code_has_it(document: ModuleTy
     )
 
 
-def test_a_parameter_that_differs_from_the_shared_one_is_in_the_methods_own_table(document: ModuleType) -> None:
+def test_parameter_that_differs_from_the_shared_one_is_in_the_methods_table(document: ModuleType) -> None:
     assert rows(document.own_table(get_method("mee-mlp3"))) == ["min_exit", "decay"]
     assert rows(document.own_table(get_method("entropy"))) == ["threshold"]
     assert document.own_table(get_method("max-prob")).endswith("No parameters of its own.\n")
 
 
-def test_every_example_is_a_sweep_of_a_suite(tmp_path: Path) -> None:
+def test_every_example_is_a_valid_suite_sweep_or_calibration(tmp_path: Path) -> None:
     written = [example for text in (INDEX, *PAGES.values()) for example in examples(text)]
     assert written
     for example in written:
@@ -181,13 +181,13 @@ def test_every_example_is_a_sweep_of_a_suite(tmp_path: Path) -> None:
                 get_method(entry.method).from_params(dict(point.params)).check(8)
 
 
-def test_every_method_has_an_example_of_its_own(tmp_path: Path) -> None:
+def test_every_method_page_has_one_example_of_that_method(tmp_path: Path) -> None:
     for name, page in PAGES.items():
         (example,) = examples(page)
         assert {sweep.method for sweep in loaded(example, tmp_path).sweeps} == {name}
 
 
-def test_the_source_of_every_method_is_a_reference_that_its_page_links_to() -> None:
+def test_every_method_page_links_to_the_references_of_its_source() -> None:
     papers = list(sections(REFERENCES))
     for name in OURS:
         source = get_method(name).source
@@ -199,13 +199,13 @@ def test_the_source_of_every_method_is_a_reference_that_its_page_links_to() -> N
         assert {anchor for paper in named for anchor in anchors(f"# {paper}")} <= linked, f"{name}: {source}"
 
 
-def test_the_methods_that_a_reference_lists_link_back_to_it() -> None:
+def test_methods_listed_by_a_reference_mention_it_on_their_pages() -> None:
     for paper, text in sections(REFERENCES).items():
         for name in set(re.findall(r"methods/([\w-]+)\.md", text)) & set(OURS):
             assert re.search(rf"\b{re.escape(paper)}\b", PAGES[name], re.IGNORECASE), (paper, name)
 
 
-def test_the_figures_and_tables_of_a_reference_exist() -> None:
+def test_figures_and_tables_named_in_references_exist() -> None:
     stems = {path.stem for folder in ("figures", "tables") for path in (ROOT / "reports" / folder).rglob("*.sql")}
     named = set(re.findall(r"`((?:mee|prune|natcap|heads|explain)_\w+)`", REFERENCES))
     assert named and named <= stems, named - stems
@@ -216,7 +216,7 @@ def test_the_figures_and_tables_of_a_reference_exist() -> None:
     assert named == papers, papers ^ named
 
 
-def test_the_commits_are_those_that_decoding_was_compared_with() -> None:
+def test_reference_commits_equal_those_in_parity_md() -> None:
     parity = (ROOT / "docs" / "parity.md").read_text(encoding="utf-8")
     compared = dict(re.findall(r"\b(FREE|MEE|PRUNE) ([0-9a-f]{7})\b", parity))
     assert set(compared) == {"FREE", "MEE", "PRUNE"}
@@ -224,7 +224,7 @@ def test_the_commits_are_those_that_decoding_was_compared_with() -> None:
         assert f"commit {commit}" in sections(REFERENCES)[paper], paper
 
 
-def test_the_glossary_explains_each_word_once() -> None:
+def test_glossary_defines_each_term_once() -> None:
     glossary = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     terms = [
         word for result in re.findall(r"^- \*\*(.+?)\*\*:", glossary, flags=re.MULTILINE) for word in result.split(", ")
@@ -235,7 +235,7 @@ def test_the_glossary_explains_each_word_once() -> None:
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
-def test_the_citation_of_a_page_is_of_this_version(page: str) -> None:
+def test_citation_on_each_page_has_the_current_version(page: str) -> None:
     (entry,) = re.findall(r"```bibtex\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
     assert re.findall(r"^  version = \{(.+)\},$", entry, re.MULTILINE) == [exitbench.__version__]
     assert f"year    = {{{_citation()['date-released'][:4]}}}" in entry
@@ -246,7 +246,7 @@ def _citation() -> dict[str, str]:
     return {key: value.strip('"') for key, value in pairs}
 
 
-def test_the_citation_file_is_of_this_version() -> None:
+def test_citation_file_has_the_current_version() -> None:
     citation = _citation()
     assert citation["version"] == exitbench.__version__
     assert citation["cff-version"] == "1.2.0"
@@ -260,7 +260,7 @@ LINKED = [*sorted(FOLDER.glob("*.md")), ROOT / "docs" / "references.md", ROOT / 
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: page.stem)
-def test_links_lead_to_a_heading(page: Path) -> None:
+def test_links_lead_to_existing_files_and_headings(page: Path) -> None:
     links = re.findall(r"\]\(([\w./-]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8"))
     assert links
     for file, anchor in links:

@@ -32,12 +32,12 @@ def heads(**params: Any) -> Any:
 # ------------------------------------------------------------------------------------------ which heads
 
 
-def test_all_heads_of_the_checkpoint_are_asked_or_those_named() -> None:
+def test_exit_blocks_selects_heads_and_defaults_to_all() -> None:
     assert heads().bound_to(HEADS).parts(L).blocks == {1, 3, 4}
     assert heads(exit_blocks=[4, 1]).bound_to(HEADS).parts(L).blocks == {1, 4}
 
 
-def test_a_checkpoint_without_the_heads_is_refused() -> None:
+def test_checkpoint_without_the_requested_exit_heads_is_refused() -> None:
     with pytest.raises(UserError, match=r"'heads' needs a checkpoint with trained exit heads.*\[exit_heads\] table"):
         heads().bound_to(())
     with pytest.raises(UserError, match=re.escape("heads.exit_blocks has 2, where the checkpoint has no exit head;")):
@@ -46,7 +46,7 @@ def test_a_checkpoint_without_the_heads_is_refused() -> None:
         heads(exit_blocks=[3, L]).check(L)
 
 
-def test_methods_without_exit_heads_do_not_mind() -> None:
+def test_methods_without_exit_heads_ignore_the_checkpoints_heads() -> None:
     method = get_method("max-prob").from_params({})
     assert method.bound_to(()) == method.bound_to(HEADS) == method
 
@@ -54,7 +54,7 @@ def test_methods_without_exit_heads_do_not_mind() -> None:
 # ------------------------------------------------------------------------------------------ thresholds
 
 
-def test_thresholds_of_logits_may_be_anywhere() -> None:
+def test_logit_thresholds_may_lie_outside_0_and_1() -> None:
     assert heads(confidence="max-logit", threshold=-3.5).bound_to(HEADS).parts(L).threshold.value(1, 1, 8) == -3.5
     assert heads(rule="per-block", levels=[12.0, -1.0, 0.0, 3.0, 0.0]).parts(L).threshold.value(2, 1, 8) == -1.0
 
@@ -82,7 +82,7 @@ def test_fitted_thresholds_hold_the_agreement_of_most_probable_tokens(tiny: Any,
         assert not leaves.any() or agrees[leaves].double().mean() >= 0.6
 
 
-def test_neither_fit_nor_scores_depend_on_how_tokens_are_drawn() -> None:
+def test_temperature_changes_neither_fit_nor_score_parameters() -> None:
     greedy, drawn = heads(rule="epsilon"), heads(rule="epsilon", temperature=0.7)
     assert greedy.fit_params() == drawn.fit_params() != {}
     assert greedy.score_params() == drawn.score_params()
@@ -94,7 +94,7 @@ def test_neither_fit_nor_scores_depend_on_how_tokens_are_drawn() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_declared_cost_of_a_head_is_what_a_flop_counter_sees(tiny: Any, kind: HeadKind) -> None:
+def test_declared_cost_of_an_exit_head_equals_counted_flops(tiny: Any, kind: HeadKind) -> None:
     base = tiny.checkpoint.model
     width, vocabulary, hidden_width = base.d_model, base.vocab_size, 10
     weights, generator = base.weights, torch.Generator().manual_seed(0)

@@ -114,7 +114,7 @@ def loss_and_gradient(name: LossName, logits: Array, right: Labels) -> tuple[flo
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.05])
-def test_loss_and_gradient_are_the_loops(name: LossName, share: float) -> None:
+def test_loss_and_gradient_equal_the_reference_loops(name: LossName, share: float) -> None:
     draw, step = np.random.default_rng(0), 1e-5
     logits, right = draw.normal(size=(4, 7, 2)) * 2, (draw.random((4, 7)) < share).astype(np.int64)
     loss, gradient = loss_and_gradient(name, logits, right)
@@ -129,7 +129,7 @@ def test_loss_and_gradient_are_the_loops(name: LossName, share: float) -> None:
 
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("label", [0, 1])
-def test_a_batch_of_one_class_has_a_finite_loss_and_gradient(name: LossName, label: int) -> None:
+def test_single_class_batch_has_a_finite_loss_and_gradient(name: LossName, label: int) -> None:
     logits = np.random.default_rng(1).normal(size=(3, 5, 2)) * 30
     right = np.full((3, 5), label)
     loss, gradient = loss_and_gradient(name, logits, right)
@@ -138,7 +138,7 @@ def test_a_batch_of_one_class_has_a_finite_loss_and_gradient(name: LossName, lab
     assert loss == pytest.approx(SLOW[name](logits, right), rel=1e-4, abs=1e-6)
 
 
-def test_a_block_of_one_class_counts_nothing_and_leaves_the_others_alone() -> None:
+def test_single_class_block_contributes_no_calm_loss_or_gradient() -> None:
     logits = np.random.default_rng(2).normal(size=(2, 6, 2))
     right = np.array([[1] * 6, [1, 0, 0, 1, 0, 0]])
     loss, gradient = loss_and_gradient("calm", logits, right)
@@ -146,7 +146,7 @@ def test_a_block_of_one_class_counts_nothing_and_leaves_the_others_alone() -> No
     assert not gradient[0].any()
 
 
-def test_losses_by_hand() -> None:
+def test_losses_equal_values_computed_by_hand() -> None:
     """P(exit) is 1/2 at block 1 and 3/4 at block 2. The first token is right from block 1 on, the second at block 2."""
     logits = np.array([[[0.0, 0.0]] * 2, [[0.0, math.log(3)]] * 2])
     right = np.array([[1, 0], [1, 1]])
@@ -186,7 +186,7 @@ def labels(method: TrainedGate, data: FitData) -> dict[int, list[int]]:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("target", ["final-argmax", "gold-token"])
-def test_a_block_is_right_if_it_chooses_the_target(name: str, target: str) -> None:
+def test_block_label_is_1_exactly_if_it_predicts_the_target(name: str, target: str) -> None:
     data = fit_data()
     choices = {block: data.states_LND[block].argmax(-1).tolist() for block in range(1, L + 1)}
     goals = choices[L] if target == "final-argmax" else data.gold_token_N.tolist()
@@ -197,7 +197,7 @@ def test_a_block_is_right_if_it_chooses_the_target(name: str, target: str) -> No
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_labels_of_the_published_code_are_one_block_off(name: str) -> None:
+def test_free_code_labels_are_shifted_by_one_block(name: str) -> None:
     """The published code's list of logits is shifted by one: entry i has layer i - 1, and entry 0 the last layer.
 
     It compares them with its last entry, which is the penultimate layer, not full depth.
@@ -215,7 +215,7 @@ def test_labels_of_the_published_code_are_one_block_off(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_features_are_normed_states_of_the_right_blocks(name: str) -> None:
+def test_features_are_normed_states_of_the_expected_blocks(name: str) -> None:
     data = fit_data()
     features = made(name)._examples(data).features_MNF
     normed = 2 * data.states_LND
@@ -235,7 +235,7 @@ def test_features_are_normed_states_of_the_right_blocks(name: str) -> None:
         ("mee-lstm", {"min_exit": 2, "every": 3, "layers": 1}),
     ],
 )
-def test_a_gate_scores_what_its_network_was_trained_to_say(name: str, params: dict[str, Any]) -> None:
+def test_gate_score_equals_the_networks_exit_probability(name: str, params: dict[str, Any]) -> None:
     method, data = made(name, **params), fit_data()
     torch.manual_seed(3)
     network = method.build_network(D)
@@ -269,7 +269,7 @@ def separable(n_tokens: int = 400) -> FitData:
     ("name", "loss"),
     [(name, loss) for name in NAMES for loss in LOSSES if name == "calm-classifier" or loss in ("calm", "geometric")],
 )
-def test_training_lowers_the_loss_of_documents_not_seen(name: str, loss: str) -> None:
+def test_training_lowers_the_held_out_loss(name: str, loss: str) -> None:
     data = separable()
     if loss == "free-code":  # what it is taught at block l shows in block l - 1: give it states that do not move
         data.states_LND[1:L] = data.states_LND[1]
@@ -291,13 +291,13 @@ def test_training_lowers_the_loss_of_documents_not_seen(name: str, loss: str) ->
 @pytest.mark.parametrize(
     ("name", "params"), [("calm-classifier", {}), ("calm-classifier", {"network": "mlp"}), ("mee-mlp3", {})]
 )
-def test_a_gate_computes_what_the_module_does_that_was_trained(name: str, params: dict[str, Any]) -> None:
+def test_perceptron_output_equals_the_trained_module(name: str, params: dict[str, Any]) -> None:
     network = made(name, **params).build_network(D)
     x_AF = torch.randn(5, network[0].in_features)
     assert torch.equal(Perceptron(network.state_dict())(x_AF), network(x_AF))
 
 
-def test_the_curve_says_the_held_out_loss_of_the_fitted_network() -> None:
+def test_training_curve_ends_with_the_fitted_networks_held_out_loss() -> None:
     data, method = fit_data(), made("calm-classifier", epochs=2)
     fitted = method.fit(data, lambda share: None)
     _, unseen = data.split(0.2)
@@ -312,7 +312,7 @@ def test_the_curve_says_the_held_out_loss_of_the_fitted_network() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_same_seed_gives_the_same_tensors_whatever_was_drawn_before(name: str) -> None:
+def test_fit_depends_only_on_its_seed_and_not_on_global_rng_state(name: str) -> None:
     data, fits = fit_data(600), []
     for noise in (1, 2):
         torch.manual_seed(noise)
@@ -325,7 +325,7 @@ def test_the_same_seed_gives_the_same_tensors_whatever_was_drawn_before(name: st
     assert any(not torch.equal(value, other.tensors[key]) for key, value in fits[0].tensors.items())
 
 
-def test_fitting_leaves_the_data_alone_and_does_not_see_the_held_out_documents() -> None:
+def test_fitting_does_not_modify_data_or_train_on_held_out_documents() -> None:
     data = fit_data()
     before = data.states_LND.clone()
     fitted = made("mee-mlp3", epochs=1).fit(data, lambda share: None)
@@ -337,7 +337,7 @@ def test_fitting_leaves_the_data_alone_and_does_not_see_the_held_out_documents()
     assert fitted.curve[0]["held_out_loss"] != again.curve[0]["held_out_loss"]
 
 
-def test_epsilon_thresholds_of_a_trained_gate_are_set_on_documents_it_did_not_see() -> None:
+def test_epsilon_thresholds_of_a_trained_gate_use_held_out_documents() -> None:
     data = fit_data()
     method = made("calm-classifier", epochs=1, rule="epsilon", epsilon=0.0, decay="none")
     fitted = method.fit(data, lambda share: None)
@@ -350,7 +350,7 @@ def test_epsilon_thresholds_of_a_trained_gate_are_set_on_documents_it_did_not_se
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_fit_does_not_depend_on_how_its_score_is_used(name: str) -> None:
+def test_fit_params_exclude_threshold_and_decoding_parameters(name: str) -> None:
     """A sweep over thresholds must not train the same network repeatedly."""
     asked = made(name).fit_params()
     assert asked["loss"] == "calm"

@@ -36,7 +36,7 @@ def answer(tiny: Any, parts: Parts, prompts: list[list[int]], first_seed: int = 
 
 
 def with_single_tokens(prompts: list[list[int]]) -> list[list[int]]:
-    """Return prompts of mixed length. Two of them are a single token, so that nothing of them is prefilled."""
+    """Return five prompts and two of one token. Decoding starts with the last prompt token: these have no prefill."""
     return [[17], *prompts[:5], [30]]
 
 
@@ -44,7 +44,7 @@ def with_single_tokens(prompts: list[list[int]]) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("name", "params"), CASES, ids=lambda case: "-".join(map(str, case.values())) if isinstance(case, dict) else case
 )
-def test_tokens_and_exits_are_those_of_the_definition(
+def test_tokens_and_exits_equal_the_slow_decoders(
     tiny: Any, prompts: Any, slow_decode: Any, slow_rules: Any, name: str, params: dict[str, Any]
 ) -> None:
     method, compared, first_exits = get_method(name).from_params(params), 0, set()
@@ -69,7 +69,7 @@ def test_tokens_and_exits_are_those_of_the_definition(
 
 
 @only_causal
-def test_at_full_depth_the_tokens_are_those_of_a_whole_prefill(tiny: Any, prompts: Any) -> None:
+def test_full_depth_answers_equal_those_with_an_ungated_first_token(tiny: Any, prompts: Any) -> None:
     full = get_method("full")().parts(L)
     for rows in ([*prompts, [5]], [[5]], [[5], [9]]):
         requests = [Request(prompt, seed) for seed, prompt in enumerate(rows)]
@@ -85,7 +85,7 @@ VERIFYING = [
 
 @only_causal
 @pytest.mark.parametrize(("name", "params"), [*VERIFYING, *CASES[4:]])
-def test_a_batch_equals_its_rows_alone(tiny: Any, prompts: Any, name: str, params: dict[str, Any]) -> None:
+def test_batched_answers_equal_single_row_answers(tiny: Any, prompts: Any, name: str, params: dict[str, Any]) -> None:
     parts, rows = get_method(name).from_params(params).parts(L), with_single_tokens(prompts)
     stops = lambda tokens: len(tokens) > 3 + tokens[0] % 4  # noqa: E731
     for seed, together in enumerate(answer(tiny, parts, rows, is_stopped=stops)):
@@ -94,7 +94,7 @@ def test_a_batch_equals_its_rows_alone(tiny: Any, prompts: Any, name: str, param
 
 
 @only_causal
-def test_self_speculation_is_full_depth_with_first_tokens_drafted(tiny: Any, prompts: Any) -> None:
+def test_self_speculation_drafts_first_tokens_and_equals_full_depth(tiny: Any, prompts: Any) -> None:
     rows = with_single_tokens(prompts)
     full = answer(tiny, get_method("full")().parts(L), rows)
     result = answer(tiny, get_method("self-speculation")(exit_layer=4, drafts=2).parts(L), rows)
@@ -103,6 +103,6 @@ def test_self_speculation_is_full_depth_with_first_tokens_drafted(tiny: Any, pro
 
 
 @pytest.mark.parametrize("tiny", ["seq2seq"], indirect=True)
-def test_an_encoder_decoder_refuses(tiny: Any) -> None:
+def test_encoder_decoder_models_refuse_gating_the_first_token(tiny: Any) -> None:
     with pytest.raises(UserError, match="first new token, which follows the decoder's start token"):
         prefill(tiny.checkpoint.model, [Request([5, 6])], 4, gates_first_token=True)

@@ -44,7 +44,7 @@ def margins(seen: FitData, block: int) -> tuple[torch.Tensor, torch.Tensor]:
     return first - second, argmax_token(logits) == seen.final_token_N
 
 
-def test_the_adaptive_threshold_is_that_of_all_tokens_margins(tiny: Any) -> None:
+def test_adaptive_threshold_is_fitted_to_the_margins_of_all_tokens(tiny: Any) -> None:
     seen = data(tiny)
     margin_N, agrees_N = margins(seen, 5)
     level = fit(Free(exit_layer=5, threshold=0.5, rule="adaptive"), seen)
@@ -52,7 +52,7 @@ def test_the_adaptive_threshold_is_that_of_all_tokens_margins(tiny: Any) -> None
     assert level != 0.5, "or nothing is learned here"
 
 
-def test_the_codes_threshold_is_that_of_tokens_in_parallel_passes(tiny: Any) -> None:
+def test_adaptive_code_threshold_is_fitted_to_tokens_in_parallel_passes(tiny: Any) -> None:
     seen = data(tiny)
     margin_N, agrees_N = margins(seen, 5)
     used, waiting = [], list[int]()
@@ -69,13 +69,13 @@ def test_the_codes_threshold_is_that_of_tokens_in_parallel_passes(tiny: Any) -> 
 
 
 @pytest.mark.parametrize("rule", ["adaptive", "adaptive-code"])
-def test_the_order_of_documents_does_not_matter(tiny: Any, rule: str) -> None:
+def test_fitted_threshold_does_not_depend_on_document_order(tiny: Any, rule: str) -> None:
     method = Free(exit_layer=5, threshold=0.5, rule=rule)
     order = torch.randperm(40, generator=torch.Generator().manual_seed(1))
     assert fit(method, data(tiny)) == fit(method, data(tiny, order=order))
 
 
-def test_a_fitted_threshold_is_used_and_a_constant_one_needs_no_fit(tiny: Any) -> None:
+def test_adaptive_rule_uses_the_fitted_threshold_and_constant_rule_needs_no_fit(tiny: Any) -> None:
     adaptive = Free(exit_layer=5, rule="adaptive")
     fitted = {"threshold": torch.tensor(0.3666, dtype=torch.float64)}
     assert adaptive.parts(L, fitted).threshold == Constant(0.3666)
@@ -85,11 +85,11 @@ def test_a_fitted_threshold_is_used_and_a_constant_one_needs_no_fit(tiny: Any) -
     assert Free(threshold=0.4).parts(L).threshold == Constant(0.4)
 
 
-def test_at_full_depth_there_is_nothing_to_fit(tiny: Any) -> None:
+def test_fit_at_full_depth_keeps_the_initial_threshold(tiny: Any) -> None:
     assert fit(Free(exit_layer=L, threshold=0.4, rule="adaptive"), data(tiny)) == 0.4
 
 
-def test_only_a_policy_that_verifies_needs_the_bound() -> None:
+def test_only_rollback_policies_use_the_rollback_bound() -> None:
     for name, verifies_tail in (("sync-parallel-rollback", True), ("sync-parallel-rollback-code", False)):
         policy = Free(kv_policy=name, rollback=0.7).parts(L).kv_policy
         assert isinstance(policy, Rollback)
@@ -110,7 +110,7 @@ def test_only_a_policy_that_verifies_needs_the_bound() -> None:
         (SelfSpeculation, {"exit_layer": 7}, "self-speculation.exit_layer = 7 is above the depth"),
     ],
 )
-def test_bad_parameters_are_refused(cls: type[Method], params: dict[str, Any], says: str) -> None:
+def test_invalid_parameters_are_refused(cls: type[Method], params: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError) as caught:
         cls.from_params(params).check(L)
     assert says in str(caught.value)

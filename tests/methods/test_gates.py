@@ -77,20 +77,20 @@ def logs(*rows: list[float]) -> Array:
 # ------------------------------------------------------------------------------------------ probabilities
 
 
-def test_margin_is_the_difference_of_the_two_best_probabilities_and_zero_in_a_tie() -> None:
+def test_margin_is_the_difference_of_the_top_two_probabilities_and_0_for_ties() -> None:
     probabilities = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6], [0.4, 0.4, 0.2], [1.0, 0.0, 0.0]])
     score = SoftmaxMargin().score(view(probabilities.log()))
     assert score.tolist() == pytest.approx([0.2, 0.4, 0.0, 1.0], abs=1e-6)
 
 
-def test_a_tie_never_exits_even_at_threshold_zero() -> None:
+def test_tie_never_exits_even_at_threshold_zero() -> None:
     parts = get_method("calm-softmax")(threshold=0.0).parts(4)
     score = parts.gate.score(view(torch.tensor([[2.0, 2.0, 1.0]])))
     assert score.item() == 0.0
     assert not score.item() > parts.threshold.value(1, 1, 10)
 
 
-def test_margin_of_half_precision_logits_is_taken_in_single_precision() -> None:
+def test_margin_of_half_precision_logits_is_computed_in_single_precision() -> None:
     logits = torch.tensor([[8.0, 7.96875, 0.0]], dtype=torch.bfloat16)
     model: Any = Identity(6, 3, norm=torch.ones(3, dtype=torch.bfloat16))
     score = SoftmaxMargin().score(view(logits, model=model))
@@ -98,17 +98,17 @@ def test_margin_of_half_precision_logits_is_taken_in_single_precision() -> None:
     assert score.item() == pytest.approx((exact[0] - exact[1]).item(), abs=1e-6)
 
 
-def test_margin_of_a_single_id_is_its_probability() -> None:
+def test_margin_of_a_single_candidate_is_its_probability() -> None:
     assert margin(torch.tensor([[1.0], [0.25]])).tolist() == [1.0, 0.25]
 
 
-def test_max_prob_scores_the_best_probability_and_ignores_ties() -> None:
+def test_max_prob_score_is_the_largest_probability_even_for_ties() -> None:
     scores, _ = scores_and_tokens("max-prob", logs([0.5, 0.3, 0.2], [0.4, 0.4, 0.2], [1.0, 0.0, 0.0], [0.2, 0.2, 0.6]))
     assert scores[:3] == pytest.approx([0.5, 0.4, 1.0], abs=1e-6)
     assert math.isnan(scores[3]), "the last block is not asked"
 
 
-def test_entropy_of_certainty_is_zero_and_of_ignorance_is_that_of_v_tokens() -> None:
+def test_entropy_score_is_inverse_perplexity() -> None:
     rows = [
         [0.0, -INF, -INF, -INF],  # one-hot: H = 0
         [200.0, 0.0, 0.0, 0.0],  # one-hot as far as single precision tells
@@ -132,14 +132,14 @@ def test_entropy_exits_below_its_threshold_in_nats() -> None:
 # ------------------------------------------------------------------------------------------ patience
 
 
-def test_the_streak_starts_again_at_every_change_and_the_lowest_id_wins_a_tie() -> None:
+def test_patience_streak_restarts_at_every_change_and_the_lowest_id_wins_ties() -> None:
     states = [[0, 0, 0], [0, 9, 0], [0, 9, 9], [0, 8, 9], [9, 0, 9], [9, 9, 9], [0, 0, 1]]  # choices: 1 1 2 0 0
     scores, tokens = scores_and_tokens("patience", states)
     assert scores[:5] == [1, 2, 1, 1, 2]
     assert tokens == [1, 1, 2, 0, 0, 2]
 
 
-def test_the_streak_counts_blocks_asked_not_blocks_run() -> None:
+def test_patience_streak_counts_gated_blocks_only() -> None:
     states = [[0, 0, 0], [0, 1, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 1, 0], [0, 1, 0]]
     # Blocks 1, 3 and 5 are read, not blocks 2 and 4.
     assert scores_and_tokens("patience", states, every=2)[0][::2] == [1, 2, 3]
@@ -147,14 +147,12 @@ def test_the_streak_counts_blocks_asked_not_blocks_run() -> None:
 
 
 @pytest.mark.parametrize(("counting", "needed"), [("formula", 3), ("sentence", 2)])
-def test_patience_2_asks_for_three_equal_predictions_by_the_formula_and_two_by_the_sentence(
-    counting: str, needed: int
-) -> None:
+def test_patience_2_needs_three_equal_predictions_by_formula_and_two_by_sentence(counting: str, needed: int) -> None:
     threshold = get_method("patience")(patience=2, counting=counting).parts(6).threshold.value(1, 1, 10)
     assert next(streak for streak in range(1, 6) if streak > threshold) == needed
 
 
-def test_the_streak_compares_tokens_not_columns_of_a_pruned_head() -> None:
+def test_patience_streak_compares_token_ids_not_columns_of_a_pruned_head() -> None:
     """The pruned list is ranked, so that its first column is another id than the first of the vocabulary."""
     states = [[0, 0, 0, 0], [0, 3, 2, 9], [0, 3, 2, 9], [5, 3, 2, 1], [9, 3, 2, 1], [0, 0, 0, 1]]
     pruned = {"head": "pruned-fixed", "k_schedule": "constant", "k_first": 3, "k_min": 1}
@@ -163,7 +161,7 @@ def test_the_streak_compares_tokens_not_columns_of_a_pruned_head() -> None:
     assert tokens == [3, 3, 1, 1, 3], "id 0 is not among the best three of block 1"
 
 
-def test_any_adaptive_pruned_head_goes_with_patience() -> None:
+def test_patience_works_with_adaptive_pruned_heads() -> None:
     """Adaptive pruning uses the score as a probability. The score of patience is a count, which may exceed 1."""
     states = [[0.0] * 8] + [[0, 0, 9, 8, 7, 6, 0, 0]] * 5
     for head in ("pruned-adaptive", "pruned-adaptive-code"):
@@ -181,21 +179,21 @@ def best(*probabilities: float) -> Array:
     return np.asarray(np.log(np.stack([p, 1 - p], axis=1)))
 
 
-def test_top3_scores_the_best_probability_where_it_grew_strictly_over_three_blocks() -> None:
+def test_top3_score_is_the_top_probability_if_it_grew_strictly_over_three_blocks() -> None:
     states = best(0.5, 0.6, 0.7, 0.8, 0.9, 0.9, 0.95, 0.7)
     scores, _ = scores_and_tokens("mee-top3", states, min_exit=1)
     # Blocks 1 and 2 have no three blocks (the embedding is none); 5 stays at 0.9; 6 grew from a pair that did not.
     assert scores[:6] == pytest.approx([0, 0, 0.8, 0.9, 0, 0], abs=1e-6)
 
 
-def test_top3_reads_the_two_blocks_before_even_if_they_were_not_asked() -> None:
+def test_top3_reads_the_two_previous_blocks_even_if_they_are_not_gated() -> None:
     states = best(0.5, 0.6, 0.7, 0.8, 0.9, 0.91, 0.95, 0.7)
     assert scores_and_tokens("mee-top3", states, min_exit=3, every=3)[0][2::3][:2] == pytest.approx(
         [0.8, 0.95], abs=1e-6
     )
 
 
-def test_the_published_code_scores_1_where_the_undecayed_threshold_is_passed() -> None:
+def test_top3_code_variant_scores_1_above_the_undecayed_threshold() -> None:
     states = best(0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.5)
     method = get_method("mee-top3")(variant="code", threshold=0.85, min_exit=1)
     scores, _ = scores_and_tokens("mee-top3", states, variant="code", threshold=0.85, min_exit=1)
@@ -207,7 +205,7 @@ def test_the_published_code_scores_1_where_the_undecayed_threshold_is_passed() -
     )
 
 
-def test_raw_logits_grow_where_probabilities_need_not() -> None:
+def test_top3_on_raw_logits_can_grow_while_probabilities_do_not() -> None:
     states = [[0, 0], [1, 1], [2, 2], [3, 3], [4, 4]]
     assert scores_and_tokens("mee-top3", states, min_exit=1, signal="logits")[0][:3] == [0, 0, 3]
     assert scores_and_tokens("mee-top3", states, min_exit=1)[0][:3] == [0, 0, 0]
@@ -219,14 +217,14 @@ TURNING = [[1.0, 0.0], [1.0, 1.0], [1.0, 1.0], [-1.0, -1.0], [0.0, 2.0], [0.0, 0
 COSINES = [math.sqrt(0.5), 1.0, -1.0, -math.sqrt(0.5)]
 
 
-def test_saturation_compares_with_the_state_before_of_block_1_the_embedding() -> None:
+def test_saturation_compares_each_block_with_its_input_state() -> None:
     assert scores_and_tokens("calm-saturation", TURNING, states="raw")[0][:4] == pytest.approx(COSINES, abs=1e-6)
     assert scores_and_tokens("calm-saturation", TURNING, states="raw", min_exit=3)[0][2:4] == pytest.approx(
         COSINES[2:], abs=1e-6
     )
 
 
-def test_saturation_of_t5x_scores_0_at_the_first_block_asked_whichever_it_is() -> None:
+def test_saturation_with_first_zero_scores_0_at_the_first_gated_block() -> None:
     assert scores_and_tokens("calm-saturation", TURNING, states="raw", first="zero")[0][:4] == pytest.approx(
         [0, *COSINES[1:]]
     )
@@ -234,13 +232,13 @@ def test_saturation_of_t5x_scores_0_at_the_first_block_asked_whichever_it_is() -
     assert scores[1:4] == pytest.approx([0, *COSINES[2:]])
 
 
-def test_blocks_not_asked_do_not_move_the_state_before() -> None:
+def test_saturation_compares_with_the_directly_preceding_block_if_gated_sparsely() -> None:
     assert scores_and_tokens("calm-saturation", TURNING, states="raw", every=3)[0][::3] == pytest.approx(
         COSINES[::3], abs=1e-6
     )
 
 
-def test_saturation_of_normed_states_norms_both() -> None:
+def test_saturation_norms_both_states() -> None:
     model: Any = Identity(5, 2, norm=torch.tensor([3.0, 1.0]))
     states = torch.tensor(TURNING)[:, None]
     scores, _ = score_states(get_method("calm-saturation")().parts(5), model, states)
@@ -271,7 +269,9 @@ P, Q = [0.6, 0.3, 0.1], [0.3, 0.6, 0.1]  # block 2 and its amateur, block 1: rat
         (0.0, "lcd", "one", [4 / 7, 1 / 7, 2 / 7]),
     ],
 )
-def test_contrastive_scores_by_hand(alpha: float, gate_score: str, mass: str, vector: list[float]) -> None:
+def test_contrastive_scores_equal_values_computed_by_hand(
+    alpha: float, gate_score: str, mass: str, vector: list[float]
+) -> None:
     first, second = sorted(vector, reverse=True)[:2]
     scores, _ = scores_and_tokens("contrastive", logs(Q, P, P), alpha=alpha, gate_score=gate_score, mass=mass)
     assert scores[1] == pytest.approx(first - second, abs=1e-6)
@@ -286,7 +286,7 @@ def score_vector(gate: Contrast, states: Array, block: int) -> Array:
 
 
 @pytest.mark.parametrize("amateur", ["half", "jsd", "dola-low", "dola-high"])
-def test_lcd_sums_to_1_or_the_mass_of_v_head_and_dcd_to_more_than_1_or_to_1(amateur: str) -> None:
+def test_lcd_and_dcd_score_sums_follow_the_mass_setting(amateur: str) -> None:
     draw = np.random.default_rng(1)
     partly_inside = 0
     for _ in range(50):
@@ -306,7 +306,7 @@ def test_lcd_sums_to_1_or_the_mass_of_v_head_and_dcd_to_more_than_1_or_to_1(amat
     assert partly_inside > 5
 
 
-def test_a_tie_of_contrastive_scores_gives_0() -> None:
+def test_tied_contrastive_scores_have_margin_0() -> None:
     scores, tokens = scores_and_tokens(
         "contrastive", logs([0.5, 0.4, 0.1], [0.5, 0.4, 0.1], [1, 1, 1]), gate_score="lcd", emit_score="lcd"
     )
@@ -314,7 +314,7 @@ def test_a_tie_of_contrastive_scores_gives_0() -> None:
     assert tokens[1] == 0
 
 
-def test_without_an_amateur_the_score_is_the_plain_margin() -> None:
+def test_contrastive_score_without_an_amateur_is_the_plain_margin() -> None:
     draw = np.random.default_rng(0).normal(size=(7, 5))
     plain, _ = scores_and_tokens("calm-softmax", draw)
     for name, blocks in (("contrastive", [1]), ("contrastive-reweighted", [1]), ("contrastive-jsd", [1, 2])):
@@ -323,7 +323,7 @@ def test_without_an_amateur_the_score_is_the_plain_margin() -> None:
         assert same == blocks, name
 
 
-def test_block_l_is_contrasted_with_the_block_at_half_its_depth_rounded_down() -> None:
+def test_default_amateur_is_the_block_at_half_depth_rounded_down() -> None:
     states = np.random.default_rng(3).normal(size=(8, 5))
     scores, _ = scores_and_tokens("contrastive", states, gate_score="lcd", alpha=0.0)
     for block in range(2, 7):
@@ -332,14 +332,14 @@ def test_block_l_is_contrasted_with_the_block_at_half_its_depth_rounded_down() -
 
 
 @pytest.mark.parametrize("emit_score", ["plain", "lcd", "dcd"])
-def test_the_last_block_always_emits_its_own_best_token(emit_score: str) -> None:
+def test_last_block_always_emits_its_most_probable_token(emit_score: str) -> None:
     # Contrasted with block 1, token 1 grew the most at blocks 2 and 3.
     grown = logs([0.6, 0.1, 0.3], [0.5, 0.45, 0.05], [0.5, 0.45, 0.05], [0.5, 0.45, 0.05])
     _, tokens = scores_and_tokens("contrastive", grown, emit_score=emit_score, alpha=0.5)
     assert tokens == ([0, 0, 0, 0] if emit_score == "plain" else [0, 1, 1, 0])
 
 
-def test_emission_and_gate_are_switched_independently() -> None:
+def test_gate_score_and_emit_score_are_independent_settings() -> None:
     grown = logs([0.6, 0.1, 0.3], [0.5, 0.45, 0.05], [0.5, 0.45, 0.05])
     plain_gate = scores_and_tokens("contrastive", grown, gate_score="plain", emit_score="lcd", alpha=0.5)
     assert plain_gate[0][1] == pytest.approx(0.05, abs=1e-6)
@@ -350,7 +350,7 @@ def test_emission_and_gate_are_switched_independently() -> None:
     assert lcd_gate[1][1] == 0
 
 
-def test_the_hyperbolic_bound_falls_with_depth_and_with_the_confidence_before() -> None:
+def test_hyperbolic_bound_falls_with_depth_and_with_previous_confidence() -> None:
     """A token is plausible above the bound alpha / (1 + decay l) (1 - c), with the confidence c of the block before.
 
     Numbers are chosen so that each factor decides whether the second token is plausible.
@@ -451,7 +451,7 @@ def expected_margin(states: Array, block: int, choose: Choice, alpha: float) -> 
         ("dola-high", dola_high, [jsd_choice, dola_low]),
     ],
 )
-def test_the_amateur_is_chosen_as_defined_and_not_in_a_similar_way(
+def test_amateur_choice_equals_its_definition_and_differs_from_similar_ones(
     amateur: str, choose: Choice, others: list[Choice]
 ) -> None:
     """Random tokens tell the definitions of the amateur apart: each other definition differs on at least two."""
@@ -467,7 +467,7 @@ def test_the_amateur_is_chosen_as_defined_and_not_in_a_similar_way(
     assert min(differs) >= 2, differs
 
 
-def test_every_row_has_its_own_amateur() -> None:
+def test_amateur_is_chosen_per_row() -> None:
     states = torch.tensor(np.random.default_rng(6).normal(size=(11, 30, 6)).cumsum(axis=0), dtype=torch.float32)
     model: Any = Identity(10, 6)
     scores_LN, _ = score_states(get_method("contrastive-jsd")().parts(10), model, states)
@@ -480,12 +480,12 @@ def test_every_row_has_its_own_amateur() -> None:
 FLICKERING = [[0, 0, 0], [0, 0, 1], [1, 0, 0], [0, 0, 1], [1, 0, 0], [0, 0, 1], [0, 0, 1]]  # choices 2 0 2 0 2 2
 
 
-def test_the_first_match_may_be_lost_again_and_the_stable_one_may_not() -> None:
+def test_oracle_first_match_may_change_later_and_stable_match_never_does() -> None:
     assert scores_and_tokens("oracle", FLICKERING)[0][:5] == [1, 0, 1, 0, 1]
     assert scores_and_tokens("oracle", FLICKERING, match="stable")[0][:5] == [0, 0, 0, 0, 1]
 
 
-def test_a_schedule_names_the_exit_of_every_token_and_full_depth_beyond() -> None:
+def test_scheduled_gate_exits_as_listed_and_at_full_depth_beyond_the_list() -> None:
     gate = Scheduled({7: [2, 4], 8: [6]})
     for position, layers in ((1, (2, 6)), (2, (4, 6)), (3, (6, 6))):
         memory: dict[str, Tensor] = {}
@@ -496,5 +496,5 @@ def test_a_schedule_names_the_exit_of_every_token_and_full_depth_beyond() -> Non
         assert scores == [[float(layer <= block) for layer in layers] for block in range(1, 6)]
 
 
-def test_always_scores_1() -> None:
+def test_always_gate_scores_1() -> None:
     assert Always().score(view(torch.zeros(3, 2))).tolist() == [1, 1, 1]

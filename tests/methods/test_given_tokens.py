@@ -76,7 +76,7 @@ def emitted(rules: Any, name: str, params: dict[str, Any], view: Any, layer: int
 
 @pytest.mark.parametrize("gated", [True, False], ids=["gated", "first-at-full-depth"])
 @pytest.mark.parametrize(("name", "params"), CASES, ids=name_of)
-def test_log_probabilities_and_exits_are_those_of_the_definition(
+def test_log_probabilities_and_exits_equal_the_slow_decoders(
     tiny: Any, prompts: Any, slow_decode: Any, slow_rules: Any, name: str, params: dict[str, Any], gated: bool
 ) -> None:
     method = get_method(name).from_params(params).bound_to(tiny.checkpoint.model.exit_blocks)
@@ -115,7 +115,7 @@ def test_log_probabilities_and_exits_are_those_of_the_definition(
 
 
 @pytest.mark.parametrize("name", method_names())
-def test_what_verifies_gives_none(name: str) -> None:
+def test_verifying_methods_provide_no_log_probabilities(name: str) -> None:
     method = get_method(name)()
     if name in ("self-speculation", "del", "prompt-lookup"):
         assert "verifies its drafts" in str(why_not(method.parts(L)))
@@ -136,7 +136,7 @@ def test_what_verifies_gives_none(name: str) -> None:
     ],
     ids=name_of,
 )
-def test_what_is_no_distribution_says_so(params: dict[str, Any], says: str | None) -> None:
+def test_contrastive_settings_without_a_distribution_state_the_reason(params: dict[str, Any], says: str | None) -> None:
     reason = why_not(get_method("contrastive").from_params(params).parts(L))
     assert reason is None if says is None else says in str(reason)
 
@@ -158,7 +158,7 @@ class OwnDistribution(OwnChoice):
         return torch.log_softmax(-view.logits_AK, dim=-1)
 
 
-def test_a_gate_that_chooses_in_a_way_of_its_own_has_to_say_the_probabilities() -> None:
+def test_gate_that_overrides_choose_must_define_log_probabilities() -> None:
     assert "in a way that gives them no probabilities" in str(OwnChoice().why_no_log_p)
     assert OwnDistribution().why_no_log_p is None
 
@@ -167,7 +167,7 @@ EMITTING = [case for case in CASES if "temperature" not in case[1] or "decay" in
 
 
 @pytest.mark.parametrize(("name", "params"), EMITTING, ids=name_of)
-def test_what_is_chosen_is_most_probable(tiny: Any, name: str, params: dict[str, Any]) -> None:
+def test_chosen_token_has_the_largest_log_probability(tiny: Any, name: str, params: dict[str, Any]) -> None:
     """At every gated block, `choose` takes the most probable token of `log_p`, which is a distribution."""
     model = tiny.checkpoint.model
     method = get_method(name).from_params(params).bound_to(model.exit_blocks)
@@ -189,7 +189,7 @@ def test_what_is_chosen_is_most_probable(tiny: Any, name: str, params: dict[str,
         torch.testing.assert_close(log_p_AV.exp().sum(-1), torch.ones(9))
 
 
-def test_at_a_temperature_it_is_what_tokens_are_drawn_from(tiny: Any) -> None:
+def test_log_probabilities_at_a_temperature_equal_the_sampling_distribution(tiny: Any) -> None:
     model = tiny.checkpoint.model
     states_AD = torch.randn(5, model.d_model, generator=torch.Generator().manual_seed(3))
     view = BlockView(

@@ -91,11 +91,11 @@ def random_states(n_blocks: int, n_rows: int, width: int, seed: int = 0) -> Tens
 
 
 @pytest.mark.parametrize(("block", "size"), [(1, 5153), (2, 2781), (7, 842), (19, 315)])
-def test_sizes_are_those_of_the_published_code(block: int, size: int) -> None:
+def test_pruned_sizes_equal_those_of_the_published_code(block: int, size: int) -> None:
     assert PrunedHead("fixed", **PUBLISHED).size(block, L_T5, V_T5) == size  # type: ignore[arg-type]
 
 
-def test_sizes_fall_and_stay_between_k_min_and_the_vocabulary() -> None:
+def test_pruned_sizes_fall_and_stay_between_k_min_and_the_vocabulary_size() -> None:
     head = PrunedHead("fixed", **PUBLISHED)  # type: ignore[arg-type]
     sizes = [head.size(block, L_T5, V_T5) for block in range(1, L_T5)]
     assert sizes == sorted(sizes, reverse=True)
@@ -110,7 +110,7 @@ def test_sizes_fall_and_stay_between_k_min_and_the_vocabulary() -> None:
 
 
 @pytest.mark.parametrize("keeping", KEEPINGS)
-def test_the_first_block_asked_and_the_last_read_the_whole_vocabulary(keeping: Keeping) -> None:
+def test_first_gated_block_and_last_block_read_the_whole_vocabulary(keeping: Keeping) -> None:
     states = random_states(6, 3, 20)
     first, last = views(pruned(keeping), states, [2, 6])
     for view, block in ((first, 2), (last, 6)):
@@ -119,7 +119,7 @@ def test_the_first_block_asked_and_the_last_read_the_whole_vocabulary(keeping: K
         assert view.head_rows == 20
 
 
-def test_the_last_block_may_say_what_was_not_kept() -> None:
+def test_last_block_can_emit_a_pruned_token() -> None:
     states = torch.zeros(4, 1, 9)
     states[1, 0, :2] = torch.tensor([5.0, 4.0])
     states[2:, 0, 8] = 9.0
@@ -129,7 +129,7 @@ def test_the_last_block_may_say_what_was_not_kept() -> None:
 
 
 @pytest.mark.parametrize("keeping", KEEPINGS)
-def test_the_lowest_id_wins_a_tie_whatever_its_rank_was(keeping: Keeping) -> None:
+def test_lowest_token_id_wins_ties_regardless_of_its_rank(keeping: Keeping) -> None:
     states = torch.zeros(4, 2, 6)
     states[1] = torch.tensor([[0.0, 6, 5, 4, 3, 9], [9.0, 1, 7, 2, 8, 3]])  # ranked 5 1 2 3 4 0 and 0 4 2 5 3 1
     states[2] = torch.tensor([[0.0, 2, 7, 0, 0, 7], [3.0, 0, 6, 0, 6, 0]])
@@ -139,7 +139,7 @@ def test_the_lowest_id_wins_a_tie_whatever_its_rank_was(keeping: Keeping) -> Non
     assert SoftmaxMargin().choose(last).tolist() == [0, 0]
 
 
-def test_fixed_keeps_the_best_ids_of_the_first_block_for_every_later_one() -> None:
+def test_fixed_pruning_keeps_the_top_ids_of_the_first_block_at_later_blocks() -> None:
     states = torch.tensor([[[0.0] * 5], [[1.0, 5, 3, 4, 2]], [[9.0, 1, 2, 3, 4]], [[9.0, 4, 3, 2, 1]], [[0.0] * 5]])
     _, second, third = views(pruned("fixed", 3), states, [1, 2, 3])
     assert ids_read(second) == ids_read(third) == [[1, 3, 2]]
@@ -166,7 +166,7 @@ def test_decaying_lists_shrink_with_the_schedule(keeping: Keeping, read: list[in
         assert view.head_rows == size
 
 
-def test_decaying_idsorted_keeps_the_smallest_ids_not_the_best() -> None:
+def test_decaying_idsorted_keeps_the_smallest_ids_instead_of_the_top_ones() -> None:
     states = torch.zeros(7, 1, 20)
     states[1, 0, 11:20] = torch.arange(1.0, 10)  # ids 19, 18, ... are the best
     _, ranked = views(pruned("decaying", 12, 4, "inverse"), states, [1, 4])
@@ -175,7 +175,7 @@ def test_decaying_idsorted_keeps_the_smallest_ids_not_the_best() -> None:
     assert ids_read(by_id) == [[11, 12, 13, 14, 15]]
 
 
-def test_the_size_of_a_fixed_list_is_that_of_the_first_block_asked() -> None:
+def test_fixed_list_has_the_size_of_the_first_gated_block() -> None:
     states = random_states(6, 1, 20)
     for first, size in ((1, 9), (2, 7), (3, 6)):
         _, later = views(pruned("fixed", 12, 4, "inverse"), states, [first, 5])
@@ -193,14 +193,14 @@ def test_the_size_of_a_fixed_list_is_that_of_the_first_block_asked() -> None:
         (-0.3, 20),  # a cosine may be negative
     ],
 )
-def test_adaptive_lists_follow_the_confidence_before(confidence: float, size: int) -> None:
+def test_adaptive_lists_shrink_with_the_previous_confidence(confidence: float, size: int) -> None:
     states = random_states(6, 1, 30)
     _, later = views(pruned("adaptive", 20, 4), states, [1, 2], {2: [confidence]})
     assert ids_read(later) == [states[1, 0].argsort(descending=True)[:size].tolist()]
     assert int(later.head_rows) == size
 
 
-def test_rows_of_an_adaptive_list_have_their_own_lengths() -> None:
+def test_adaptive_list_lengths_are_chosen_per_row() -> None:
     states, confidence = random_states(6, 5, 30), [0.0, 0.5, 1.0, 0.5, 0.1]
     _, together = views(pruned("adaptive", 20, 4), states, [1, 2], {2: confidence})
     assert [len(row) for row in ids_read(together)] == [20, 11, 4, 11, 18]
@@ -210,7 +210,7 @@ def test_rows_of_an_adaptive_list_have_their_own_lengths() -> None:
         assert ids_read(alone)[0] == ids_read(together)[row]
 
 
-def test_adaptive_code_counts_the_whole_vocabulary_and_takes_ids_in_order() -> None:
+def test_adaptive_code_sizes_use_the_whole_vocabulary_and_keep_ids_in_order() -> None:
     states = random_states(6, 1, 30)
     kept = states[1, 0].argsort(descending=True)[:20].sort().values.tolist()
     for confidence, size in ((0.0, 20), (0.3, 20), (0.4, 19), (0.9, 5), (0.95, 4)):  # int(30 (1 - 0.9 c))
@@ -221,7 +221,7 @@ def test_adaptive_code_counts_the_whole_vocabulary_and_takes_ids_in_order() -> N
 # ------------------------------------------------------------------------------------------ the published no-op
 
 
-def test_with_the_published_sizes_no_confidence_up_to_0_9_shortens_an_adaptive_code_list() -> None:
+def test_published_sizes_are_never_shortened_by_adaptive_code_up_to_confidence_0_9() -> None:
     """Up to confidence 0.9, at least 6104 ids are allowed, more than the schedule keeps at any block."""
     head = PrunedHead("adaptive-code", **PUBLISHED)  # type: ignore[arg-type]
     assert int(V_T5 * (1 - 0.9 * 0.9)) == 6104
@@ -232,7 +232,7 @@ def test_with_the_published_sizes_no_confidence_up_to_0_9_shortens_an_adaptive_c
 @given(
     st.integers(1, L_T5 - 2).flatmap(lambda j: st.tuples(st.just(j), st.integers(j + 1, L_T5 - 1))), st.floats(0, 0.9)
 )
-def test_adaptive_code_is_fixed_pruning_under_its_name(blocks: tuple[int, int], confidence: float) -> None:
+def test_adaptive_code_equals_fixed_pruning_up_to_confidence_0_9(blocks: tuple[int, int], confidence: float) -> None:
     states = random_states(L_T5, 1, V_T5)
     read = {}
     for keeping in ("fixed", "adaptive-code"):
@@ -243,7 +243,7 @@ def test_adaptive_code_is_fixed_pruning_under_its_name(blocks: tuple[int, int], 
     assert read["fixed"] == read["adaptive-code"]
 
 
-def test_above_the_published_threshold_adaptive_code_is_no_longer_fixed() -> None:
+def test_adaptive_code_prunes_more_than_fixed_at_confidence_1() -> None:
     states = random_states(L_T5, 1, V_T5)
     _, later = views(PrunedHead("adaptive-code", **PUBLISHED), states, [1, 2], {2: [1.0]})  # type: ignore[arg-type]
     assert len(ids_read(later)[0]) == 3212 < 5153
@@ -253,7 +253,7 @@ def test_above_the_published_threshold_adaptive_code_is_no_longer_fixed() -> Non
 
 
 @pytest.mark.parametrize("keeping", KEEPINGS)
-def test_a_vocabulary_of_one_id_is_certain(keeping: Keeping) -> None:
+def test_single_kept_id_has_confidence_1(keeping: Keeping) -> None:
     """If one id is kept, every confidence is 1, and the token is the best one of the first block."""
     states = random_states(6, 3, 12)
     scores = {2: [0.5, 0.1, 0.9]}
@@ -268,7 +268,7 @@ def test_a_vocabulary_of_one_id_is_certain(keeping: Keeping) -> None:
 
 
 @pytest.mark.parametrize("keeping", KEEPINGS)
-def test_earlier_blocks_are_read_over_the_ids_of_this_one(keeping: Keeping) -> None:
+def test_earlier_logits_cover_the_ids_of_the_current_block(keeping: Keeping) -> None:
     states = random_states(6, 4, 20)
     scores = {3: [0.0, 0.5, 0.9, 1.0], 4: [0.9, 0.2, 0.0, 0.4]}
     _, *later = views(pruned(keeping, 12, 4, "inverse"), states, [1, 3, 4], scores)
@@ -279,14 +279,14 @@ def test_earlier_blocks_are_read_over_the_ids_of_this_one(keeping: Keeping) -> N
         assert torch.equal(view.earlier_logits(2), expected)
 
 
-def test_at_the_first_block_asked_earlier_blocks_are_read_in_full() -> None:
+def test_earlier_logits_at_the_first_gated_block_cover_the_whole_vocabulary() -> None:
     states = random_states(6, 2, 20)
     (first,) = views(pruned("fixed", 3), states, [4])
     assert torch.equal(first.earlier_logits(2), states[2])
     assert first.head_rows == 40
 
 
-def test_the_full_head_reads_an_earlier_block_once_a_token() -> None:
+def test_full_head_reads_an_earlier_block_once_per_token() -> None:
     states = random_states(6, 2, 20)
     third, fourth = views(LMHead(), states, [3, 4])
     assert torch.equal(third.earlier_logits(2), states[2])
@@ -294,7 +294,7 @@ def test_the_full_head_reads_an_earlier_block_once_a_token() -> None:
     assert (third.head_rows, fourth.head_rows) == (40, 20)
 
 
-def test_logits_are_read_once_however_often_they_are_asked() -> None:
+def test_logits_of_a_view_are_computed_once() -> None:
     class Counting(LMHead):
         asked = 0
 
@@ -309,7 +309,7 @@ def test_logits_are_read_once_however_often_they_are_asked() -> None:
     assert head.asked == 1
 
 
-def test_rows_that_leave_keep_their_ids() -> None:
+def test_row_subset_keeps_its_pruned_ids() -> None:
     states = random_states(6, 3, 20)
     _, later = views(pruned("fixed", 3), states, [1, 2])
     some = later.take([0, 2], torch.tensor([0, 2]))
@@ -317,7 +317,7 @@ def test_rows_that_leave_keep_their_ids() -> None:
     assert some.token(some.logits_AK.argmax(-1)).tolist() == everyone[::2]
 
 
-def test_a_head_costs_its_rows() -> None:
+def test_head_cost_is_proportional_to_its_rows() -> None:
     model: Any = Identity(6, 20)
     cost = pruned("fixed").cost(model, 7)
     assert (cost.matmul_flops, cost.elementwise_flops, cost.read_numel) == (2 * 7 * 20, 0, 7 * 20)

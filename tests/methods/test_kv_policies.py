@@ -54,7 +54,7 @@ class Spy:
         ("noisy", ["run", "fill"], True),
     ],
 )
-def test_what_a_policy_does_as_a_token_leaves(name: str, calls: list[str], emits_deep: bool) -> None:
+def test_kv_policy_makes_the_expected_cache_calls_on_exit(name: str, calls: list[str], emits_deep: bool) -> None:
     cache, state = Spy(), torch.zeros(2, D)
     deep_AD = KV_POLICIES[name].on_exit(cache, 3, state, None)
     assert cache.calls == [(call, 3) for call in calls]
@@ -62,7 +62,7 @@ def test_what_a_policy_does_as_a_token_leaves(name: str, calls: list[str], emits
     assert deep_AD is None or bool((deep_AD == 100).all())
 
 
-def test_policies_that_run_every_block_say_so() -> None:
+def test_only_exact_and_noisy_policies_run_all_blocks() -> None:
     assert {name for name, policy in KV_POLICIES.items() if policy.runs_all_blocks} == {"exact", "noisy"}
     assert set(KV_POLICIES) == {policy.name for policy in KV_POLICIES.values()}
 
@@ -106,7 +106,7 @@ def reference_cost(name: str, exit_layers: list[int], work: list[float]) -> tupl
 
 @pytest.mark.parametrize("name", KV_POLICIES)
 @given(answers)
-def test_declared_cost_is_the_ledgers(name: str, answer: list[tuple[int, int]]) -> None:
+def test_declared_cost_equals_the_reference_count(name: str, answer: list[tuple[int, int]]) -> None:
     exit_layers, work = [layer for layer, _ in answer], [float(flops) for _, flops in answer]
     cost = KV_POLICIES[name].cost(MODEL, exit_layers, [Cost(matmul_flops=w, read_numel=10 * w) for w in work])
     assert (cost.matmul_flops, cost.read_numel) == reference_cost(name, exit_layers, work)
@@ -114,11 +114,11 @@ def test_declared_cost_is_the_ledgers(name: str, answer: list[tuple[int, int]]) 
 
 
 @pytest.mark.parametrize("name", KV_POLICIES)
-def test_full_depth_costs_nothing_beside_its_blocks(name: str) -> None:
+def test_kv_policies_add_no_cost_at_full_depth(name: str) -> None:
     assert KV_POLICIES[name].cost(MODEL, [L] * 4, [Cost(5.0)] * 4) == Cost()
 
 
-def test_costs_by_hand() -> None:
+def test_kv_policy_costs_equal_values_computed_by_hand() -> None:
     """Tokens exit after 2, 1, 4 and 5 of 5 blocks, with a work of 1, 10, 100 and 1000 per block."""
     layers, work = [2, 1, 4, 5], [Cost(1.0), Cost(10.0), Cost(100.0), Cost(1000.0)]
     flops = {name: policy.cost(MODEL, layers, work).matmul_flops for name, policy in KV_POLICIES.items()}
@@ -134,7 +134,7 @@ def test_costs_by_hand() -> None:
     }
 
 
-def test_what_nobody_runs_later_is_never_paid_by_a_policy_that_waits() -> None:
+def test_lazy_policies_pay_only_for_blocks_that_run_later() -> None:
     for name in ("state-copy-lazy", "sync-parallel"):
         assert KV_POLICIES[name].cost(MODEL, [3, 2, 3, 1], [Cost(1.0)] * 4).matmul_flops == (
             2 * PROJECTION if name == "state-copy-lazy" else 1.0
@@ -154,7 +154,7 @@ SHAPE_WITH_HEAD: Any = ShapeWithHead()
 HEAD = 7 * D
 
 
-def test_a_rolled_back_draft_costs_what_it_ran_and_the_weights_of_its_draft() -> None:
+def test_verification_cost_includes_work_and_weight_reads_of_rejected_drafts() -> None:
     """The answer has five tokens; drafts exit after 2 of 5 blocks. Before the fourth token, three drafts are rejected.
 
     The other two drafts before it are accepted by the same pass. The last token is a draft that ends the answer.
@@ -170,21 +170,21 @@ def test_a_rolled_back_draft_costs_what_it_ran_and_the_weights_of_its_draft() ->
     assert lost == Cost(matmul_flops=3 * 5 * 1e3, read_numel=3 * 2 * 1e4 - 5 * HEAD)
 
 
-def test_a_rejected_end_has_run_one_position_fewer_in_vain() -> None:
+def test_rejected_end_token_wastes_one_position_less() -> None:
     """Two drafts are rejected at the first. The second would have ended the answer, so that it was never fed."""
     drafting = Drafting(rejected_layers=[(2, 2)], n_fed_rejected=[1])
     lost = Rollback(0.5).verification_cost(SHAPE_WITH_HEAD, [5], [Cost(1.0, 0.0, 10.0)], drafting)
     assert lost == Cost(matmul_flops=5.0, elementwise_flops=2 * 5 * 7, read_numel=1 * 2 * 10.0 - 1 * HEAD)
 
 
-def test_drafts_of_different_depths_cost_the_weights_of_each() -> None:
+def test_rejected_drafts_of_different_depths_each_pay_their_weight_reads() -> None:
     """Two drafts, after 1 and 3 of 5 blocks, are rejected by the deep pass of the next token."""
     drafting = Drafting(rejected_layers=[(1, 3)], n_fed_rejected=[2])
     lost = Speculation().verification_cost(SHAPE_WITH_HEAD, [5], [Cost(1.0, 0.0, 10.0)], drafting)
     assert lost == Cost(matmul_flops=2 * 5.0, read_numel=(1 + 3) * 10.0 - 2 * HEAD)
 
 
-def test_drafts_that_nobody_verifies_cost_what_they_ran() -> None:
+def test_rollback_code_adds_no_verification_cost_for_unverified_drafts() -> None:
     """This policy keeps a last draft without verification, so that it costs no further blocks and no read-out."""
     policy, layers = RollbackCode(0.5), [5, 2, 2, 5, 2]
     work = [Cost(matmul_flops=float(10**n), read_numel=10.0 * 10**n) for n in range(5)]
@@ -197,7 +197,7 @@ def test_drafts_that_nobody_verifies_cost_what_they_ran() -> None:
     assert (policy.cost(SHAPE_WITH_HEAD, [2, 2], work[:2]), everything) == (Cost(), Cost()), "an answer of drafts alone"
 
 
-def test_drafts_that_the_full_model_is_too_unsure_of_are_rejected() -> None:
+def test_rollback_rejects_drafts_whose_full_depth_nll_exceeds_the_bound() -> None:
     logits_NV = torch.tensor([[0.2, 0.5, 0.3]]).log().repeat(3, 1)
     token_N = torch.tensor([0, 1, 2])
     for bound, expected in ((1.0, [True, False, True]), (1.3, [True, False, False]), (0.0, [True] * 3)):

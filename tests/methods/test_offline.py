@@ -42,7 +42,7 @@ def random_states(n_blocks: int, n_tokens: int, width: int) -> Tensor:
 # ------------------------------------------------------------------------------------------ scores
 
 
-def test_scores_are_nan_and_tokens_minus_1_where_the_gate_is_not_asked() -> None:
+def test_ungated_blocks_have_nan_scores_and_token_minus_1() -> None:
     model: Any = Identity(6, 9)
     states = random_states(6, 5, 9)
     scores, tokens = score_states(get_method("max-prob")(min_exit=2, every=2).parts(6), model, states)
@@ -53,7 +53,7 @@ def test_scores_are_nan_and_tokens_minus_1_where_the_gate_is_not_asked() -> None
     assert tokens[[1, 3, 5]].tolist() == states[1:].argmax(-1)[[1, 3, 5]].tolist()
 
 
-def test_tokens_are_scored_in_pieces_that_fit_and_to_the_same_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scoring_in_chunks_equals_scoring_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model: Any = Identity(6, 9)
     states, seeds = random_states(6, 11, 9), list(range(11))
     for name in ("calm-softmax", "patience", "random", "oracle", "contrastive-jsd"):
@@ -67,7 +67,7 @@ def test_tokens_are_scored_in_pieces_that_fit_and_to_the_same_effect(monkeypatch
         torch.testing.assert_close(whole[0], pieces[0], equal_nan=True)
 
 
-def test_no_tokens_give_no_scores() -> None:
+def test_zero_tokens_give_empty_scores() -> None:
     model: Any = Identity(6, 9)
     scores, tokens = score_states(get_method("max-prob")().parts(6), model, random_states(6, 0, 9))
     assert scores.shape == tokens.shape == (6, 0)
@@ -96,9 +96,7 @@ tokens = st.lists(st.tuples(st.integers(0, 6), st.booleans()), min_size=1, max_s
 
 
 @given(tokens, st.integers(0, 20))
-def test_the_fitted_test_lets_exactly_the_tail_of_the_definition_go(
-    drawn: list[tuple[int, bool]], twentieths: int
-) -> None:
+def test_fitted_threshold_selects_exactly_the_reference_tail(drawn: list[tuple[int, bool]], twentieths: int) -> None:
     """Scores are multiples of 1/6, so that many are tied."""
     scores = [float(np.float32(n / 6)) for n, _ in drawn]
     agrees, epsilon = [right for _, right in drawn], twentieths / 20
@@ -122,7 +120,9 @@ def test_the_fitted_test_lets_exactly_the_tail_of_the_definition_go(
         ([0.5], [1], 1.0, 0.5),
     ],
 )
-def test_thresholds_by_hand(scores: list[float], agrees: list[int], epsilon: float, smallest: float) -> None:
+def test_fitted_thresholds_equal_values_computed_by_hand(
+    scores: list[float], agrees: list[int], epsilon: float, smallest: float
+) -> None:
     order = [2, 0, 3, 1][: len(scores)] if len(scores) == 4 else [0]
     value = fitted([scores[i] for i in order], [bool(agrees[i]) for i in order], epsilon)
     if smallest == INF:
@@ -134,19 +134,19 @@ def test_thresholds_by_hand(scores: list[float], agrees: list[int], epsilon: flo
     assert value == float(np.nextafter(np.float32(smallest), np.float32(-1)))
 
 
-def test_scores_of_0_and_below_have_thresholds_too() -> None:
+def test_fitted_thresholds_support_zero_and_negative_scores() -> None:
     assert torch.tensor(0.0) > fitted([0.0, 1.0], [True, True], 1.0)
     assert torch.tensor(-0.5) > fitted([-0.5, -1.0], [True, False], 1.0) >= -1.0
 
 
-def test_a_block_that_is_not_asked_never_lets_a_token_go() -> None:
+def test_ungated_block_has_an_infinite_epsilon_threshold() -> None:
     scores = torch.tensor([[math.nan, math.nan], [0.5, 0.6], [math.nan, math.nan]])
     agrees = torch.ones(3, 2, dtype=torch.bool)
     assert epsilon_thresholds(scores, agrees, 0.0)[0] == INF
     assert epsilon_thresholds(scores, agrees, 0.0)[1] < 0.5
 
 
-def test_thresholds_are_what_the_rule_compares_with() -> None:
+def test_fitted_thresholds_select_the_same_tokens_in_single_precision() -> None:
     """Fitted thresholds are stored and compared in single precision, so that rounding lets no other tokens exit."""
     model: Any = Identity(4, 6)
     states = random_states(4, 40, 6).cumsum(0)  # so that blocks agree now and then
@@ -168,7 +168,9 @@ def test_thresholds_are_what_the_rule_compares_with() -> None:
 
 
 @given(st.lists(st.integers(1, 6), min_size=2, max_size=20), st.sampled_from([0.1, 0.2, 0.5]), st.randoms())
-def test_a_split_keeps_documents_whole_and_loses_nothing(lengths: list[int], held_out: float, random: Any) -> None:
+def test_fit_data_split_keeps_documents_whole_and_loses_no_token(
+    lengths: list[int], held_out: float, random: Any
+) -> None:
     owner = [document for document, n in enumerate(lengths) for _ in range(n)]
     random.shuffle(owner)
     n = len(owner)
@@ -185,7 +187,7 @@ def test_a_split_keeps_documents_whole_and_loses_nothing(lengths: list[int], hel
         assert torch.equal(part.states_LND, states_LND[:, mine])
 
 
-def test_a_single_document_cannot_be_split() -> None:
+def test_single_document_cannot_be_split() -> None:
     model: Any = Identity(2, 1)
     one = FitData(model, torch.zeros(3, 4, 1), torch.zeros(4), torch.zeros(4), torch.zeros(4, dtype=torch.long))
     with pytest.raises(UserError, match="document"):

@@ -37,7 +37,7 @@ from exitbench.methods.registry import get_method
         ("random", {"mean_exit": 0.9}, ".mean_exit = 0.9 is out of range; allowed: at least 1.0."),
     ],
 )
-def test_a_bad_parameter_is_named_with_what_is_allowed(name: str, params: dict[str, Any], says: str) -> None:
+def test_invalid_parameter_error_names_it_and_the_allowed_values(name: str, params: dict[str, Any], says: str) -> None:
     with pytest.raises(UserError) as caught:
         get_method(name).from_params(params, location="my.toml, line 7")
     message = str(caught.value)
@@ -70,7 +70,7 @@ def test_a_bad_parameter_is_named_with_what_is_allowed(name: str, params: dict[s
         ("patience", {"k_first": 9, "k_min": 10}, "patience.k_min = 10 is above k_first = 9."),
     ],
 )
-def test_a_parameter_that_does_not_fit_the_model_or_another_parameter_is_named(
+def test_parameter_that_conflicts_with_the_model_or_another_parameter_is_named(
     name: str, params: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(UserError) as caught:
@@ -78,7 +78,7 @@ def test_a_parameter_that_does_not_fit_the_model_or_another_parameter_is_named(
     assert str(caught.value).startswith(says)
 
 
-def test_whole_numbers_are_accepted_where_a_float_is_asked_and_enter_the_identity_as_floats() -> None:
+def test_integers_are_accepted_for_float_parameters_and_stored_as_floats() -> None:
     result = get_method("calm-softmax").from_params({"threshold": 1, "levels": [0, 1, 0.5]})
     assert result.params()["threshold"] == 1.0
     assert isinstance(result.params()["threshold"], float)

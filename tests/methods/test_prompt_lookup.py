@@ -9,7 +9,7 @@ TEXTS = st.lists(st.integers(0, 2), max_size=14)
 
 
 @given(text=TEXTS, longest=st.integers(1, 4))
-def test_the_longest_ngram_that_occurred_before_is_continued(text: list[int], longest: int) -> None:
+def test_draft_continues_the_first_occurrence_of_the_longest_repeated_ngram(text: list[int], longest: int) -> None:
     """Texts have few different tokens, so that n-grams often repeat, in whole or in part."""
     expected = None
     for n in range(1, longest + 1):

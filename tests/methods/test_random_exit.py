@@ -33,7 +33,7 @@ def view(n_rows: int, position: int, block: int = 1) -> BlockView:
 
 @settings(max_examples=60)
 @given(st.integers(2, 48).flatmap(lambda n: st.tuples(st.just(n), st.floats(1, n))))
-def test_the_distribution_has_the_asked_mean_and_the_largest_entropy(depth_and_mean: tuple[int, float]) -> None:
+def test_exit_distribution_has_the_requested_mean_and_maximum_entropy(depth_and_mean: tuple[int, float]) -> None:
     n_blocks, mean = depth_and_mean
     shares = exit_distribution(mean, n_blocks)
     assert len(shares) == n_blocks
@@ -46,13 +46,13 @@ def test_the_distribution_has_the_asked_mean_and_the_largest_entropy(depth_and_m
 
 
 @pytest.mark.parametrize("mean", [0.5, 12.5])
-def test_a_mean_outside_the_decoder_is_refused(mean: float) -> None:
+def test_mean_exit_outside_the_decoder_is_refused(mean: float) -> None:
     with pytest.raises(ValueError, match=f"a mean exit layer of {mean} is impossible with 12 blocks"):
         exit_distribution(mean, 12)
 
 
 @pytest.mark.parametrize("mean", [1.0, 2.5, 6.5, 11.0])
-def test_20000_draws_have_the_asked_mean(mean: float) -> None:
+def test_mean_and_variance_of_20000_draws_match_the_distribution(mean: float) -> None:
     gate, n_draws = RandomDraw(mean, n_blocks=12, seed=3), 20_000
     about = [view(n_rows=200, position=t) for t in range(1, 101)]
     for one in about:
@@ -66,7 +66,7 @@ def test_20000_draws_have_the_asked_mean(mean: float) -> None:
     assert layers.var().item() == pytest.approx(variance, rel=0.1, abs=1e-12)
 
 
-def test_draws_of_neighbouring_seeds_and_positions_are_unrelated() -> None:
+def test_draws_of_neighboring_seeds_and_positions_are_uncorrelated() -> None:
     draws = torch.tensor([[uniform(0, seed, t) for t in range(1, 201)] for seed in range(200)])
     assert draws.min() >= 0
     assert draws.max() < 1
@@ -80,7 +80,7 @@ def test_another_seed_gives_other_draws() -> None:
     assert [uniform(0, 5, t) for t in range(5)] != [uniform(1, 5, t) for t in range(5)]
 
 
-def test_a_token_leaves_at_the_block_it_drew_and_draws_once() -> None:
+def test_token_exits_at_its_drawn_block_and_draws_once() -> None:
     gate = RandomDraw(3.0, n_blocks=6, seed=1)
     memory: dict[str, Tensor] = {}
     scores = []
@@ -97,7 +97,7 @@ def test_a_token_leaves_at_the_block_it_drew_and_draws_once() -> None:
 
 
 @pytest.mark.parametrize(("mean", "layer"), [(1.0, 1), (6.0, 6)])
-def test_the_extreme_means_are_one_block_for_every_token(mean: float, layer: int) -> None:
+def test_extreme_means_exit_every_token_at_one_block(mean: float, layer: int) -> None:
     at = view(n_rows=300, position=1)
     RandomDraw(mean, n_blocks=6, seed=0).score(at)
     assert set(at.memory["exit_A"].tolist()) == {layer}

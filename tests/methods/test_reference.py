@@ -249,7 +249,7 @@ def random_weights(name: str, params: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def compare(ours: Generation, theirs: list[Any]) -> int:
-    """Compare an answer with the slow one until rounding may decide a token; return the number of tokens compared."""
+    """Compare an answer with the slow reference's, up to the first near tie; return the number of tokens compared."""
     n = next((at for at, choice in enumerate(theirs) if choice.gap < TOO_CLOSE), len(theirs))
     if n == len(theirs):
         assert len(ours.token_ids) == n
@@ -265,7 +265,7 @@ def compare(ours: Generation, theirs: list[Any]) -> int:
     ("kind", "name", "params"),
     [pytest.param(kind, *case, id=f"{kind}-{named(*case)}") for kind, *case in cases_by_kind()],
 )
-def test_tokens_exit_layers_and_scores_are_those_of_the_definition(
+def test_tokens_exit_layers_and_scores_equal_the_slow_decoders(
     kind: str,
     prompts: Any,
     slow_decode: Any,
@@ -303,7 +303,7 @@ def test_tokens_exit_layers_and_scores_are_those_of_the_definition(
     )
 
 
-def test_the_cases_cover_every_method_and_enough_tokens() -> None:
+def test_cases_cover_every_non_verifying_method_and_over_2000_tokens() -> None:
     """Verifying methods are left out; tests/harness/engine/test_verification.py computes their answers."""
     verifying = {name for name in method_names() if get_method(name)().parts(L).kv_policy.verifies}
     assert {name for name, _ in CASES} >= set(method_names()) - verifying
@@ -314,7 +314,9 @@ def test_the_cases_cover_every_method_and_enough_tokens() -> None:
 
 
 @pytest.mark.parametrize("threshold", [0.3, 0.5])
-def test_the_checkpoints_spread_the_exits_of_the_softmax_gate(tiny: Any, prompts: Any, threshold: float) -> None:
+def test_softmax_gate_exits_at_four_or_more_layers_of_the_test_checkpoints(
+    tiny: Any, prompts: Any, threshold: float
+) -> None:
     """Exits at few blocks would make the comparisons in this file weak."""
     parts = get_method("calm-softmax")(threshold=threshold).parts(L)
     batch = prefill(tiny.checkpoint.model, [Request(prompt) for prompt in prompts], MAX_NEW_TOKENS)

@@ -100,7 +100,9 @@ def conformance() -> tuple[dict[str, Callable[..., None]], Callable[..., Any]]:
     return {name: test for name, test in vars(module).items() if name.startswith("test_")}, module.binder
 
 
-def test_a_method_of_another_distribution_is_found_and_conforms(install: Any, tiny: Any, prompts: Any) -> None:
+def test_third_party_method_is_discovered_and_passes_the_conformance_suite(
+    install: Any, tiny: Any, prompts: Any
+) -> None:
     assert "twice" not in method_names()
     method = install(THIRD_PARTY)()
     assert "twice" in method_names()
@@ -113,13 +115,18 @@ def test_a_method_of_another_distribution_is_found_and_conforms(install: Any, ti
 @pytest.mark.parametrize(
     ("wrong", "fails"),
     [
-        ("(choice_A == before_A).float() * (choice_A.unique().numel() > 1)", "test_a_batch_equals_its_rows_alone"),
-        ("(choice_A == before_A) + torch.rand(len(choice_A)).round()", "test_the_same_seed_gives_the_same_trace"),
+        (
+            "(choice_A == before_A).float() * (choice_A.unique().numel() > 1)",
+            "test_batched_answers_equal_single_row_answers",
+        ),
+        ("(choice_A == before_A) + torch.rand(len(choice_A)).round()", "test_same_seed_gives_the_same_trace"),
         ("(choice_A == before_A).float() * torch.nan", "test_threshold_always_exits_at_the_first_allowed_block"),
         ("(view.model.logits(view.hidden_AD).argmax(-1) == before_A).float()", "test_declared_cost"),
     ],
 )
-def test_a_broken_method_fails_the_suite(install: Any, tiny: Any, prompts: Any, wrong: str, fails: str) -> None:
+def test_broken_method_fails_the_conformance_suite(
+    install: Any, tiny: Any, prompts: Any, wrong: str, fails: str
+) -> None:
     method = install(THIRD_PARTY.replace("(choice_A == before_A).float()", wrong))()
     suite, binder = conformance()
     (test,) = [test for name, test in suite.items() if name.startswith(fails)]
@@ -127,22 +134,22 @@ def test_a_broken_method_fails_the_suite(install: Any, tiny: Any, prompts: Any, 
         test(tiny, prompts, method, binder(tiny, prompts))
 
 
-def test_a_method_says_which_distribution_brought_it(install: Any) -> None:
+def test_method_reports_its_distribution_and_version(install: Any) -> None:
     assert distribution(install(THIRD_PARTY)) == ("exit-twice", "1.0")
     assert distribution(baseline_method()) == ("exitbench", exitbench.__version__)
 
 
-def test_a_method_of_no_distribution_says_so(tmp_path: Path) -> None:
+def test_method_outside_any_distribution_reports_none(tmp_path: Path) -> None:
     assert distribution(load(tmp_path / "loose", THIRD_PARTY)) == (None, None)
 
 
-def test_there_is_one_baseline_and_it_is_greedy() -> None:
+def test_exactly_one_baseline_method_exists_and_it_is_greedy() -> None:
     assert [name for name in method_names() if get_method(name).is_baseline] == [baseline_method().name]
     assert baseline_method()().params() == {"temperature": 0.0}
 
 
 @pytest.mark.parametrize("name", method_names())
-def test_every_method_says_where_it_is_defined_and_what_its_parameters_mean(name: str) -> None:
+def test_every_method_documents_its_source_and_parameters(name: str) -> None:
     cls = get_method(name)
     assert cls.source
     assert cls.__doc__
@@ -150,14 +157,14 @@ def test_every_method_says_where_it_is_defined_and_what_its_parameters_mean(name
     assert cls.from_params(cls().params()) == cls()
 
 
-def test_an_unknown_method_is_answered_with_a_suggestion() -> None:
+def test_unknown_method_error_suggests_a_similar_name() -> None:
     with pytest.raises(
         UserError, match=r"^s\.toml: unknown method 'calm_softmax'\. Did you mean 'calm-softmax'\? Allowed: "
     ):
         get_method("calm_softmax", location="s.toml")
 
 
-def test_two_methods_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_duplicate_method_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_methods", dict(registry._methods))
 
     class Impostor(get_method("static")):  # type: ignore[misc]
@@ -167,7 +174,7 @@ def test_two_methods_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) ->
         register(Impostor)
 
 
-def test_the_revision_of_another_distributions_method_follows_what_its_file_says(tmp_path: Path) -> None:
+def test_third_party_method_revision_depends_only_on_its_code(tmp_path: Path) -> None:
     before = revision(load(tmp_path / "1", THIRD_PARTY))
     assert before == revision(load(tmp_path / "2", THIRD_PARTY))
     for number, (old, new) in enumerate([("Constant(0.5)", "Constant(0.7)"), ("name = ", "version = 2; name = ")], 3):
@@ -175,15 +182,15 @@ def test_the_revision_of_another_distributions_method_follows_what_its_file_says
 
 
 @pytest.mark.parametrize("change", ["\n# a remark", "\n\n\n", '\n"""What follows."""\n'])
-def test_comments_docstrings_and_layout_are_no_revision(tmp_path: Path, change: str) -> None:
+def test_comments_docstrings_and_layout_do_not_change_the_revision(tmp_path: Path, change: str) -> None:
     assert revision(load(tmp_path / "1", THIRD_PARTY)) == revision(load(tmp_path / "2", THIRD_PARTY + change))
 
 
-def test_the_revision_of_a_method_that_comes_along_is_the_version_it_declares() -> None:
+def test_revision_of_a_bundled_method_is_its_declared_version() -> None:
     assert all(revision(cls) == str(cls.version) for cls in map(get_method, method_names()))
 
 
-def test_modules_of_its_own_package_are_a_part_of_a_methods_revision_if_it_imports_them(
+def test_method_revision_covers_imported_modules_of_the_same_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
@@ -221,7 +228,7 @@ BASE = sorted(path.relative_to(METHODS).as_posix() for path in (METHODS / "base"
     ],
 )
 @pytest.mark.parametrize("addition", [b"\nADDED = 1\n", b"\n# a remark\n"])
-def test_a_kept_verdict_follows_the_syntax_of_the_modules_a_method_is_made_of_and_of_no_others(
+def test_conformance_cache_key_covers_exactly_the_syntax_of_the_methods_modules(
     monkeypatch: pytest.MonkeyPatch, changed: str, is_covered: bool, addition: bytes
 ) -> None:
     cls = get_method("calm-softmax")
@@ -231,7 +238,7 @@ def test_a_kept_verdict_follows_the_syntax_of_the_modules_a_method_is_made_of_an
 
 
 @pytest.mark.parametrize("changed", BASE)
-def test_a_kept_verdict_of_another_distributions_method_follows_every_file_of_the_base_classes(
+def test_third_party_conformance_cache_key_covers_every_base_class_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
 ) -> None:
     cls = load(tmp_path / "1", THIRD_PARTY)

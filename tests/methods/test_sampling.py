@@ -40,7 +40,7 @@ def tokens(generations: list[Generation]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
-def test_draws_follow_the_softmax_at_the_temperature(temperature: float) -> None:
+def test_sampled_tokens_follow_the_softmax_at_the_temperature(temperature: float) -> None:
     n_draws, n_tokens = 20_000, 12
     logits_V = 1.5 * torch.randn(n_tokens, generator=torch.Generator().manual_seed(1))
     draws_N = torch.tensor([uniform(0, row, 1 + row % 7) for row in range(n_draws)], dtype=torch.float64)
@@ -57,17 +57,17 @@ def draw(logits: list[float], temperature: float, *numbers: float) -> list[int]:
     return index_A.tolist()
 
 
-def test_a_number_draws_the_token_in_whose_share_it_falls() -> None:
+def test_uniform_draw_selects_the_token_by_cumulative_probability() -> None:
     shares = torch.tensor([0.2, 0.5, 0.3]).log().tolist()
     assert draw(shares, 1.0, 0.0, 0.19, 0.21, 0.69, 0.71, 1 - 2**-53) == [0, 0, 1, 1, 2, 2]
 
 
-def test_a_token_without_probability_is_never_drawn() -> None:
+def test_zero_probability_token_is_never_sampled() -> None:
     nothing = float("-inf")
     assert set(draw([nothing, 0.0, nothing, 0.0, nothing], 1.0, 0.0, 0.3, 0.5, 0.9, 1 - 2**-53)) == {1, 3}
 
 
-def test_a_rare_token_of_a_large_vocabulary_can_be_drawn() -> None:
+def test_rare_token_of_a_large_vocabulary_can_be_sampled() -> None:
     """The token's probability is too small to change a single-precision sum near 1."""
     logits_V = torch.zeros(50_001)
     logits_V[0] = 25.0
@@ -76,7 +76,7 @@ def test_a_rare_token_of_a_large_vocabulary_can_be_drawn() -> None:
     assert index == 49_999
 
 
-def test_near_temperature_0_the_most_probable_token_is_drawn() -> None:
+def test_sampling_near_temperature_0_is_greedy() -> None:
     logits_AV = torch.randn(200, 30, generator=torch.Generator().manual_seed(3))
     draws_A = torch.rand(200, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
     assert torch.equal(drawn_index(logits_AV, 1e-5, draws_A), argmax_token(logits_AV))
@@ -89,7 +89,7 @@ SAMPLED = [("full", {}), ("heads", {"threshold": 0.3}), ("heads", {"threshold": 
 
 
 @pytest.mark.parametrize(("name", "params"), SAMPLED)
-def test_a_batch_draws_what_its_rows_draw_alone(tiny: Any, prompts: Any, name: str, params: Any) -> None:
+def test_batched_sampling_equals_single_row_sampling(tiny: Any, prompts: Any, name: str, params: Any) -> None:
     method = get_method(name).from_params({"temperature": 1.0, **params})
     together = answers(tiny, method, prompts)
     alone = [answers(tiny, method, [prompt], seed)[0] for seed, prompt in enumerate(prompts)]
@@ -99,7 +99,7 @@ def test_a_batch_draws_what_its_rows_draw_alone(tiny: Any, prompts: Any, name: s
 
 
 @pytest.mark.parametrize(("name", "params"), SAMPLED)
-def test_the_temperature_decides_between_greedy_and_random(tiny: Any, prompts: Any, name: str, params: Any) -> None:
+def test_temperature_near_0_equals_greedy_and_1_does_not(tiny: Any, prompts: Any, name: str, params: Any) -> None:
     at = {
         temperature: tokens(
             answers(tiny, get_method(name).from_params({"temperature": temperature, **params}), prompts)
@@ -110,7 +110,7 @@ def test_the_temperature_decides_between_greedy_and_random(tiny: Any, prompts: A
     assert at[1.0] != at[0.0]
 
 
-def test_every_token_is_drawn_the_first_of_decoder_only_models_too(tiny: Any, prompts: Any) -> None:
+def test_every_token_is_sampled_including_the_first(tiny: Any, prompts: Any) -> None:
     same = [prompts[1]] * 64
     drawn = answers(tiny, get_method("full").from_params({"temperature": 2.0}), same)
     for place in range(3):
@@ -118,7 +118,7 @@ def test_every_token_is_drawn_the_first_of_decoder_only_models_too(tiny: Any, pr
     assert tokens(drawn) != tokens(answers(tiny, get_method("full").from_params({"temperature": 2.0}), same, 64))
 
 
-def test_methods_that_read_the_same_logits_draw_the_same_tokens(tiny: Any, prompts: Any) -> None:
+def test_methods_with_equal_logits_sample_equal_tokens(tiny: Any, prompts: Any) -> None:
     full = answers(tiny, get_method("full").from_params({"temperature": 1.0}), prompts)
     heads = answers(tiny, get_method("heads").from_params({"temperature": 1.0}), prompts, never=True)
     assert tokens(heads) == tokens(full)

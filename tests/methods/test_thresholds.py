@@ -25,26 +25,24 @@ from exitbench.methods.thresholds import Constant, PerBlock, PositionDecayed
         ("none", 0.9, 10, 0.9),
     ],
 )
-def test_threshold_of_the_first_generated_token_has_t_1(decay: str, level: float, t: int, expected: float) -> None:
+def test_decayed_threshold_counts_positions_from_1(decay: str, level: float, t: int, expected: float) -> None:
     parts = get_method("calm-softmax")(threshold=level, decay=decay, temperature=4.0).parts(4)
     assert parts.threshold.value(block=2, position=t, max_new_tokens=10) == pytest.approx(expected, abs=1e-9)
 
 
-def test_the_papers_form_is_clipped_to_1() -> None:
+def test_paper_decay_is_clipped_to_0_and_1() -> None:
     assert PositionDecayed(Constant(1.0), 0.0, "paper").value(1, 1, 10) == 1.0
     assert PositionDecayed(Constant(1.2), 0.0, "paper").value(1, 1, 10) == 1.0
     assert PositionDecayed(Constant(-1.0), 0.0, "paper").value(1, 1, 10) == 0.0
 
 
-def test_a_level_a_block_is_the_blocks_own() -> None:
+def test_per_block_rule_returns_the_level_of_each_block() -> None:
     rule = PerBlock((0.5, 0.4, math.inf))
     assert [rule.value(block, 7, 10) for block in (1, 2, 3)] == [0.5, 0.4, math.inf]
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=5), st.floats(0, 9), st.integers(1, 50))
-def test_decay_takes_the_level_of_the_block_and_at_most_a_tenth_of_it(
-    levels: list[float], temperature: float, t: int
-) -> None:
+def test_code_decay_lowers_a_blocks_level_by_at_most_a_tenth(levels: list[float], temperature: float, t: int) -> None:
     rule = PositionDecayed(PerBlock(tuple(levels)), temperature, "code")
     for block, level in enumerate(levels, 1):
         value = rule.value(block, t, 50)
@@ -52,7 +50,7 @@ def test_decay_takes_the_level_of_the_block_and_at_most_a_tenth_of_it(
         assert 0.9 * level - 1e-12 <= value <= level + 1e-12
 
 
-def test_the_thresholds_of_entropy_are_entropies_and_decay_on_the_scale_of_the_score() -> None:
+def test_entropy_thresholds_are_in_nats_and_decay_on_the_score_scale() -> None:
     entropy = get_method("entropy")
     assert entropy(threshold=1.5).parts(4).threshold.value(1, 1, 10) == pytest.approx(math.exp(-1.5))
     per_block = entropy(rule="per-block", levels=(0.0, 1.0, 2.0)).parts(4).threshold

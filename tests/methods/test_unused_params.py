@@ -36,7 +36,7 @@ def compared_with(method: Method) -> Any:
 
 
 @pytest.mark.parametrize("method", settings(), ids=lambda one: f"{one.name}-{one.rule}-{getattr(one, 'decay', '')}")
-def test_what_is_without_effect_changes_nothing_and_what_the_rule_looks_at_does(method: Method) -> None:
+def test_unused_params_have_no_effect_and_the_rules_own_parameter_has(method: Method) -> None:
     unused = method.unused_params()
     assert unused <= method.params().keys()
     for name in OTHER.keys() & unused:
@@ -46,5 +46,5 @@ def test_what_is_without_effect_changes_nothing_and_what_the_rule_looks_at_does(
     assert compared_with(replace(method, **{looked_at: OTHER[looked_at]})) != compared_with(method)
 
 
-def test_methods_without_a_threshold_rule_use_all_of_theirs() -> None:
+def test_methods_without_a_threshold_rule_have_no_unused_params() -> None:
     assert get_method("static")().unused_params() == get_method("oracle")().unused_params() == frozenset()

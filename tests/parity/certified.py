@@ -2,7 +2,8 @@
 
     python tests/parity/certified.py [--tokens 100000] [--dtype float32] [--rows 1 4]
 
-Every method with a certified gate decodes documents of the generated tasks twice: with the exact head and from bounds.
+Every method with a certified gate decodes documents of the generated tasks twice: with the exact LM head, and
+with the certified gate.
 Thresholds range from never to always exiting, with every KV policy that the method supports.
 
 The exit status is 1 if anything differs.
@@ -45,7 +46,7 @@ class DifferenceCounts:
         tokens: Number of tokens compared.
         other_tokens: Number of differing tokens.
         other_exits: Number of differing exit layers.
-        reads_from_bounds: Number of read-outs from bounds.
+        reads_from_bounds: Number of int8 read-outs, from which the certified gate computes bounds of the logits.
         fallbacks: Number of fallbacks to the exact head.
     """
 
@@ -96,7 +97,7 @@ def main() -> None:
     total = DifferenceCounts()
     for number, recipe in enumerate(recipes, 1):
         folder = find_trained(load_recipe(recipe), SHIPPED)
-        assert folder is not None, "it comes along"
+        assert folder is not None, "it is bundled"
         checkpoint, counted = load_checkpoint(folder, getattr(torch, options.dtype)), DifferenceCounts()
         model, rows = checkpoint.model, itertools.cycle(options.rows)
         texts = itertools.cycle(prompts(folder, checkpoint, 64))

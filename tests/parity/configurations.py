@@ -61,7 +61,7 @@ class Configuration:
 
     @property
     def own_threshold(self) -> bool:
-        """True if the published code chooses a threshold for every answer."""
+        """True if the published code chooses a separate threshold for each answer."""
         return bool(self.settings.get("use_adapt_threshold"))
 
 

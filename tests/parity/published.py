@@ -162,9 +162,7 @@ RUNTIMES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 
 
 def modules() -> tuple[Any, Any]:
-    """Return the published modules of the decoder and of the measures. They are imported again, without earlier
-    patches.
-    """
+    """Import the published decoder and confidence measures again, without the patches of earlier configurations."""
     for name in [name for name in sys.modules if name.partition(".")[0] in ("models", "util")]:
         del sys.modules[name]
     import util.skip_conf as util

@@ -42,7 +42,7 @@ HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "parity.md"
 BEGIN, END = "<!-- made by `nox -s parity -- ... --write` -->", "<!-- end -->"
 PAUSE_S = 0.2
-THRESHOLDS = "thresholds of 300 made-up histories"
+THRESHOLDS = "thresholds of 300 random histories"
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,9 @@ def _checkout(option: str, place: Path | None) -> Path:
 def _compare(
     options: argparse.Namespace, chosen: Sequence[Configuration], sources: Mapping[str, Path]
 ) -> Iterator[tuple[Row | None, str]]:
-    """Yield a row and a note on thresholds for each compared setting; the row is None for FREE's thresholds on made-up
-    data.
+    """Yield the table row of each compared setting, and a note on its thresholds or unverified tokens ("" for none).
+
+    The comparison of FREE's threshold rule on synthetic histories has only a note; its row is None.
     """
     with TemporaryDirectory(prefix="parity-") as temporary, ExitStack() as running:
         place, queue = Path(temporary), SimpleQueue[tuple[Row | None, str] | BaseException | None]()
@@ -188,9 +189,10 @@ def _compare_results(
     results: Iterator[dict[str, Any]],
     queue: SimpleQueue[Any],
 ) -> None:
-    """Compare each of a published program's answers with this project's, and put the outcome into `queue`.
+    """Compare each result of the published program with this project's, and put the outcome into `queue`.
 
-    The comparisons, `tasks`, run in a process of `pool`. None follows the last outcome; an error ends the sequence.
+    The n-th task compares the n-th result, in a process of `pool`. At the end, None is put into the queue, or the error
+    that ended the comparisons.
     """
     try:
         for (function, about), result in zip(tasks, results, strict=True):
@@ -324,7 +326,7 @@ def _page(rows: Sequence[Row], thresholds: Sequence[str], options: argparse.Name
         + (f" (with {', '.join(narrowed)})." if narrowed else "."),
         "\n".join(f"- {line}" for line in thresholds),
         markdown([table_cells(row.asked.name, row.found) for row in equal]) if equal else "",
-        "Where ours is another on purpose (published / ours):" if intended else "",
+        "Intended differences (published / ours):" if intended else "",
         markdown([table_cells(f"{row.asked.name}: {row.asked.differs}", row.found) for row in intended])
         if intended
         else "",

@@ -45,7 +45,7 @@ def request_report(database: Path, report: ReportSummary, tmp_path: Path, monkey
     return rerun
 
 
-def test_what_would_come_out_the_same_is_not_written(request_report: Rerun, report: ReportSummary) -> None:
+def test_unchanged_report_is_not_rewritten(request_report: Rerun, report: ReportSummary) -> None:
     written, summary = request_report()
     assert not written
     assert (summary.figures, summary.empty, summary.is_draft) == (report.figures, report.empty, report.is_draft)
@@ -54,12 +54,12 @@ def test_what_would_come_out_the_same_is_not_written(request_report: Rerun, repo
 
 
 @pytest.mark.parametrize("options", [{"paper": "mee"}, {"draft": True}, {"single_file": True}])
-def test_who_asks_otherwise_has_it_written(request_report: Rerun, options: dict[str, object]) -> None:
+def test_other_options_rewrite_the_report(request_report: Rerun, options: dict[str, object]) -> None:
     assert request_report(**options)[0]
     assert not request_report(**options)[0]
 
 
-def test_a_changed_row_has_it_written(request_report: Rerun, database: Path) -> None:
+def test_changed_row_rewrites_the_report(request_report: Rerun, database: Path) -> None:
     times = os.stat(database)
     with duckdb.connect(str(database)) as duck:
         duck.execute("UPDATE metric SET value = value / 2 WHERE metric = 'token_match'")
@@ -68,12 +68,12 @@ def test_a_changed_row_has_it_written(request_report: Rerun, database: Path) -> 
     assert not request_report()[0]
 
 
-def test_a_log_beside_the_database_has_it_written(request_report: Rerun, database: Path) -> None:
+def test_write_ahead_log_rewrites_the_report(request_report: Rerun, database: Path) -> None:
     database.with_name(f"{database.name}.wal").write_bytes(b"what is not in the file yet")
     assert request_report()[0] and request_report()[0]
 
 
-def test_a_file_that_is_not_as_it_was_has_it_written(request_report: Rerun) -> None:
+def test_modified_or_missing_output_file_rewrites_the_report(request_report: Rerun) -> None:
     folder = request_report()[1].index_html.parent
     for name in ("index.html", "tables/summary.csv", "figures/frontier.csv"):
         (folder / name).write_text("mine")
@@ -84,14 +84,14 @@ def test_a_file_that_is_not_as_it_was_has_it_written(request_report: Rerun) -> N
     assert request_report()[0]
 
 
-def test_changed_code_has_it_written(request_report: Rerun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_code_rewrites_the_report(request_report: Rerun, monkeypatch: pytest.MonkeyPatch) -> None:
     names = {path.name for path in current._sources()}
     assert {"page.html", "summary.sql", "mee.toml", "terminal.py", "views.sql", "documents.js"} <= names
     monkeypatch.setattr(current, "_code", lambda: "other")
     assert request_report()[0]
 
 
-def test_a_database_that_changes_meanwhile_is_not_taken_for_the_reports(
+def test_database_changed_during_writing_rewrites_the_report_next_time(
     request_report: Rerun, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = render.write_report
@@ -104,7 +104,7 @@ def test_a_database_that_changes_meanwhile_is_not_taken_for_the_reports(
     assert request_report(draft=True)[0] and request_report(draft=True)[0]
 
 
-def test_what_could_not_be_drawn_is_tried_again(request_report: Rerun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_with_a_broken_figure_is_rewritten(request_report: Rerun, monkeypatch: pytest.MonkeyPatch) -> None:
     write = render.write_report
 
     def broken(path: Path, folder: Path, **options: object) -> ReportSummary:

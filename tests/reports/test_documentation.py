@@ -27,12 +27,14 @@ def without_pictures() -> dict[str, str]:
     return parts(gallery(Path("no such folder"), "figures"))
 
 
-def test_every_figure_is_there_once_and_in_the_order_of_the_report(without_pictures: dict[str, str]) -> None:
+def test_gallery_has_every_figure_once_in_report_order(without_pictures: dict[str, str]) -> None:
     assert list(without_pictures) == [source.name for source in SOURCES]
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.name)
-def test_a_figure_has_its_command_and_its_whole_query(source: ReportSource, without_pictures: dict[str, str]) -> None:
+def test_gallery_shows_command_and_full_query_of_every_figure(
+    source: ReportSource, without_pictures: dict[str, str]
+) -> None:
     section = without_pictures[source.name]
     assert f"$ exitbench report --only {source.name}\n" in section
     query = section.partition("    ```sql\n")[2].partition("\n    ```")[0]
@@ -48,7 +50,7 @@ def test_a_papers_section_names_the_paper_and_its_suite() -> None:
         assert load_suite(paper)
 
 
-def test_what_was_drawn_is_shown_with_its_finding_and_the_rest_says_what_fills_it(tmp_path: Path) -> None:
+def test_gallery_shows_drawn_figures_with_findings_and_marks_missing_pictures(tmp_path: Path) -> None:
     first, other = SOURCES[0], SOURCES[1]
     picture = tmp_path / f"{first.name}.svg"
     for file in (picture, *(tmp_path / f"{first.name}.{kind}" for kind in ("pdf", "png"))):

@@ -52,7 +52,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_what_no_other_process_has_begun_is_drawn_by_this_one(
+def test_figures_not_started_by_workers_are_drawn_once_by_this_process(
     workers: int, drawn: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(drawing, "ProcessPoolExecutor", BusyPool)
@@ -67,7 +67,7 @@ def test_what_no_other_process_has_begun_is_drawn_by_this_one(
     assert sorted(drawn) == sorted(source.name for source in sources), "each once"
 
 
-def test_garbage_is_looked_for_less_often_only_while_figures_are_drawn(tmp_path: Path) -> None:
+def test_garbage_collection_threshold_is_raised_only_while_drawing(tmp_path: Path) -> None:
     before = gc.get_threshold()
     with Drawings(tmp_path, 1):
         assert gc.get_threshold()[0] > before[0]
@@ -92,7 +92,7 @@ if __name__ == "__main__":
 """
 
 
-def test_processes_that_draw_end_with_a_report_that_was_killed(tmp_path: Path) -> None:
+def test_drawing_workers_exit_when_the_report_process_is_killed(tmp_path: Path) -> None:
     (tmp_path / "parent.py").write_text(PARENT)
     command = [sys.executable, tmp_path / "parent.py", tmp_path / "figures"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as report:

@@ -97,7 +97,7 @@ def written(figure: Figure) -> str:
 @pytest.mark.parametrize(
     "name", [source.name for source in discover(figures) if not any(part in source.name for part in WITHOUT_DEPTH)]
 )
-def test_an_axis_of_depth_says_which(name: str, small_database: Path, rows_of: Rows) -> None:
+def test_depth_axis_names_exit_layer_or_blocks_run(name: str, small_database: Path, rows_of: Rows) -> None:
     module = next(source.module for source in discover(figures) if source.name == name)
     rows = rows_of(small_database, figures, name)
     if not rows.rows:
@@ -128,7 +128,7 @@ def test_the_frontier_shows_intervals_noise_floor_and_n() -> None:
     assert "A/A noise floor, by point" in written(drawn)
 
 
-def test_each_point_has_its_own_noise_floor() -> None:
+def test_noise_floor_is_drawn_per_point() -> None:
     wide = {"params": '{"threshold": 0.1}', "quality": 0.5, "aa_low": 0.8, "aa_high": 3.6}
     speed = frontier.plot(frame({}, wide)).axes[1]
     assert not speed.patches
@@ -136,7 +136,7 @@ def test_each_point_has_its_own_noise_floor() -> None:
     assert drawn == {(0.98, 1.02): pytest.approx(0.7 / 0.9), (0.8, 3.6): 0.5}
 
 
-def test_answers_of_another_length_are_marked_and_lead_to_the_speed_up_per_token() -> None:
+def test_answers_of_different_length_are_marked_and_linked_to_speedup_per_token() -> None:
     short = {"params": '{"threshold": 0.1}', "quality": 0.995, "speedup": 3.5, "is_other_length": True}
     drawn = frontier.plot(frame({}, {**short, "speedup_per_token": 1.43, "is_recommended": True}))
     assert "†" in [text.get_text() for text in drawn.axes[1].texts]
@@ -146,7 +146,7 @@ def test_answers_of_another_length_are_marked_and_lead_to_the_speed_up_per_token
     assert "†" not in written(frontier.plot(frame({})))
 
 
-def test_blocks_run_are_drawn_where_depth_is_what_it_costs(small_database: Path, rows_of: Rows) -> None:
+def test_frontier_depth_axis_shows_mean_blocks_run(small_database: Path, rows_of: Rows) -> None:
     rows = rows_of(small_database, figures, "frontier")
     assert "mean blocks run, share of all blocks" in written(frontier.plot(rows))
     with open_database(small_database) as opened:
@@ -156,14 +156,14 @@ def test_blocks_run_are_drawn_where_depth_is_what_it_costs(small_database: Path,
         assert row["depth"] == pytest.approx(by_cell[row["cell_id"]])
 
 
-def test_each_model_and_task_has_its_row_those_with_most_methods_first() -> None:
+def test_frontier_rows_with_the_most_methods_come_first() -> None:
     pairs = [{"model": f"m{n}", "task": f"t{n}"} for n in range(8)]
     extra = {**pairs[7], "method": "static", "params": "{}"}
     drawn = frontier.plot(frame(*pairs, extra))
     assert [axes.get_title() for axes in drawn.axes[::2]] == [f"m{n} on t{n}" for n in (7, 0, 1, 2, 3, 4)]
 
 
-def test_the_ring_is_round_the_recommended_setting() -> None:
+def test_ring_marks_the_recommended_setting() -> None:
     settings = ((1.5, 1.0, False), (2.0, 0.991, True), (3.0, 0.995, False))
     drawn = frontier.plot(
         frame(
@@ -178,7 +178,7 @@ def test_the_ring_is_round_the_recommended_setting() -> None:
     assert "2.00×" in written(drawn)
 
 
-def test_the_envelope_has_what_nothing_beats_in_both() -> None:
+def test_envelope_contains_only_undominated_points() -> None:
     assert envelope([(1, 1), (2, 0.9), (1.5, 0.8), (3, 0.9), (0.5, 1)]) == [(1, 1), (3, 0.9)]
 
 
@@ -205,18 +205,18 @@ def test_a_task_whose_speed_ups_are_not_measurable_says_so_and_has_no_axis() -> 
     assert frontier.finding(rows) == "Quality against depth; speed-ups are not measurable now."
 
 
-def test_what_is_not_measurable_is_no_point_beside_what_is() -> None:
+def test_unmeasurable_settings_are_not_drawn_as_points() -> None:
     single, both = (
         frontier.plot(frame(*rows)).axes[1] for rows in ([{}], [{}, {**NO_SPEED, "speed_status": "not measurable"}])
     )
     assert len(points(single)) == len(points(both)) and single.get_xlim() == both.get_xlim()
 
 
-def test_an_interval_that_was_not_computed_is_not_drawn() -> None:
+def test_missing_interval_is_not_drawn() -> None:
     assert not frontier.plot(frame({"quality_low": None, "quality_high": None})).axes[0].collections
 
 
-def test_exit_histograms_of_models_with_tasks_of_their_own_leave_no_place_empty() -> None:
+def test_exit_histogram_grid_has_no_empty_panel_for_disjoint_tasks() -> None:
     row = {**POINT, "params": "{}", "exit_layer": 1, "blocks": 2, "share": 1.0, "n": 5, "tokens": 5}
     pairs = [("a", "x"), ("b", "y"), ("a", "y"), ("b", "x")]
 
@@ -260,7 +260,7 @@ def test_the_histogram_shows_the_share_of_each_exit_layer(small_database: Path, 
     assert total == pytest.approx(len({(r["model"], r["task"], r["method"], r["params"]) for r in rows.rows}))
 
 
-def test_a_setting_run_again_or_in_other_batches_has_one_line_in_the_histogram(
+def test_repeated_setting_has_one_histogram_row(
     example: ModuleType, world: Any, make_database: Callable[[Any], Path], rows_of: Rows
 ) -> None:
     """With newer source code, one setting exits at block 1. In a still newer run in batches of four, it exits at block
@@ -286,7 +286,7 @@ def test_a_setting_run_again_or_in_other_batches_has_one_line_in_the_histogram(
     assert {row["tokens"] for row in rows} != {len(first)}
 
 
-def test_no_change_has_one_line_a_model_and_ends_at_one(small_database: Path, rows_of: Rows) -> None:
+def test_no_change_has_one_line_per_model_ending_at_one(small_database: Path, rows_of: Rows) -> None:
     rows = rows_of(small_database, figures, "mee_fig1_no_change")
     for axes in mee_fig1_no_change.plot(rows).axes:
         local_lines = [line for line in axes.lines if line.get_marker() != "x"]
@@ -298,7 +298,7 @@ def test_random_weights_are_not_drawn(world: Any, make_database: Callable[[Any],
     assert [source.name for source in discover(figures) if rows_of(database, figures, source.name).rows] == []
 
 
-def test_strange_names_are_drawn_as_they_are() -> None:
+def test_special_characters_in_names_are_drawn_literally() -> None:
     names = ["$x_{$", "_hidden", "<script>", "A" * 10_000]
     with theme(LIGHT):
         drawn = agreement.plot(frame(*({"method": name, "model": name} for name in names)))
@@ -312,7 +312,7 @@ def test_methods_differ_in_colour_and_marker() -> None:
     assert len({(style.colour, style.marker) for style in styles.values()}) == 66
 
 
-def test_each_theme_has_its_own_paper() -> None:
+def test_each_theme_has_its_background_color() -> None:
     papers = []
     for which in (LIGHT, DARK):
         with theme(which):

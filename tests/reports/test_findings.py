@@ -14,7 +14,7 @@ from exitbench.reports.registry import ReportSource
 from exitbench.reports.render import write_report
 
 
-def test_no_final_report_is_written_and_a_draft_says_what_it_is(incomplete_database: Path, tmp_path: Path) -> None:
+def test_severe_findings_refuse_a_final_report_and_label_the_draft(incomplete_database: Path, tmp_path: Path) -> None:
     output = tmp_path / "report"
     with pytest.raises(UserError, match=r"(?s)findings say not to cite runs of .*--draft"):
         write_report(incomplete_database, output, paper="heads")
@@ -24,7 +24,7 @@ def test_no_final_report_is_written_and_a_draft_says_what_it_is(incomplete_datab
     assert '<p class="draft"><strong>Draft.</strong>' in draft.index_html.read_text("utf-8")
 
 
-def test_a_report_that_is_refused_asks_no_query_of_a_figure_or_table(
+def test_refused_report_runs_no_figure_or_table_query(
     incomplete_database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queried: list[ReportSource] = []
@@ -36,19 +36,19 @@ def test_a_report_that_is_refused_asks_no_query_of_a_figure_or_table(
     assert {source.name for source in queried} > {"heads_fig1_training", "summary"}
 
 
-def test_a_final_report_is_no_draft(small_database: Path, tmp_path: Path) -> None:
+def test_draft_option_without_severe_findings_gives_a_final_report(small_database: Path, tmp_path: Path) -> None:
     final = write_report(small_database, tmp_path / "report", paper="heads", draft=True)
     assert not final.is_draft
     assert "Draft." not in final.index_html.read_text("utf-8")
 
 
-def test_no_table_is_printed_either(incomplete_database: Path) -> None:
+def test_severe_findings_refuse_printing_a_table_without_draft(incomplete_database: Path) -> None:
     with pytest.raises(UserError, match="say not to cite"):
         read_only(incomplete_database, tables, "summary")
     assert read_only(incomplete_database, tables, "summary", draft=True)
 
 
-def test_check_tells_the_gravest_first_and_fails(
+def test_check_lists_the_most_severe_findings_first_and_fails(
     incomplete_database: Path, small_database: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["check", "--database", str(incomplete_database)]) == 1
@@ -59,7 +59,7 @@ def test_check_tells_the_gravest_first_and_fails(
     assert capsys.readouterr().out == "Nothing forbids a final report.\n"
 
 
-def test_the_report_of_a_named_database_lies_beside_it(small_database: Path, tmp_path: Path) -> None:
+def test_report_is_written_next_to_a_named_database(small_database: Path, tmp_path: Path) -> None:
     path = tmp_path / "elsewhere" / "exitbench.duckdb"
     path.parent.mkdir()
     shutil.copy(small_database, path)

@@ -17,7 +17,7 @@ def test_a_query_gives_its_columns_and_rows(small_database: Path) -> None:
     assert frame == Frame(("one", "nothing"), ({"one": 2, "nothing": None}, {"one": 1, "nothing": None}))
 
 
-def test_a_query_that_duckdb_refuses_is_the_users_error(small_database: Path) -> None:
+def test_query_refused_by_duckdb_is_a_user_error(small_database: Path) -> None:
     with open_database(small_database) as database, pytest.raises(UserError, match="no_such_view"):
         Frame.query(database, "SELECT * FROM no_such_view")
 
@@ -36,7 +36,7 @@ def test_distinct_values_are_sorted() -> None:
     assert FRAME.distinct("task") == ["a", "b"]
 
 
-def test_numbers_have_no_digits_that_depend_on_the_order_of_a_sum(small_database: Path) -> None:
+def test_numbers_are_rounded_to_digits_independent_of_summation_order(small_database: Path) -> None:
     sums = "SELECT 0.1::DOUBLE + 0.2::DOUBLE + 0.3::DOUBLE AS a, 0.3::DOUBLE + 0.2::DOUBLE + 0.1::DOUBLE AS b"
     with open_database(small_database) as database:
         (row,) = database.query(sums).to_pylist()
@@ -45,7 +45,7 @@ def test_numbers_have_no_digits_that_depend_on_the_order_of_a_sum(small_database
         assert row["a"] == row["b"] == 0.6
 
 
-def test_a_name_of_a_megabyte_is_cut_in_its_middle() -> None:
+def test_very_long_name_is_shortened_in_its_middle() -> None:
     rows = ({"name": "a" * 500_000 + "b" * 500_000, "n": 10**6}, {"name": "short", "n": None})
     (long, short) = Frame(("name", "n"), rows).bounded().rows
     assert (len(long["name"]), long["name"][0], long["name"][-1], long["n"]) == (1000, "a", "b", 10**6)

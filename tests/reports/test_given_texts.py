@@ -69,7 +69,7 @@ def rows_of(database: Database, sql: str) -> list[Any]:
     return sorted(map(repr, database.rows(sql)[1]))
 
 
-def test_only_what_is_about_both_sees_tokens_of_given_texts(databases: Mapping[str, Database]) -> None:
+def test_only_queries_about_exits_include_tokens_of_given_texts(databases: Mapping[str, Database]) -> None:
     queries = {name: sql for name, sql in sources() if READS_TOKENS.search(sql)}
     assert len(queries) > 50
     given_rows, rows_without = (

@@ -23,7 +23,7 @@ def row(method: str, kv_policy: str | None = "state-copy", **params: Any) -> dic
     return {"method": method, "params": json.dumps(params), "kv_policy": kv_policy}
 
 
-def test_a_number_format_is_told_by_how_far_it_is_from_float32() -> None:
+def test_number_format_is_described_by_its_deviation_from_float32() -> None:
     measured = {"format_logprob_gap": 0.1442, "format_choice_gap": 0.0411, "format_match": 0.98}
     expected = "0.14 nats, 0.041 between choices, 98.0 % of choices equal"
     assert against_float32({"dtype": "bfloat16", **measured}) == expected
@@ -50,7 +50,7 @@ def test_a_kv_policy_that_varies_is_named() -> None:
     assert setting(rows[0]) != setting(rows[1])
 
 
-def test_values_are_written_for_readers() -> None:
+def test_parameter_values_are_formatted_readably() -> None:
     params = {"a": 0.30000000000000004, "b": True, "c": "x", "d": [1, 2], "e": None}
     assert describe(params) == "a=0.3, b=yes, c=x, d=[1, 2], e=null"
 
@@ -76,7 +76,7 @@ def test_counts_are_one_number_or_a_range() -> None:
     assert count([5, 7], "documents") == "n = 5 to 7 documents"
 
 
-def test_what_most_settings_have_goes_without_saying_and_the_threshold_always_comes_first() -> None:
+def test_labels_omit_common_values_and_put_the_threshold_first() -> None:
     rows = [
         row("calm", rule="constant", threshold=0.3),
         row("calm", rule="constant", threshold=0.5),
@@ -96,7 +96,7 @@ def test_the_only_setting_of_a_method_with_many_parameters_names_its_threshold()
     assert label == "calm threshold=0.5"
 
 
-def test_what_is_switched_off_goes_without_saying() -> None:
+def test_labels_omit_disabled_parameters() -> None:
     (label,) = labels([{"method": "full", "params": '{"temperature": 0.0}', "kv_policy": "state-copy"}]).values()
     assert label == "full"
     (label,) = labels([{"method": "full", "params": '{"temperature": 0.7}', "kv_policy": "state-copy"}]).values()
@@ -111,14 +111,14 @@ KV_POLICIES = st.sampled_from(["state-copy", "exact"])
 
 
 @given(st.lists(st.tuples(st.sampled_from(["m", "n"]), PARAMETERS, KV_POLICIES), min_size=1), st.booleans())
-def test_two_settings_never_have_one_label(settings: list[tuple[str, dict[str, Any], str]], brief: bool) -> None:
+def test_distinct_settings_never_share_a_label(settings: list[tuple[str, dict[str, Any], str]], brief: bool) -> None:
     rows = [{"method": m, "params": json.dumps(p, sort_keys=True), "kv_policy": kv} for m, p, kv in settings]
     named = labels(rows, brief=brief)
     assert set(named) == set(map(setting, rows))
     assert len(set(named.values())) == len(named)
 
 
-def test_numbers_that_differ_late_are_written_out() -> None:
+def test_nearly_equal_numbers_are_written_in_full() -> None:
     rows = [row("calm", threshold=0.1234567), row("calm", threshold=0.1234568), row("calm", threshold=0.5)]
     assert list(labels(rows).values()) == [
         "calm threshold=0.1234567",

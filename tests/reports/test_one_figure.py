@@ -10,7 +10,7 @@ import exitbench as eb
 from exitbench.reports.render import write_figures
 
 
-def test_it_is_saved_and_shown_as_the_report_writes_it(small_database: Path, tmp_path: Path) -> None:
+def test_notebook_figure_equals_the_reports_picture(small_database: Path, tmp_path: Path) -> None:
     with eb.open_results(small_database) as results:
         figure = results.figure("exit_histogram")
     (drawn,) = write_figures(small_database, tmp_path, "exit_histogram")
@@ -23,7 +23,7 @@ def test_it_is_saved_and_shown_as_the_report_writes_it(small_database: Path, tmp
     assert b"/Type3" not in (tmp_path / "figure.pdf").read_bytes()
 
 
-def test_it_loads_no_torch(small_database: Path) -> None:
+def test_notebook_figure_imports_no_torch_transformers_or_pyplot(small_database: Path) -> None:
     code = (
         "import sys, exitbench as eb\n"
         f"with eb.open_results({str(small_database)!r}) as results:\n"
@@ -42,12 +42,12 @@ def test_it_loads_no_torch(small_database: Path) -> None:
         ("encoder_confidence", r"Figure encoder_confidence has no rows here\. No data yet: run "),
     ],
 )
-def test_what_cannot_be_drawn_is_told(small_database: Path, name: str, message: str) -> None:
+def test_figure_that_cannot_be_drawn_is_a_user_error(small_database: Path, name: str, message: str) -> None:
     with eb.open_results(small_database) as results, pytest.raises(eb.UserError, match=message):
         results.figure(name)
 
 
-def test_where_findings_say_not_to_cite_only_a_draft_is_drawn(incomplete_database: Path) -> None:
+def test_severe_findings_allow_only_a_draft_figure(incomplete_database: Path) -> None:
     with eb.open_results(incomplete_database) as results:
         with pytest.raises(eb.UserError, match="say not to cite"):
             results.figure("exit_histogram")

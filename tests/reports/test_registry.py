@@ -30,11 +30,11 @@ def test_every_source_is_complete(package: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("package", [figures, tables])
-def test_every_query_has_one_possible_order(package: ModuleType) -> None:
+def test_every_query_has_an_order_by_clause(package: ModuleType) -> None:
     assert [source.name for source in discover(package) if "ORDER BY" not in source.sql] == []
 
 
-def test_a_new_pair_is_found_and_takes_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_figure_files_are_discovered_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "new_figures"
     folder.mkdir()
     orders, numbered = (
@@ -53,7 +53,7 @@ def test_a_new_pair_is_found_and_takes_its_place(tmp_path: Path, monkeypatch: py
         del sys.modules[name]
 
 
-def test_a_query_has_what_it_shares_with_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_query_includes_its_shared_sql_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "sharing_figures"
     (folder / "shared").mkdir(parents=True)
     (folder / "__init__.py").touch()

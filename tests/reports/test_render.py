@@ -114,7 +114,7 @@ def test_every_figure_is_drawn_for_the_page_and_written_with_its_data(
     assert len(list((folder / PAGE).iterdir())) == len(names)
 
 
-def test_the_page_shows_each_query_and_gives_its_data(report: ReportSummary, small_rows: SmallRows) -> None:
+def test_page_shows_each_query_and_links_its_data(report: ReportSummary, small_rows: SmallRows) -> None:
     page = Page(read(report))
     packed = {attrs["download"]: attrs for tag, attrs in page.tags if tag == "a" and "download" in attrs}
     for package, folder in ((figures, "figures"), (tables, "tables")):
@@ -127,7 +127,7 @@ def test_the_page_shows_each_query_and_gives_its_data(report: ReportSummary, sma
                 assert "data-gzip" not in packed[f"{source.name}.csv"]
 
 
-def test_a_single_file_holds_its_pictures_and_data(
+def test_single_file_report_embeds_pictures_and_data(
     single_file: Path, report: ReportSummary, small_rows: SmallRows
 ) -> None:
     page = Page(single_file.read_text("utf-8"))
@@ -140,7 +140,7 @@ def test_a_single_file_holds_its_pictures_and_data(
         assert link["href"] == f"figures/{name}.csv", "without its script the page leads to the file"
 
 
-def test_a_caption_begins_with_what_the_rows_show(report: ReportSummary, small_rows: SmallRows) -> None:
+def test_caption_is_preceded_by_the_finding_of_its_figure(report: ReportSummary, small_rows: SmallRows) -> None:
     texts = [text for text in Page(read(report)).texts if text.strip()]
     for source in (source for source in FIGURES if source.name in report.figures):
         finding = source.module.finding(small_rows(figures, source.name))
@@ -164,7 +164,7 @@ def test_the_finding_of_the_frontier_is_the_fastest_recommended_setting(small_ro
     assert "7.25×" not in finding_with(timed[0], **fast, is_recommended=False)
 
 
-def test_the_page_asks_the_network_for_nothing(report: ReportSummary) -> None:
+def test_page_makes_no_network_requests(report: ReportSummary) -> None:
     page = Page(read(report))
     targets = page.all("img", "src") + page.all("a", "href")
     assert [target for target in targets if not target.startswith(("#", "figures/", "tables/"))] == []
@@ -173,16 +173,14 @@ def test_the_page_asks_the_network_for_nothing(report: ReportSummary) -> None:
     assert set(addresses) <= {f"http://www.w3.org/{name}" for name in ("2000/svg", "1999/xlink")}, "namespaces only"
 
 
-def test_the_pages_own_policy_forbids_the_network_and_any_other_script(
-    report: ReportSummary, single_file: Path
-) -> None:
+def test_content_security_policy_forbids_network_and_other_scripts(report: ReportSummary, single_file: Path) -> None:
     for path, source in ((report.index_html, "'self'"), (single_file, "data:")):
         (policy,) = (text for text in Page(path.read_text("utf-8")).all("meta", "content") if "default-src" in text)
         assert policy.startswith(f"default-src 'none'; img-src {source};")
         assert "unsafe" not in policy
 
 
-def test_links_within_the_page_and_beside_it_lead_somewhere(report: ReportSummary) -> None:
+def test_internal_and_relative_links_have_existing_targets(report: ReportSummary) -> None:
     page = Page(read(report))
     identifiers = {attrs["id"] for _, attrs in page.tags if "id" in attrs}
     for target in page.all("a", "href"):
@@ -192,7 +190,7 @@ def test_links_within_the_page_and_beside_it_lead_somewhere(report: ReportSummar
             assert (report.index_html.parent / target).exists()
 
 
-def test_each_picture_is_light_or_dark_as_its_reader_prefers(report: ReportSummary) -> None:
+def test_each_picture_follows_the_readers_color_scheme(report: ReportSummary) -> None:
     assert len(pictures_of(report)) == len(report.figures)
     for picture in pictures_of(report):
         assert ElementTree.fromstring(picture).tag.endswith("svg")
@@ -201,7 +199,7 @@ def test_each_picture_is_light_or_dark_as_its_reader_prefers(report: ReportSumma
         assert not re.findall(f"{LIGHT.paper}|{LIGHT.ink}|{LIGHT.grid}|{LIGHT.quiet}", drawn)
 
 
-def test_text_in_pictures_is_in_ink_or_in_what_its_cell_needs(report: ReportSummary) -> None:
+def test_text_in_pictures_uses_only_theme_or_cell_contrast_colors(report: ReportSummary) -> None:
     """A theme's inks have the contrast that text needs (see `test_style`); colors of series and lines do not."""
     fills = set()
     for picture in pictures_of(report):
@@ -214,7 +212,7 @@ def test_text_in_pictures_is_in_ink_or_in_what_its_cell_needs(report: ReportSumm
     assert {"var(--ink)", "var(--quiet)"} <= fills <= {"var(--ink)", "var(--quiet)", *LETTERS}
 
 
-def test_columns_that_agree_in_all_rows_are_said_once(report: ReportSummary) -> None:
+def test_columns_equal_in_all_rows_are_stated_once(report: ReportSummary) -> None:
     assert "In all rows: Setting: float32, cpu, batch 1" in read(report)
     assert ">Setting<" not in read(report)
     assert ">Kind<" in read(report), "real and simulated rows differ"
@@ -271,7 +269,7 @@ def test_one_database_gives_the_same_bytes_in_any_process_and_needs_no_torch(
     assert [name for name in second if second[name] != complete[name]] == [Path("index.html")]
 
 
-def test_without_data_the_page_names_the_command_and_old_pictures_go(tmp_path: Path, empty_database: Path) -> None:
+def test_empty_report_names_commands_and_deletes_old_pictures(tmp_path: Path, empty_database: Path) -> None:
     old = tmp_path / "report" / "figures" / "frontier.svg"
     old.parent.mkdir(parents=True)
     old.write_text("old")
@@ -288,7 +286,7 @@ def test_without_data_the_page_names_the_command_and_old_pictures_go(tmp_path: P
                 assert re.search(command, source.empty), source.name
 
 
-def test_a_figure_that_cannot_be_drawn_says_so_and_spoils_no_other(
+def test_broken_figure_is_reported_and_does_not_affect_others(
     report_copy: Path, small_database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mee_fig1_no_change, "plot", lambda frame: frame.rows[0]["<no such column>"])
@@ -301,13 +299,13 @@ def test_a_figure_that_cannot_be_drawn_says_so_and_spoils_no_other(
     assert "could not be drawn: KeyError: &#39;&lt;no such column&gt;&#39;" in read(summary)
 
 
-def test_a_report_in_the_place_of_a_file_is_the_users_error(tmp_path: Path, empty_database: Path) -> None:
+def test_report_path_occupied_by_a_file_is_a_user_error(tmp_path: Path, empty_database: Path) -> None:
     (tmp_path / "report").write_text("mine")
     with pytest.raises(UserError, match=r"cannot be written to .*report"):
         write_report(empty_database, tmp_path / "report", paper="heads")
 
 
-def test_a_missing_database_is_the_users_error(tmp_path: Path) -> None:
+def test_missing_database_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none\.duckdb"):
         write_report(tmp_path / "none.duckdb", tmp_path / "report")
 
@@ -373,14 +371,16 @@ def render_again(
 RenderAgain = Callable[[], tuple[set[str], ReportSummary]]
 
 
-def test_nothing_is_drawn_twice_and_the_page_is_the_same(render_again: RenderAgain, report: ReportSummary) -> None:
+def test_unchanged_figures_are_not_redrawn_and_the_page_is_identical(
+    render_again: RenderAgain, report: ReportSummary
+) -> None:
     drawn, summary = render_again()
     assert drawn == set() and summary.figures == report.figures
     assert summary.index_html.read_bytes() == report.index_html.read_bytes()
     assert {path.name for path in summary.files} == {path.name for path in report.files}
 
 
-def test_a_picture_that_was_changed_or_lost_is_drawn_anew(render_again: RenderAgain, report_copy: Path) -> None:
+def test_modified_or_missing_pictures_are_redrawn(render_again: RenderAgain, report_copy: Path) -> None:
     folder = report_copy / "figures"
     next(folder.glob(f"{PAGE}/frontier.*")).unlink()
     next(folder.glob(f"{PAGE}/exit_histogram.*")).write_text("<svg/>")
@@ -402,7 +402,7 @@ def change_a_number(rendered_input: ReportInput, name: str) -> Frame:
     return rendered_input.figures[place][1]
 
 
-def test_a_changed_row_draws_what_shows_it_and_nothing_else(
+def test_changed_row_redraws_only_its_figure(
     render_again: RenderAgain, rendered_input: ReportInput, report_copy: Path
 ) -> None:
     frame = change_a_number(rendered_input, "mee_fig1_no_change")
@@ -413,7 +413,7 @@ def test_a_changed_row_draws_what_shows_it_and_nothing_else(
     assert (report_copy / "figures" / "mee_fig1_no_change.csv").read_text("utf-8") == frame.csv()
 
 
-def test_files_for_papers_are_drawn_where_asked_for_and_then_stay_those_of_the_page(
+def test_requested_pdf_files_are_kept_up_to_date_with_the_page(
     render_again: RenderAgain, rendered_input: ReportInput, small_database: Path, report_copy: Path
 ) -> None:
     folder, name = report_copy / "figures", "mee_fig1_no_change"
@@ -435,7 +435,9 @@ def test_files_for_papers_are_drawn_where_asked_for_and_then_stay_those_of_the_p
     assert render_again()[0] == set() and not pdf.exists(), "what somebody took away is not missed"
 
 
-def test_other_rows_or_other_code_is_another_figure(small_rows: SmallRows, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figure_digest_changes_with_name_rows_columns_and_code(
+    small_rows: SmallRows, monkeypatch: pytest.MonkeyPatch
+) -> None:
     frame = small_rows(figures, "frontier")
     fewer, renamed = Frame(frame.columns, frame.rows[:-1]), Frame((*frame.columns, "more"), frame.rows)
     digests = {drawing.digest("frontier", rows_drawn) for rows_drawn in (frame, fewer, renamed)} | {
@@ -446,7 +448,7 @@ def test_other_rows_or_other_code_is_another_figure(small_rows: SmallRows, monke
     assert drawing.digest("frontier", frame) not in digests
 
 
-def test_who_reads_a_page_while_another_is_written_finds_its_own_pictures(
+def test_pictures_of_the_previous_page_survive_one_rewrite(
     render_again: RenderAgain, report_copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def pictures() -> set[Path]:
@@ -468,7 +470,7 @@ def test_who_reads_a_page_while_another_is_written_finds_its_own_pictures(
     assert other.exists()
 
 
-def test_of_very_many_results_the_page_has_the_first_of_every_model_and_task() -> None:
+def test_page_with_many_results_shows_the_first_of_every_model_and_task() -> None:
     from exitbench.reports.page import _shown_results
 
     names = {"task": "squad", "setting": "cpu", "metric": "f1", "execution": "real"}

@@ -346,7 +346,7 @@ ATTACKS: dict[str, tuple[Attack, str]] = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_it_is_refused_on_one_screen(name: str, folder: Path, tmp_path: Path) -> None:
+def test_hostile_checkpoint_is_refused_with_a_short_message(name: str, folder: Path, tmp_path: Path) -> None:
     attack, says = ATTACKS[name]
     attack(folder)
     before = listing(folder)
@@ -364,7 +364,7 @@ def listing(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_the_command_says_so_too(folder: Path, plan: Plan) -> None:
+def test_plan_reports_a_quantized_checkpoint(folder: Path, plan: Plan) -> None:
     assert plan(folder)[0] == 0
     config(quantization_config={"quant_method": "fp8"})(folder)
     code, output, err = plan(folder)
@@ -375,9 +375,7 @@ def test_the_command_says_so_too(folder: Path, plan: Plan) -> None:
 
 @pytest.mark.parametrize("location", ["config.json", "tokenizer_config.json"])
 @pytest.mark.parametrize("named", ["../../evil", "os.system", "Evil"])
-def test_a_class_that_is_none_of_transformers_is_not_looked_for(
-    location: str, named: str, folder: Path, tmp_path: Path
-) -> None:
+def test_classes_outside_transformers_are_not_imported(location: str, named: str, folder: Path, tmp_path: Path) -> None:
     for module in ("evil.py", "Evil.py", "tokenizer.py", "tokenization_evil.py"):
         (folder / module).write_text(f"open({str(tmp_path / 'RAN')!r}, 'w')\n")
     edited(location, tokenizer_class=named)(folder)
@@ -386,7 +384,7 @@ def test_a_class_that_is_none_of_transformers_is_not_looked_for(
     assert not (tmp_path / "RAN").exists()
 
 
-def test_a_template_is_not_rendered(folder: Path, tmp_path: Path) -> None:
+def test_chat_template_is_not_rendered_on_inspection(folder: Path, tmp_path: Path) -> None:
     escape = "{{ cycler.__init__.__globals__.os.system('touch " + str(tmp_path / "RAN") + "') }}"
     edited("tokenizer_config.json", chat_template=escape)(folder)
     (folder / "chat_template.jinja").write_text(escape)
@@ -394,7 +392,7 @@ def test_a_template_is_not_rendered(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "RAN").exists()
 
 
-def test_pickles_are_not_opened(folder: Path, tmp_path: Path) -> None:
+def test_pickle_files_are_never_opened(folder: Path, tmp_path: Path) -> None:
     evil = b"cos\nsystem\n(S'touch " + str(tmp_path / "RAN").encode() + b"'\ntR."
     for name in ("pytorch_model.bin", "training_args.bin", "optimizer.pt"):
         (folder / name).write_bytes(evil)
@@ -405,7 +403,7 @@ def test_pickles_are_not_opened(folder: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "RAN").exists()
 
 
-def test_a_link_is_not_written_through(folder: Path, tmp_path: Path) -> None:
+def test_inspection_does_not_write_through_symlinks(folder: Path, tmp_path: Path) -> None:
     victims = [tmp_path / "victim", tmp_path / "other"]
     for victim, name in zip(victims, (".exitbench.partial", ".exitbench.json"), strict=True):
         victim.write_text("kept")
@@ -414,13 +412,13 @@ def test_a_link_is_not_written_through(folder: Path, tmp_path: Path) -> None:
     assert [victim.read_text() for victim in victims] == ["kept", "kept"]
 
 
-def test_a_pipe_in_place_of_the_description_is_not_waited_for(folder: Path) -> None:
+def test_inspection_does_not_block_on_named_pipes(folder: Path) -> None:
     os.mkfifo(folder / ".exitbench.json")
     os.mkfifo(folder / ".exitbench.partial")
     inspect_checkpoint("tiny", folder)
 
 
-def test_a_description_that_came_along_is_not_believed(folder: Path) -> None:
+def test_bundled_description_with_a_wrong_hash_is_not_trusted(folder: Path) -> None:
     honest = inspect_checkpoint("tiny", folder)
     card = json.loads((folder / ".exitbench.json").read_text())
     card["model"]["weights_sha256"] = "0" * 64
@@ -436,7 +434,7 @@ def test_a_description_that_came_along_is_not_believed(folder: Path) -> None:
     assert inspected.weights_sha256 == hashlib.sha256(content).hexdigest()
 
 
-def test_a_budget_beyond_the_positions_is_told_by_plan(folder: Path, plan: Plan, tmp_path: Path) -> None:
+def test_plan_refuses_max_new_tokens_beyond_the_models_positions(folder: Path, plan: Plan, tmp_path: Path) -> None:
     code, _, err = plan(folder, budget=64)
     assert code == 2
     assert err.startswith(f"exitbench: {tmp_path / 'small.toml'}:7: [tasks.squad]")
@@ -444,7 +442,7 @@ def test_a_budget_beyond_the_positions_is_told_by_plan(folder: Path, plan: Plan,
     assert plan(folder, budget=63)[0] == 0
 
 
-def test_what_is_not_wrong_but_odd_stands_below_the_models_name(folder: Path, plan: Plan) -> None:
+def test_plan_lists_checkpoint_notes_below_the_models_name(folder: Path, plan: Plan) -> None:
     shutil.copy(folder / WEIGHTS, folder / "old\x1b[2J_run.safetensors")
     config(eos_token_id=None)(folder)
     edited("generation_config.json", eos_token_id=None)(folder)

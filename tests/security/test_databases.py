@@ -161,7 +161,7 @@ def answer_of(path: Path) -> str:
 
 
 @pytest.mark.parametrize("what", CARRIED)
-def test_what_a_file_has_besides_rows_is_neither_run_nor_believed(
+def test_third_party_database_objects_other_than_rows_are_ignored_or_refused(
     what: str, newest: Path, answer: str, tmp_path: Path, folder_contents: FolderContents
 ) -> None:
     path = attacked(newest, tmp_path / "theirs.duckdb", CARRIED[what])
@@ -175,7 +175,7 @@ def test_what_a_file_has_besides_rows_is_neither_run_nor_believed(
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_a_database_that_has_no_tables_of_ours_is_refused(
+def test_database_without_exitbench_tables_is_refused(
     what: str, newest: Path, tmp_path: Path, ask: Ask, folder_contents: FolderContents
 ) -> None:
     sql, says = REFUSED[what]
@@ -188,7 +188,7 @@ def test_a_database_that_has_no_tables_of_ours_is_refused(
 
 
 @pytest.mark.parametrize("sql", ["SELECT 1", CARRIED["a table whose name ends a statement"], CARRIED["a trigger"]])
-def test_no_database_is_imported(
+def test_import_refuses_database_files(
     sql: str, newest: Path, tmp_path: Path, runs: Path, ask: Ask, folder_contents: FolderContents
 ) -> None:
     path = attacked(newest, tmp_path / "theirs.duckdb", sql)
@@ -210,7 +210,7 @@ def test_no_database_is_imported(
     ],
     ids=lambda command: command[0],
 )
-def test_reading_commands_leave_a_stale_file_as_it_is(
+def test_reading_commands_do_not_modify_a_stale_database(
     command: tuple[str, ...], newest: Path, tmp_path: Path, ask: Ask
 ) -> None:
     stale = f'{STALE}; CREATE VIEW "main"".""zzz""; {COPY}; --" AS SELECT 1; CREATE VIEW zzz AS SELECT 1'
@@ -222,7 +222,7 @@ def test_reading_commands_leave_a_stale_file_as_it_is(
     assert "has views of another version" in complained and "db rebuild" in complained
 
 
-def test_a_log_that_is_replayed_is_not_believed(newest: Path, tmp_path: Path, runs: Path, ask: Ask) -> None:
+def test_replayed_write_ahead_log_is_not_trusted(newest: Path, tmp_path: Path, runs: Path, ask: Ask) -> None:
     path = attacked(newest, tmp_path / "theirs.duckdb", "SELECT 1")
     hostile = "; ".join(CARRIED[what] for what in list(CARRIED)[:3]).replace("{loot}", str(tmp_path / "loot"))
     script = "import duckdb, os, sys; c = duckdb.connect(sys.argv[1]); c.execute(sys.argv[2]); os._exit(0)"
@@ -235,9 +235,7 @@ def test_a_log_that_is_replayed_is_not_believed(newest: Path, tmp_path: Path, ru
     assert ((path.read_bytes(), log.read_bytes()), loot(path)) == (before, [])
 
 
-def test_a_file_of_another_program_is_refused_and_nothing_is_fetched_for_it(
-    tmp_path: Path, runs: Path, ask: Ask
-) -> None:
+def test_sqlite_file_is_refused_without_installing_an_extension(tmp_path: Path, runs: Path, ask: Ask) -> None:
     path = tmp_path / "theirs.duckdb"
     path.write_bytes(b"SQLite format 3\0" + b"\x10\0\x01\x01\0\x40\x20\x20" + bytes(4072))
     for command in (("import", path, "--runs", runs), ("sql", QUESTION, "--database", path)):
@@ -247,7 +245,7 @@ def test_a_file_of_another_program_is_refused_and_nothing_is_fetched_for_it(
 
 
 @pytest.mark.parametrize("read_only", [True, False])
-def test_no_connection_loads_extensions_or_changes_what_it_may(
+def test_connections_load_no_extensions_and_lock_their_configuration(
     read_only: bool, few_database: Path, tmp_path: Path
 ) -> None:
     path = Path(shutil.copyfile(few_database, tmp_path / "exitbench.duckdb"))
@@ -262,7 +260,7 @@ def test_no_connection_loads_extensions_or_changes_what_it_may(
 
 
 @pytest.mark.parametrize("what", ["a trigger", "a type that is called like one of ours"])
-def test_a_writer_refuses_a_database_that_would_act_by_itself(what: str, newest: Path, tmp_path: Path) -> None:
+def test_writer_refuses_a_database_with_triggers_or_types(what: str, newest: Path, tmp_path: Path) -> None:
     path = attacked(newest, tmp_path / "theirs.duckdb", CARRIED[what])
     before = path.read_bytes()
     with pytest.raises(UserError, match=r"has a trigger or type '.*db rebuild"):
@@ -271,7 +269,7 @@ def test_a_writer_refuses_a_database_that_would_act_by_itself(what: str, newest:
 
 
 @pytest.mark.parametrize("what", list(CARRIED)[:9])
-def test_a_writer_makes_every_view_and_macro_anew(what: str, newest: Path, answer: str, tmp_path: Path) -> None:
+def test_writer_recreates_every_view_and_macro(what: str, newest: Path, answer: str, tmp_path: Path) -> None:
     path = attacked(newest, tmp_path / "theirs.duckdb", CARRIED[what])
     open_database(path, read_only=False).close()
     macros = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE NOT internal ORDER BY ALL"
@@ -291,9 +289,7 @@ def test_a_writer_makes_every_view_and_macro_anew(what: str, newest: Path, answe
         "FROM query('WITH x AS (COPY (SELECT 1) TO ''{path}'' (USE_TMP_FILE false)) FROM x')",
     ],
 )
-def test_a_question_cannot_write_over_the_database_that_it_is_asked_of(
-    query: str, few_database: Path, tmp_path: Path, ask: Ask
-) -> None:
+def test_query_cannot_overwrite_its_database(query: str, few_database: Path, tmp_path: Path, ask: Ask) -> None:
     path = Path(shutil.copyfile(few_database, tmp_path / "exitbench.duckdb"))
     before = path.read_bytes()
     code, output, _ = ask("sql", query.format(path=path), "--database", path)
@@ -302,6 +298,6 @@ def test_a_question_cannot_write_over_the_database_that_it_is_asked_of(
     assert not os.path.exists(f"{path}.wal")
 
 
-def test_words_that_write_are_no_statements_elsewhere(few_database: Path, ask: Ask) -> None:
+def test_write_keywords_in_literals_and_comments_are_allowed(few_database: Path, ask: Ask) -> None:
     query = "SELECT 'copy' AS \"update\", replace('(delete', 'a', 'b') AS kv -- (copy"
     assert ask("sql", query, "--database", few_database, "--format", "csv")[0] == 0

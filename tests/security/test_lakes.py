@@ -36,7 +36,7 @@ def lake_copy(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture
 def lake(lake_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a copy of the lake to attack; commands run next to it."""
+    """Return a copy of the lake to attack, in `tmp_path`, which becomes the working directory."""
     monkeypatch.chdir(tmp_path)
     return Path(shutil.copytree(lake_copy, tmp_path / "lake"))
 
@@ -98,7 +98,7 @@ def schema(change: Callable[[list[dict[str, Any]]], Any]) -> Change:
         "read_text.parquet",
     ],
 )
-def test_a_log_names_only_files_that_exitbench_writes(lake: Path, ask: Ask, path: str) -> None:
+def test_delta_log_with_foreign_file_paths_is_refused(lake: Path, ask: Ask, path: str) -> None:
     change_log(lake, "add", lambda entry: entry.update(path=path))
     code, _, error = ask("sql", COUNT, "--lake", lake)
     assert code == 2
@@ -126,7 +126,9 @@ def test_a_log_names_only_files_that_exitbench_writes(lake: Path, ask: Ask, path
         ("protocol", lambda entry: entry.update(minReaderVersion=99), "cannot be read"),
     ],
 )
-def test_a_table_is_as_exitbench_writes_it(lake: Path, ask: Ask, action: str, change: Change, message: str) -> None:
+def test_delta_table_with_unexpected_metadata_is_refused(
+    lake: Path, ask: Ask, action: str, change: Change, message: str
+) -> None:
     change_log(lake, action, change)
     code, _, error = ask("sql", COUNT, "--lake", lake)
     assert code == 2
@@ -135,7 +137,7 @@ def test_a_table_is_as_exitbench_writes_it(lake: Path, ask: Ask, action: str, ch
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000, b'{"add": 7}'])
-def test_a_torn_log_is_named(lake: Path, ask: Ask, content: bytes) -> None:
+def test_damaged_delta_log_error_names_the_table(lake: Path, ask: Ask, content: bytes) -> None:
     for path in table_of(lake).glob("_delta_log/*.json"):
         path.write_bytes(content)
     code, _, error = ask("sql", COUNT, "--lake", lake)
@@ -143,7 +145,7 @@ def test_a_torn_log_is_named(lake: Path, ask: Ask, content: bytes) -> None:
     assert "token_exit" in error
 
 
-def test_a_log_is_bounded(lake: Path, ask: Ask) -> None:
+def test_oversized_delta_log_is_refused(lake: Path, ask: Ask) -> None:
     with (table_of(lake) / "_delta_log" / f"{999:020}.json").open("wb") as file:
         file.truncate(1 << 30)
     code, _, error = ask("sql", COUNT, "--lake", lake)
@@ -152,7 +154,7 @@ def test_a_log_is_bounded(lake: Path, ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("name", ["_last_checkpoint", f"{3:020}.checkpoint.parquet", f"{0:020}.{9:020}.compacted.json"])
-def test_a_log_has_no_checkpoints(lake: Path, ask: Ask, name: str) -> None:
+def test_delta_log_with_checkpoints_is_refused(lake: Path, ask: Ask, name: str) -> None:
     (table_of(lake) / "_delta_log" / name).write_text("{}")
     code, _, error = ask("sql", COUNT, "--lake", lake)
     assert code == 2
@@ -169,7 +171,7 @@ def test_a_log_has_no_checkpoints(lake: Path, ask: Ask, name: str) -> None:
         ("cell", set_column("params", lambda table: pa.array(["{"] * len(table))), "do not fit"),
     ],
 )
-def test_rows_of_small_tables_fit(
+def test_invalid_rows_of_small_tables_are_refused(
     lake: Path, ask: Ask, table: str, change: Callable[[pa.Table], pa.Table], message: str
 ) -> None:
     change_rows(files_of(lake, table)[0], change)
@@ -182,7 +184,9 @@ def test_rows_of_small_tables_fit(
     "change",
     [lambda table: table.drop_columns("score"), set_column("score", lambda table: pa.array(["x"] * len(table)))],
 )
-def test_columns_of_a_file_are_the_schemas(lake: Path, ask: Ask, change: Callable[[pa.Table], pa.Table]) -> None:
+def test_parquet_file_with_other_columns_is_refused(
+    lake: Path, ask: Ask, change: Callable[[pa.Table], pa.Table]
+) -> None:
     for path in files_of(lake):
         change_rows(path, change)
     code, _, error = ask("sql", COUNT, "--lake", lake)
@@ -192,7 +196,7 @@ def test_columns_of_a_file_are_the_schemas(lake: Path, ask: Ask, change: Callabl
 
 @pytest.mark.parametrize("keep", [0, 100, -1])
 @pytest.mark.parametrize("table", ["token_exit", "attempt"])
-def test_a_torn_file_is_named(lake: Path, ask: Ask, table: str, keep: int) -> None:
+def test_truncated_parquet_file_error_names_the_table(lake: Path, ask: Ask, table: str, keep: int) -> None:
     for path in files_of(lake, table):
         path.write_bytes(path.read_bytes()[:keep])
     code, _, error = ask("sql", COUNT, "--lake", lake)
@@ -219,7 +223,7 @@ def test_links_and_special_files_are_refused(lake: Path, ask: Ask, lake_copy: Pa
     assert "is a link or a special file" in error
 
 
-def test_files_that_no_log_names_are_not_opened(lake: Path, ask: Ask) -> None:
+def test_files_outside_the_delta_log_are_not_opened(lake: Path, ask: Ask) -> None:
     expected = ask("sql", COUNT, "--lake", lake)
     assert expected[0] == 0
     (files_of(lake)[0].parent / PART).write_bytes(b"no Parquet at all")
@@ -228,7 +232,7 @@ def test_files_that_no_log_names_are_not_opened(lake: Path, ask: Ask) -> None:
 
 
 @pytest.mark.parametrize("query", ["FROM read_text('{outside}')", "FROM '{outside}'", "FROM read_csv('/etc/passwd')"])
-def test_a_query_reaches_nothing_else(lake: Path, ask: Ask, tmp_path: Path, query: str) -> None:
+def test_query_cannot_read_files_outside_the_lake(lake: Path, ask: Ask, tmp_path: Path, query: str) -> None:
     outside = tmp_path / "outside.txt"
     outside.write_text("secret")
     code, answer, _ = ask("sql", query.format(outside=outside), "--lake", lake, "--format", "csv")
@@ -236,7 +240,7 @@ def test_a_query_reaches_nothing_else(lake: Path, ask: Ask, tmp_path: Path, quer
     assert "secret" not in answer
 
 
-def test_python_writes_nothing_either(lake: Path) -> None:
+def test_python_api_cannot_write_through_a_lake(lake: Path) -> None:
     import exitbench as eb
     from exitbench.errors import UserError
 
@@ -253,7 +257,7 @@ def test_python_writes_nothing_either(lake: Path) -> None:
 
 
 @pytest.mark.parametrize("version", [SCHEMA_VERSION + 3, 24])
-def test_a_lake_of_another_schema_is_told(lake: Path, ask: Ask, version: int) -> None:
+def test_lake_of_another_schema_version_is_refused(lake: Path, ask: Ask, version: int) -> None:
     (lake / f"schema={SCHEMA_VERSION}").rename(lake / f"schema={version}")
     code, _, error = ask("sql", COUNT, "--lake", lake)
     assert code == 2

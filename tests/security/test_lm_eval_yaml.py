@@ -70,7 +70,7 @@ def refused(place: Path, config: dict[str, Any] | str | bytes, says: str, source
     assert not (place / "ran").exists()
 
 
-def test_a_task_that_is_data_is_read(place: Path) -> None:
+def test_data_only_task_is_loaded(place: Path) -> None:
     documents = (task := third_party_task(place, TASK)).load(Source("local", place / "data"), "test", None)
     assert [task.prompt(document) for document in documents] == ["Is it?", "Was it?"]
 
@@ -79,19 +79,19 @@ def test_a_task_that_is_data_is_read(place: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["process_docs", "doc_to_text", "custom_dataset", "class"])
-def test_a_function_is_not_imported(place: Path, key: str) -> None:
+def test_function_tag_is_refused_without_importing_it(place: Path, key: str) -> None:
     (place / "yaml" / "code.py").write_text(f"{RUNS}\ndef f(*a): return ''\n")
     text = yaml.safe_dump(TASK) + f"{key}: !function code.f\n"
     refused(place, text.replace("doc_to_text: '{{question}}'\n", ""), r"theirs\.yaml, line \d+: !function names code")
 
 
 @pytest.mark.parametrize("tag", ["!!python/object/apply:os.system ['touch ran']", "!!python/name:os.system ''"])
-def test_tags_of_python_make_nothing(place: Path, tag: str) -> None:
+def test_python_yaml_tags_are_refused(place: Path, tag: str) -> None:
     refused(place, yaml.safe_dump(TASK) + f"description: {tag}\n", "could not determine a constructor for the tag")
 
 
 @pytest.mark.parametrize("key", ["process_docs", "process_results", "custom_dataset", "class", "unsafe_code"])
-def test_keys_of_code_are_refused(place: Path, key: str) -> None:
+def test_keys_that_need_code_are_refused(place: Path, key: str) -> None:
     refused(place, {**TASK, key: "code.f"}, f"{key} needs code, which YAML of an `include` folder may not bring")
 
 
@@ -108,7 +108,7 @@ def test_keys_of_code_are_refused(place: Path, key: str) -> None:
     ],
 )
 @pytest.mark.parametrize("key", ["doc_to_text", "description", "doc_to_target", "gen_prefix"])
-def test_templates_do_not_reach_python(place: Path, key: str, template: str) -> None:
+def test_template_that_escapes_the_sandbox_is_refused(place: Path, key: str, template: str) -> None:
     refused(place, {**TASK, key: template}, "^lm-eval: task 'theirs': (SecurityError|TemplateSyntaxError)")
 
 
@@ -128,13 +128,13 @@ def test_templates_do_not_reach_python(place: Path, key: str, template: str) -> 
         ({"no_such_key": 1}, "unknown key 'no_such_key'"),
     ],
 )
-def test_what_leads_to_code_by_a_name_is_refused(place: Path, change: dict[str, Any], says: str) -> None:
+def test_unknown_names_that_could_load_code_are_refused(place: Path, change: dict[str, Any], says: str) -> None:
     (place / "local_code").mkdir()
     (place / "local_code" / "local_code.py").write_text(RUNS)
     refused(place, {**TASK, **change}, says)
 
 
-def test_a_groups_own_changes_of_a_task_are_checked_too(place: Path) -> None:
+def test_task_overrides_in_a_group_are_checked(place: Path) -> None:
     group = {"group": "theirs", "task": [{"task": "hellaswag", "process_docs": "f"}]}
     refused(place, group, r"theirs\.yaml: task 'hellaswag': process_docs needs code")
 
@@ -145,11 +145,11 @@ def test_a_groups_own_changes_of_a_task_are_checked_too(place: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["../elsewhere/secret.yaml", "sub/../../elsewhere/secret.yaml", "{place}/elsewhere/secret.yaml"]
 )
-def test_an_include_stays_in_its_folder(place: Path, name: str) -> None:
+def test_include_outside_its_folder_is_refused(place: Path, name: str) -> None:
     refused(place, {**TASK, "include": name.format(place=place)}, "leads out of .*/yaml or over a link")
 
 
-def test_links_are_not_followed(place: Path) -> None:
+def test_symlinks_in_the_include_folder_are_not_followed(place: Path) -> None:
     os.symlink("../elsewhere/secret.yaml", place / "yaml" / "linked")
     os.symlink("../elsewhere", place / "yaml" / "folder")
     refused(place, {**TASK, "include": "linked"}, "leads out of .*/yaml or over a link")
@@ -159,7 +159,7 @@ def test_links_are_not_followed(place: Path) -> None:
     assert "description" not in task._configs["theirs"].config
 
 
-def test_a_loop_of_includes_ends(place: Path) -> None:
+def test_include_cycle_is_refused(place: Path) -> None:
     (place / "yaml" / "b").write_text("include: theirs.yaml\n")
     refused(place, {**TASK, "include": "b"}, "includes itself")
 
@@ -200,7 +200,7 @@ def test_data_files_stay_below_the_data_folder(place: Path, files: Any, says: st
         ({"dataset_kwargs": {}}, "has no data_files"),
     ],
 )
-def test_the_local_source_reads_files_only(place: Path, change: dict[str, Any], says: str) -> None:
+def test_local_source_refuses_hub_data_sets_and_unknown_options(place: Path, change: dict[str, Any], says: str) -> None:
     refused(place, {**TASK, **change}, says)
 
 
@@ -216,7 +216,7 @@ def test_the_local_source_reads_files_only(place: Path, change: dict[str, Any], 
         ({"dataset_path": "json"}, "its YAML names files"),
     ],
 )
-def test_the_hub_is_asked_for_data_sets_by_name_only(place: Path, change: dict[str, Any], says: str) -> None:
+def test_hub_source_refuses_paths_urls_and_unknown_options(place: Path, change: dict[str, Any], says: str) -> None:
     refused(place, {**TASK, **change}, says, Source("hub"))
 
 
@@ -241,7 +241,7 @@ def test_the_hub_is_asked_for_data_sets_by_name_only(place: Path, change: dict[s
         ("#" * (1 << 20) + "\n", "more than 1048576 bytes"),
     ],
 )
-def test_yaml_that_is_too_much_or_none_is_refused(place: Path, text: str | bytes, says: str) -> None:
+def test_oversized_or_invalid_yaml_is_refused(place: Path, text: str | bytes, says: str) -> None:
     refused(place, text, says)
 
 
@@ -263,11 +263,11 @@ def test_yaml_that_is_too_much_or_none_is_refused(place: Path, text: str | bytes
         ("filter_list", [{"name": "n", "filter": [{"function": "take_first", "x": 5}]}], "unexpected keyword"),
     ],
 )
-def test_a_value_of_another_kind_is_refused_by_file_and_key(place: Path, key: str, value: object, says: str) -> None:
+def test_value_of_the_wrong_type_is_refused_with_file_and_key(place: Path, key: str, value: object, says: str) -> None:
     refused(place, {**TASK, key: value}, says)
 
 
-def test_a_metric_that_cannot_take_answers_names_the_task(place: Path) -> None:
+def test_failing_metric_error_names_the_task(place: Path) -> None:
     config = {**TASK, "output_type": "generate_until", "doc_to_target": "yes"}
     del config["doc_to_choice"]
     task = third_party_task(place, config)
@@ -276,7 +276,7 @@ def test_a_metric_that_cannot_take_answers_names_the_task(place: Path) -> None:
         task.score(document, "x")
 
 
-def test_merged_tables_that_multiply_are_refused(place: Path) -> None:
+def test_exponentially_growing_yaml_merges_are_refused(place: Path) -> None:
     lines = ["a0: &a0 {" + ", ".join(f"k{i}: 1" for i in range(9)) + "}"]
     lines += [f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, 12)]
     refused(place, "\n".join(lines), r"theirs\.yaml: its merged tables \(`<<`\) stand for more than 100000 values")
@@ -292,13 +292,13 @@ LOOPS = {
 
 
 @pytest.mark.parametrize("what", LOOPS)
-def test_a_template_that_takes_too_long_is_ended(what: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_template_is_stopped(what: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaves, "_SECONDS", 0.2)
     refused(place, {**TASK, "doc_to_text": LOOPS[what]}, "the template .* takes too long: more than 0.2 s")
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
 
 
-def test_all_documents_of_a_template_have_a_limit_together(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_template_time_limit_applies_to_all_documents_together(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaves, "SECONDS_IN_ALL", 0.2)
     loop = "{% for a in range(99999) %}{% endfor %}" * 5
     lines = (json.dumps({"question": str(number)}) + "\n" for number in range(100))
@@ -307,11 +307,11 @@ def test_all_documents_of_a_template_have_a_limit_together(place: Path, monkeypa
 
 
 @pytest.mark.parametrize("text", ["{{ 9 ** 9999999 }}", "{{ 'a' * 99999999 }}", "{{ [1] * 99999999 }}"])
-def test_a_template_makes_nothing_large(text: str, place: Path) -> None:
+def test_template_with_huge_values_is_refused(text: str, place: Path) -> None:
     refused(place, {**TASK, "doc_to_text": text}, "of values this large")
 
 
-def test_a_filter_that_takes_too_long_is_ended(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_filter_is_stopped(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaves, "SECONDS_IN_ALL", 0.2)
     config = {**TASK, "output_type": "generate_until", "doc_to_target": "yes"}
     config["metric_list"] = [{"metric": "exact_match"}]
@@ -329,7 +329,7 @@ def test_a_filter_that_takes_too_long_is_ended(place: Path, monkeypatch: pytest.
 ADD = "def add(a, b):\n    return a {} b\n"
 
 
-def test_a_program_passes_where_it_and_its_tests_come_to_their_end() -> None:
+def test_program_passes_if_it_and_its_tests_run_to_completion() -> None:
     assert passes(ADD.format("+"), "assert add(2, 3) == 5\nassert add(1, 1) == 2")
     assert not passes(ADD.format("*"), "assert add(2, 3) == 5\nassert add(1, 1) == 2")
     assert not passes(ADD.format("+") + "raise ValueError", "assert add(2, 3) == 5")
@@ -369,7 +369,7 @@ RIGHT = {
 
 
 @pytest.mark.parametrize("what", RIGHT)
-def test_what_passes_in_one_interpreter_passes_in_two(what: str) -> None:
+def test_program_that_passes_in_one_interpreter_passes_in_two(what: str) -> None:
     program, tests = RIGHT[what]
     exec(f"{program}\n{tests}", {"__name__": "__main__", "open": lambda *_: io.StringIO("a")})
     assert passes(program, tests)
@@ -417,7 +417,7 @@ for end in range(3, 64):
 
 @pytest.mark.parametrize("tests", ["assert f(3) == 9", "assert set(f(3)) == set([9])", "assert math.isclose(f(3), 9)"])
 @pytest.mark.parametrize("cheat", CHEATS)
-def test_a_program_that_gives_a_wrong_answer_does_not_pass(cheat: str, tests: str) -> None:
+def test_program_that_cheats_with_a_wrong_answer_does_not_pass(cheat: str, tests: str) -> None:
     assert not passes(WRONG_ANSWER + CHEATS[cheat], tests)
 
 
@@ -444,7 +444,7 @@ def test_a_program_that_gives_a_wrong_answer_does_not_pass(cheat: str, tests: st
         "for i in range(100): globals()[f'f{i}'] = open('/dev/null')",
     ],
 )
-def test_a_program_that_does_something_else_does_not_pass(
+def test_program_that_exceeds_limits_or_leaves_the_sandbox_does_not_pass(
     program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET", SECRET)
@@ -456,7 +456,7 @@ def test_a_program_that_does_something_else_does_not_pass(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["socket", "there"]
 
 
-def test_what_a_program_starts_does_not_outlive_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_processes_do_not_outlive_their_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # by which its processes are known
     program = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)\n"
     assert passes(program, "") or os.geteuid() != 0  # limits of processes are not for root
@@ -473,7 +473,7 @@ def _environment(entry: Path) -> bytes:
         return b""
 
 
-def test_without_namespaces_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_is_not_run_without_namespace_support(monkeypatch: pytest.MonkeyPatch) -> None:
     unsafe_code._command.cache_clear()
     monkeypatch.setenv("PATH", "/nowhere")
     with pytest.raises(UserError, match=r"run without a network only, and on this system there is no `unshare`"):
@@ -481,7 +481,7 @@ def test_without_namespaces_nothing_is_run(monkeypatch: pytest.MonkeyPatch) -> N
     unsafe_code._command.cache_clear()
 
 
-def test_code_is_not_run_unless_somebody_said_so(place: Path) -> None:
+def test_code_is_not_run_without_confirmation(place: Path) -> None:
     row = {"task_id": 11, "text": "Add.", "code": "", "test_list": ["open('ran', 'w')", "pass", "pass"]}
     (place / "data" / "mbpp.jsonl").write_text(json.dumps(row) + "\n")
     task = get_task("lm-eval:mbpp")

@@ -74,7 +74,7 @@ def html(database: Path) -> str:
     return page(material, (), [fill(source, frame) for source, frame in material.tables])
 
 
-def test_nothing_of_the_data_becomes_a_tag_or_a_handler(html: str) -> None:
+def test_data_never_becomes_html_tags_or_event_handlers(html: str) -> None:
     page = Page(html)
     scripts = [attributes for tag, attributes in page.tags if tag == "script" and "type" not in attributes]
     assert len(scripts) == len(_policy(page)["script-src"]) and not any("src" in script for script in scripts)
@@ -83,7 +83,7 @@ def test_nothing_of_the_data_becomes_a_tag_or_a_handler(html: str) -> None:
     assert "49{% raw" not in html and "{{ 7 * 7 }}" in html
 
 
-def test_the_page_allows_no_base_no_form_and_nothing_else_from_outside(html: str) -> None:
+def test_content_security_policy_forbids_base_forms_and_external_sources(html: str) -> None:
     rules = _policy(Page(html))
     assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == ["'none'"]
     assert rules["img-src"] == ["'self'"]
@@ -91,7 +91,7 @@ def test_the_page_allows_no_base_no_form_and_nothing_else_from_outside(html: str
 
 
 @pytest.mark.parametrize("form", ["md", "latex"])
-def test_tables_as_text_hold_no_markup_of_the_data(form: str, database: Path) -> None:
+def test_markdown_and_latex_tables_escape_markup_in_the_data(form: str, database: Path) -> None:
     filled = [fill(source, frame) for source, frame in read_only(database, tables, "*", draft=True) if frame.rows]
     written = "\n".join(FORMATS[form](table) for table in filled)
     assert all(c == "\n" or c.isprintable() for c in written)
@@ -101,7 +101,7 @@ def test_tables_as_text_hold_no_markup_of_the_data(form: str, database: Path) ->
 
 
 @EVERY
-def test_csv_is_read_as_it_was_written(text: str) -> None:
+def test_csv_round_trips_hostile_text(text: str) -> None:
     """Formulas remain text, and no text can change the number of rows and columns."""
     frame = Frame((text, "n"), ({text: text, "n": 1}, {text: f"{text}2", "n": 2}))
     rows = list(csv.reader(io.StringIO(frame.csv(), newline="")))
@@ -109,14 +109,14 @@ def test_csv_is_read_as_it_was_written(text: str) -> None:
 
 
 @EVERY
-def test_a_cell_of_markdown_stays_one_cell_without_markup(text: str) -> None:
+def test_markdown_cell_stays_one_cell_without_markup(text: str) -> None:
     written = markdown_text(text)
     assert "\n" not in written and all(c.isprintable() for c in written)
     assert not re.search(r"(?<!\\)(?:\\\\)*[|<>`*\[\]$]", written)
 
 
 @EVERY
-def test_a_cell_of_latex_runs_no_command(text: str) -> None:
+def test_latex_cell_contains_no_command(text: str) -> None:
     written = latex_text(text)
     commands = set(re.findall(r"\\[A-Za-z]+", written))
     assert commands <= {r"\textbackslash", r"\textasciitilde", r"\textasciicircum"}
@@ -124,7 +124,7 @@ def test_a_cell_of_latex_runs_no_command(text: str) -> None:
 
 
 @EVERY
-def test_a_picture_holds_names_as_text(text: str, tmp_path: Path) -> None:
+def test_svg_figure_contains_names_only_as_text(text: str, tmp_path: Path) -> None:
     """Names become text in the SVG, never elements or attributes that could run, and are not part of a file's path."""
     rows = tuple({"loss": text, "training": text, "step": n, "value": 1.0 / n} for n in (1, 2, 3))
     drawing = draw("training_loss", Frame(tuple(rows[0]), rows), tmp_path)

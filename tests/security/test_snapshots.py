@@ -311,7 +311,7 @@ FILES: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("what", [*MANIFESTS, *FILES])
-def test_a_snapshot_that_is_not_as_ours_are_is_not_imported(
+def test_malformed_snapshot_is_not_imported(
     what: str, snapshot: Path, runs: Path, ask: Ask, folder_contents: FolderContents
 ) -> None:
     attack, says = {**MANIFESTS, **FILES}[what]
@@ -342,7 +342,7 @@ def test_a_snapshot_that_is_not_as_ours_are_is_not_imported(
     ],
 )
 @pytest.mark.parametrize("command", [("db", "rebuild", "--force"), ("db", "check")], ids=lambda command: command[1])
-def test_one_that_lies_in_a_spool_is_left_out_by_name(
+def test_malformed_snapshot_in_a_spool_is_skipped_and_named(
     command: tuple[str, ...], what: str, snapshot: Path, runs: Path, ask: Ask, folder_contents: FolderContents
 ) -> None:
     attack, says = {**MANIFESTS, **FILES}[what]
@@ -361,9 +361,7 @@ def test_one_that_lies_in_a_spool_is_left_out_by_name(
         assert database.query("SELECT count(*) AS n FROM attempt")["n"].to_pylist() == [0]
 
 
-def test_what_parquet_files_say_besides_rows_is_not_looked_at(
-    snapshot: Path, runs: Path, ask: Ask, few_database: Path
-) -> None:
+def test_parquet_metadata_is_ignored(snapshot: Path, runs: Path, ask: Ask, few_database: Path) -> None:
     hostile = {
         b"ARROW:schema": base64.b64encode(b"\xff" * 64),
         b"pandas": b"{" * 1000,
@@ -378,12 +376,12 @@ def test_what_parquet_files_say_besides_rows_is_not_looked_at(
         assert local.query(query).to_pylist() == source_database.query(query).to_pylist()
 
 
-def test_a_row_group_a_row_is_slow_at_most(snapshot: Path, runs: Path, ask: Ask) -> None:
+def test_one_row_group_per_row_can_be_imported(snapshot: Path, runs: Path, ask: Ask) -> None:
     rewrite(snapshot, "token_exit", lambda rows: rows, row_group_size=1)
     assert ask("import", snapshot, "--runs", runs)[0] == 0
 
 
-def test_folders_that_look_like_columns_are_none(snapshot: Path, runs: Path, ask: Ask) -> None:
+def test_hive_style_folder_names_are_not_read_as_columns(snapshot: Path, runs: Path, ask: Ask) -> None:
     folder = snapshot.parent / "attempt_id=wrong" / "r[1]*?"
     folder.parent.mkdir()
     snapshot.rename(folder)
@@ -392,7 +390,7 @@ def test_folders_that_look_like_columns_are_none(snapshot: Path, runs: Path, ask
         assert database.query("SELECT count(*) AS n FROM attempt WHERE attempt_id = 'wrong'")["n"].to_pylist() == [0]
 
 
-def test_files_that_no_manifest_lists_stay_behind(snapshot: Path, runs: Path, ask: Ask) -> None:
+def test_files_outside_the_manifest_are_not_copied(snapshot: Path, runs: Path, ask: Ask) -> None:
     (snapshot / "more.txt").write_text("secret")
     (snapshot / "link").symlink_to("/etc/hostname")
     assert ask("import", snapshot, "--runs", runs)[0] == 0
@@ -427,7 +425,7 @@ ONE = BENCHMARK["benchmarks"][0]
     ],
     ids=str,
 )
-def test_benchmarks_of_another_form_are_refused(change: dict[str, Any], tmp_path: Path, runs: Path, ask: Ask) -> None:
+def test_malformed_benchmark_files_are_refused(change: dict[str, Any], tmp_path: Path, runs: Path, ask: Ask) -> None:
     (tmp_path / "odd.json").write_text(json.dumps({**BENCHMARK, **change}))
     code, _, complained = ask("import", tmp_path / "odd.json", "--runs", runs)
     assert code == 2

@@ -476,7 +476,7 @@ Attack = Callable[[Path, Path], str | None]
 
 
 @pytest.mark.parametrize("attack", [*ON_ATTEMPTS, *ON_RECORDS, *UNSEEN], ids=lambda attack: attack.__name__)
-def test_a_hostile_spool_brings_what_is_good_of_it_and_nothing_else(
+def test_import_of_a_hostile_spool_adds_only_its_valid_attempts(
     attack: Attack, third_party: Path, local: Path, secrets: Path
 ) -> None:
     n = len(list(scan_spool(third_party)))
@@ -516,7 +516,7 @@ def _matches(says: str, problem: str) -> bool:
         ("position", -1, "1 and more"),
     ],
 )
-def test_a_value_that_no_token_has_is_named_and_its_attempt_left_out(
+def test_out_of_range_token_value_is_reported_on_import(
     third_party: Path, local: Path, column: str, value: int, allowed: str
 ) -> None:
     path = first(third_party) / "tokens.parquet"
@@ -529,7 +529,7 @@ def test_a_value_that_no_token_has_is_named_and_its_attempt_left_out(
     assert re.search(rf"tokens\.parquet: column '{column}' has {value}; allowed: {allowed}", problem)
 
 
-def test_a_good_spool_with_records_of_every_kind_is_taken_whole(third_party: Path, local: Path) -> None:
+def test_valid_spool_with_every_record_kind_is_imported_completely(third_party: Path, local: Path) -> None:
     training(third_party, log=LOG + "20,,=1+1\x00,3\n")
     record_vocabulary(third_party, ID, ["a", "\x1b[31m", "\u202e", "</script>", "\x00"], ())
     rows = pa.Table.from_pylist([{"doc_key": "a", "position": 1, "upos": "NOUN"}], schema=TAGS)
@@ -545,7 +545,7 @@ def test_a_good_spool_with_records_of_every_kind_is_taken_whole(third_party: Pat
     assert check(local, database(local)).problems == ()
 
 
-def test_a_link_swapped_in_after_the_spool_was_listed_is_not_followed(
+def test_symlink_swapped_in_after_listing_is_not_followed(
     third_party: Path, local: Path, secrets: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The attempt's folder is replaced by a link at the moment when its files are copied."""
@@ -568,7 +568,7 @@ def test_a_link_swapped_in_after_the_spool_was_listed_is_not_followed(
     assert check(local, database(local)).problems == ()
 
 
-def test_what_is_changed_after_it_was_copied_is_not_what_is_checked(
+def test_checks_use_the_copy_and_not_the_changed_source(
     third_party: Path, local: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = first(third_party)
@@ -627,7 +627,7 @@ def own_spool(filled: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_resealed_attempt_with_a_value_that_none_has_is_named(third_party: Path, fault: str) -> None:
+def test_resealed_attempt_with_an_invalid_value_is_refused_naming_the_key(third_party: Path, fault: str) -> None:
     name, changes = FAULTS[fault]
     bad = first(third_party)
     rewrite(bad / name, **changes)
@@ -638,7 +638,7 @@ def test_a_resealed_attempt_with_a_value_that_none_has_is_named(third_party: Pat
 
 
 @pytest.mark.parametrize("key", ["schema_version", "status", "reason", "started_at", "ended_at"])
-def test_a_resealed_status_without_a_key_is_named(third_party: Path, key: str) -> None:
+def test_resealed_status_with_a_missing_key_is_refused_naming_the_key(third_party: Path, key: str) -> None:
     path = first(third_party) / "status.json"
     path.write_text(json.dumps({name: value for name, value in json.loads(path.read_text()).items() if name != key}))
     seal(path.parent)
@@ -647,13 +647,13 @@ def test_a_resealed_status_without_a_key_is_named(third_party: Path, key: str) -
 
 
 @pytest.mark.parametrize("note", FREED)
-def test_a_note_of_freed_tables_that_none_wrote_is_named(third_party: Path, note: str) -> None:
+def test_malformed_note_of_freed_tables_is_refused(third_party: Path, note: str) -> None:
     (first(third_party) / "FREED").write_text(note)
     with pytest.raises(DamagedFile, match="FREED: "):
         read_attempt(first(third_party))
 
 
-def test_damaged_attempts_stop_neither_check_nor_rebuild_for_the_others(own_spool: Path, tmp_path: Path) -> None:
+def test_damaged_attempts_do_not_stop_check_or_rebuild_for_other_attempts(own_spool: Path, tmp_path: Path) -> None:
     victim = tmp_path / "victim.parquet"
     victim.write_bytes(SECRET)
     intact = [entry.path for entry in scan_spool(own_spool) if entry.finished]
@@ -676,7 +676,7 @@ def test_damaged_attempts_stop_neither_check_nor_rebuild_for_the_others(own_spoo
     assert victim.read_bytes() == SECRET
 
 
-def test_a_cell_whose_status_is_no_status_is_run_again(own_spool: Path) -> None:
+def test_unknown_status_counts_as_damaged(own_spool: Path) -> None:
     bad = first(own_spool)
     rewrite(bad / "status.json", status="great")
     seal(bad)
@@ -684,7 +684,7 @@ def test_a_cell_whose_status_is_no_status_is_run_again(own_spool: Path) -> None:
     assert read_status(attempt).status == "damaged"
 
 
-def test_a_table_that_ends_early_is_not_taken_for_a_damaged_database(small: Path, tmp_path: Path) -> None:
+def test_truncated_table_is_not_mistaken_for_a_damaged_database(small: Path, tmp_path: Path) -> None:
     """DuckDB's error message names the file, whose path contains a word by which damaged databases are recognized."""
     spool = Path(shutil.copytree(small, tmp_path / "Corrupt" / "spool"))
     bad = first(spool) / "tokens.parquet"
@@ -701,7 +701,7 @@ def test_a_table_that_ends_early_is_not_taken_for_a_damaged_database(small: Path
     assert check(spool, database(spool)).problems == ()
 
 
-def test_links_in_ones_own_spool_are_named_and_the_spool_itself_may_be_one(own_spool: Path, tmp_path: Path) -> None:
+def test_symlinks_inside_the_local_spool_are_reported_but_the_spool_may_be_one(own_spool: Path, tmp_path: Path) -> None:
     bad = first(own_spool)
     bad.rename(tmp_path / "elsewhere")
     bad.symlink_to(tmp_path / "elsewhere")
@@ -716,7 +716,7 @@ def test_links_in_ones_own_spool_are_named_and_the_spool_itself_may_be_one(own_s
     assert check(own_spool, database(own_spool)).problems == ()
 
 
-def test_an_attempt_is_not_begun_behind_a_link(own_spool: Path, tmp_path: Path) -> None:
+def test_attempt_is_not_started_behind_a_symlink(own_spool: Path, tmp_path: Path) -> None:
     record = read_attempt(first(own_spool))
     prefix = first(own_spool).parent.parent
     prefix.rename(tmp_path / "elsewhere")
@@ -726,7 +726,7 @@ def test_an_attempt_is_not_begun_behind_a_link(own_spool: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["WHY.txt", "FREED.partial"])
-def test_what_is_written_into_an_attempt_goes_through_no_link(own_spool: Path, tmp_path: Path, name: str) -> None:
+def test_notes_in_an_attempt_are_not_written_through_symlinks(own_spool: Path, tmp_path: Path, name: str) -> None:
     """Two notes are written there: why an attempt was quarantined, and which tables were freed."""
     victim = tmp_path / "victim"
     victim.write_bytes(SECRET)
@@ -742,7 +742,7 @@ def test_what_is_written_into_an_attempt_goes_through_no_link(own_spool: Path, t
     assert victim.read_bytes() == SECRET
 
 
-def test_pipes_in_a_spool_keep_nobody_waiting(own_spool: Path) -> None:
+def test_named_pipes_in_a_spool_do_not_block(own_spool: Path) -> None:
     bad = first(own_spool)
     for name in ("status.json", "DONE", "RUNNING", "FREED"):
         (bad / name).unlink(missing_ok=True)

@@ -81,18 +81,18 @@ def message_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
         *("hexadecimal digits", "digits within"),
     ],
 )
-def test_a_file_that_no_parser_likes_is_one_message(message_of: Message, text: str | bytes, says: str) -> None:
+def test_unparsable_suite_gives_one_error_message(message_of: Message, text: str | bytes, says: str) -> None:
     assert says in message_of(text)
 
 
-def test_a_grid_that_no_memory_holds_is_refused_before_it_is_made(message_of: Message) -> None:
+def test_oversized_grid_is_refused_before_expansion(message_of: Message) -> None:
     values = ", ".join(f"{n / 1000}" for n in range(1, 400))
     thresholds = f"grid = {{ threshold = [{values}], every = [{', '.join(map(str, range(1, 400)))}] }}"
     text = HEAD + '[[sweep]]\nmethod = "calm-softmax"\n' + thresholds
     assert "points: fewer values, or several suites" in message_of(text)
 
 
-def test_sweeps_that_are_too_many_together_are_refused(message_of: Message) -> None:
+def test_too_many_settings_in_all_sweeps_together_are_refused(message_of: Message) -> None:
     values = ", ".join(f"{n / 1000}" for n in range(1, 200))
     grid = f"{{ threshold = [{values}], every = [{', '.join(map(str, range(1, 200)))}] }}"
     assert "settings, with all sweeps before it" in message_of(
@@ -101,9 +101,7 @@ def test_sweeps_that_are_too_many_together_are_refused(message_of: Message) -> N
 
 
 @pytest.mark.parametrize("name", ["text.en.gz", "text.en"])
-def test_a_file_that_unpacks_to_more_than_memory_holds_is_read_up_to_a_bound(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_oversized_plain_or_gzip_file_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "MAX_BYTES", 1 << 20)
     path = tmp_path / name
     data = b"\n" * (64 << 20)
@@ -123,7 +121,7 @@ def test_a_file_that_unpacks_to_more_than_memory_holds_is_read_up_to_a_bound(
     ],
     ids=["lists", "objects", "digits", "cut", "NUL"],
 )
-def test_documents_that_no_parser_likes_are_one_message(tmp_path: Path, text: str, says: str) -> None:
+def test_unparsable_json_documents_give_one_error_message(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "dev.json"
     path.write_text(text)
     with pytest.raises(UserError) as caught:
@@ -131,7 +129,7 @@ def test_documents_that_no_parser_likes_are_one_message(tmp_path: Path, text: st
     assert str(caught.value).startswith(str(path)) and says in str(caught.value)
 
 
-def test_numbers_of_documents_fit_into_64_bits(message_of: Message, tmp_path: Path) -> None:
+def test_numbers_beyond_64_bits_in_documents_are_refused(message_of: Message, tmp_path: Path) -> None:
     answer = {"text": "a", "answer_start": 1 << 70}
     paragraph = {"context": "a", "qas": [{"id": "1", "question": "?", "answers": [answer]}]}
     (tmp_path / "data" / "dev.json").write_text(json.dumps({"data": [{"title": "t", "paragraphs": [paragraph]}]}))
@@ -156,7 +154,7 @@ def secret(tmp_path: Path) -> Path:
     "path",
     ["../elsewhere/secret", "{folder}/secret", "link", "linked/secret", "inside/../../elsewhere/secret", "loop"],
 )
-def test_a_suite_reads_nothing_outside_the_data_folder(
+def test_suite_cannot_read_files_outside_the_data_folder(
     message_of: Message, secret: Path, tmp_path: Path, path: str
 ) -> None:
     data = tmp_path / "data"
@@ -170,19 +168,19 @@ def test_a_suite_reads_nothing_outside_the_data_folder(
     assert SECRET not in message and "Allowed: " not in message
 
 
-def test_links_that_stay_inside_are_followed(tmp_path: Path) -> None:
+def test_symlinks_within_the_data_folder_are_followed(tmp_path: Path) -> None:
     (tmp_path / "real").write_text("x")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     assert sources.read_text(sources.path_inside(tmp_path, "link")) == "x"
 
 
-def test_a_pipe_in_the_data_folder_is_not_waited_for(message_of: Message, tmp_path: Path) -> None:
+def test_named_pipe_in_the_data_folder_does_not_block(message_of: Message, tmp_path: Path) -> None:
     (tmp_path / "data" / "text.fr").write_text("un\n")
     os.mkfifo(tmp_path / "data" / "text.en")
     assert "is a device or a pipe" in message_of(HEAD + SWEEP)
 
 
-def test_a_path_with_nul_is_one_message(message_of: Message) -> None:
+def test_path_with_a_nul_byte_gives_one_error_message(message_of: Message) -> None:
     assert "is no path" in message_of(HEAD.replace('"text.en"', r'"te\u0000xt"') + SWEEP)
 
 
@@ -215,14 +213,14 @@ HOSTILE_NAMES = {
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES.values(), ids=HOSTILE_NAMES.keys())
 @pytest.mark.parametrize("owner", ["suite", "model", "task"])
-def test_a_name_is_of_few_characters(message_of: Message, owner: str, name: str) -> None:
+def test_invalid_names_are_refused(message_of: Message, owner: str, name: str) -> None:
     before = {"suite": 'name = "foreign"', "model": "[models.m]", "task": "[tasks.lines]"}[owner]
     after = {"suite": f'name = "{name}"', "model": f'[models."{name}"]', "task": f'[tasks."{name}"]'}[owner]
     message = message_of(HEAD.replace(before, after) + SWEEP)
     assert "cannot be a name. Allowed: 1 to 100 of the letters a to z and A to Z, digits, '_', '-' and '.'" in message
 
 
-def test_names_in_use_are_names(tmp_path: Path) -> None:
+def test_common_names_are_accepted(tmp_path: Path) -> None:
     for name in ("gpt-2.5_XL", "_a", "7b", "a" * 100):
         (tmp_path / "s.toml").write_text(
             HEAD.replace("foreign", name).replace("[models.m]", f"[models.'{name}']") + SWEEP
@@ -231,7 +229,7 @@ def test_names_in_use_are_names(tmp_path: Path) -> None:
         assert (suite.name, suite.models[0].name) == (name, name)
 
 
-def test_a_recipe_names_no_folder_outside_that_of_models(tmp_path: Path) -> None:
+def test_recipe_name_cannot_leave_the_models_folder(tmp_path: Path) -> None:
     text = recipe_path("builtin-vanilla").read_text()
     path = tmp_path / "r.toml"
     path.write_text(text.replace('name = "builtin-vanilla"', 'name = "../../elsewhere"'))
@@ -241,7 +239,7 @@ def test_a_recipe_names_no_folder_outside_that_of_models(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("place", ["top", "model", "sweep", "grid", "files"])
-def test_a_key_with_controls_is_spelled_out(message_of: Message, place: str) -> None:
+def test_control_characters_in_keys_are_escaped_in_messages(message_of: Message, place: str) -> None:
     key = r'"\u001b]0;owned\u0007\u009b2J\u202e"'
     texts = {
         "top": f"{key} = 1\n" + HEAD + SWEEP,

@@ -61,7 +61,7 @@ class Terminal(io.StringIO):
     ],
     ids=" ".join,
 )
-def test_a_message_spells_out_what_it_quotes(
+def test_quoted_input_is_escaped_in_messages(
     arguments: list[str], text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -75,7 +75,7 @@ def test_a_message_spells_out_what_it_quotes(
 
 
 @EVERY
-def test_an_error_raised_anywhere_is_spelled_out(
+def test_control_characters_in_any_user_error_are_escaped(
     text: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails() -> Any:
@@ -89,7 +89,7 @@ def test_an_error_raised_anywhere_is_spelled_out(
 
 @EVERY
 @pytest.mark.parametrize("bars", [progress.Lines, progress.Bars])
-def test_progress_spells_out_labels(text: str, bars: Callable[..., progress.Progress]) -> None:
+def test_labels_are_escaped_in_progress_output(text: str, bars: Callable[..., progress.Progress]) -> None:
     stream = io.StringIO()
     with bars({f"m/{text}/quality": progress.Expected()}, stream) as bar:
         bar.start(f"m/{text}/quality", 3)
@@ -100,14 +100,14 @@ def test_progress_spells_out_labels(text: str, bars: Callable[..., progress.Prog
 
 @EVERY
 @pytest.mark.parametrize("form", ["table", "csv", "json"])
-def test_rows_on_a_terminal_are_spelled_out_in_every_format(text: str, form: str) -> None:
+def test_rows_are_escaped_on_a_terminal_in_every_format(text: str, form: str) -> None:
     terminal = Terminal()
     FORMATS[form]([f"n{text}"], [[text], [[text]], [{"a": text}]], terminal)
     assert harmless(terminal.getvalue())
 
 
 @EVERY
-def test_rows_in_a_pipe_are_the_data(text: str) -> None:
+def test_rows_in_a_pipe_are_not_escaped(text: str) -> None:
     for form in ("csv", "json"):
         pipe = io.StringIO(newline="")
         FORMATS[form](["name"], [[text]], pipe)
@@ -117,7 +117,7 @@ def test_rows_in_a_pipe_are_the_data(text: str) -> None:
 
 
 @pytest.mark.parametrize("error", [MemoryError, RecursionError])
-def test_want_of_memory_and_endless_nesting_are_one_line(
+def test_memory_and_recursion_errors_are_reported_in_one_line(
     error: type[Exception], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails() -> Any:
@@ -129,7 +129,7 @@ def test_want_of_memory_and_endless_nesting_are_one_line(
     assert err.startswith("exitbench: list: ") and len(err.splitlines()) == 1
 
 
-def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_exception_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> Any:
         raise KeyError("doc")
 
@@ -138,7 +138,7 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         main(["list", "tasks"])
 
 
-def test_a_message_fits_on_a_screen_whatever_it_quotes(
+def test_long_messages_are_shortened_to_one_screen(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails() -> Any:

@@ -207,24 +207,24 @@ def story(slurm: Path, models: Path, tmp_path_factory: pytest.TempPathFactory, w
     return Story(root, killed, (cancelled, job), tuple(submissions), tuple(codes))
 
 
-def test_the_database_is_that_of_the_local_executor(story: Story) -> None:
+def test_slurm_database_equals_that_of_the_local_executor(story: Story) -> None:
     assert len(rows(story.root / "local")) == len(MODELS) * CELLS_A_MODEL
     expected = traces(story.root / "local")
     assert len(expected) == 2 * len(MODELS) * CELLS_A_MODEL
     assert traces(story.root / "slurm") == expected
 
 
-def test_no_cell_that_ended_well_runs_again(story: Story) -> None:
+def test_successful_cells_are_not_run_again(story: Story) -> None:
     ok = Counter(row.cell_id for row in rows(story.root / "slurm") if row.status == "ok")
     assert set(ok.values()) == {1}
 
 
-def test_a_killed_worker_costs_one_cell_of_its_group(story: Story) -> None:
+def test_killed_worker_loses_one_cell_of_its_group(story: Story) -> None:
     lost = [row for row in rows(story.root / "slurm") if row.status == "failed"]
     assert [(row.model, row.reason) for row in lost] == [(story.killed, "the worker was killed by SIGKILL")]
 
 
-def test_cells_of_a_cancelled_job_are_rows(story: Story) -> None:
+def test_cells_of_a_cancelled_job_are_recorded_as_interrupted(story: Story) -> None:
     model, job = story.cancelled
     lost = [row for row in rows(story.root / "slurm") if row.status == "interrupted"]
     assert {row.model for row in lost} == {model}
@@ -236,12 +236,12 @@ def test_cells_of_a_cancelled_job_are_rows(story: Story) -> None:
     assert Counter(row.status for row in first) == Counter(interrupted=1 + unbegun, ok=CELLS_A_MODEL - 1 - unbegun)
 
 
-def test_a_restarted_controller_follows_the_jobs_and_submits_nothing_twice(story: Story) -> None:
+def test_restarted_controller_follows_running_jobs_without_resubmitting(story: Story) -> None:
     assert story.submissions == (1, 1, 2)
     assert story.codes == (-signal.SIGKILL, 1, 0)
 
 
-def test_a_preempted_job_goes_on_where_it_stopped_and_ctrl_c_leaves_jobs_alone(
+def test_preempted_job_resumes_and_ctrl_c_does_not_cancel_jobs(
     slurm: Path, models: Path, tmp_path: Path, wait_for: Wait
 ) -> None:
     suite, runs = write_suite(tmp_path / "forty.toml", models, MODELS[:1], limit=24), tmp_path / "slurm"
@@ -264,7 +264,7 @@ def test_a_preempted_job_goes_on_where_it_stopped_and_ctrl_c_leaves_jobs_alone(
     assert submitted(runs) == 1
 
 
-def test_the_specification_of_a_job_runs_by_hand(story: Story, tmp_path: Path) -> None:
+def test_job_specification_can_be_run_manually(story: Story, tmp_path: Path) -> None:
     specification = sorted((story.root / "slurm" / "slurm").glob("*/task-0.json"))[0]
     command = [sys.executable, "-m", "exitbench.harness.cli.main", "_cell", str(specification)]
     again = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -273,7 +273,7 @@ def test_the_specification_of_a_job_runs_by_hand(story: Story, tmp_path: Path) -
     assert Counter(json.loads(line).get("status") for line in elsewhere.stdout.splitlines())["ok"] == CELLS_A_MODEL
 
 
-def test_options_that_slurm_refuses_are_said(slurm: Path, models: Path, tmp_path: Path) -> None:
+def test_options_refused_by_slurm_are_reported(slurm: Path, models: Path, tmp_path: Path) -> None:
     suite = write_suite(tmp_path / "forty.toml", models, MODELS[:1], limit=2)
     controller = Controller(suite, "slurm", "--slurm", "partition=nowhere")
     assert controller.end() == 2

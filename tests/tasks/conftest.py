@@ -1,4 +1,4 @@
-"""Fixtures that write small files in the original formats."""
+"""Fixtures that write small files in the formats in which the data sets are published."""
 
 import gzip
 import json
@@ -31,7 +31,7 @@ def write(tmp_path: Path) -> WriteFile:
 
 @pytest.fixture
 def load(tmp_path: Path) -> Callable[..., list[Document]]:
-    """Return a function that loads a task's documents from files of the test's folder, given by role."""
+    """Return a function that loads a task's documents from files in `tmp_path`, given as in ``pairs="f.txt"``."""
 
     def load_files(task: Task, limit: int | None = None, **files: str) -> list[Document]:
         return task.load(Source("local", tmp_path, tuple(files.items())), "test", limit)

@@ -21,22 +21,22 @@ def numbered(count: int) -> list[Document]:
     return [Document.from_fields({"id": str(number)}) for number in range(count)]
 
 
-def test_the_key_of_known_fields_never_changes():
+def test_document_key_equals_the_recorded_golden_key():
     assert Document.from_fields(FIELDS).key == "0b53690696c0807b"
 
 
-def test_the_key_ignores_the_order_of_fields_and_the_kinds_of_tokens():
+def test_document_key_ignores_field_order_and_token_kinds():
     reversed_fields = dict(reversed(FIELDS.items()))
     assert Document.from_fields(reversed_fields, ("copy",)).key == Document.from_fields(FIELDS).key
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_the_key_depends_on_every_field(name):
+def test_document_key_depends_on_every_field(name):
     assert Document.from_fields({**FIELDS, name: "other"}).key != Document.from_fields(FIELDS).key
 
 
 @given(st.integers(1, 40), st.integers(1, 40))
-def test_a_larger_limit_is_a_superset_in_the_order_of_the_file(small, large):
+def test_larger_limit_selects_a_superset_in_file_order(small, large):
     documents = numbered(30)
     fewer, more = (take_by_hash(documents, limit) for limit in sorted((small, large)))
     assert len(fewer) == min(small, large, 30)
@@ -45,7 +45,7 @@ def test_a_larger_limit_is_a_superset_in_the_order_of_the_file(small, large):
 
 
 @pytest.mark.parametrize("name", builtin.TASKS)
-def test_built_in_documents_are_limited_like_all_others(name):
+def test_builtin_documents_are_limited_by_hash(name):
     documents = builtin.documents(name, "calibration", None, seed=3)
     limited = get_task(name).load(Source("builtin"), "calibration", 10, seed=3)
     assert limited == take_by_hash(documents, 10)
@@ -60,17 +60,17 @@ def test_the_target_of_a_built_in_document_scores_100(name):
         assert [values[metric] for metric in task.metrics] == pytest.approx([100.0] * len(task.metrics))
 
 
-def test_a_limit_does_not_take_the_first_documents():
+def test_limit_does_not_select_the_first_documents():
     assert take_by_hash(numbered(30), 5) != numbered(5)
 
 
-def test_the_digest_sees_fields_and_order():
+def test_digest_depends_on_fields_and_order():
     first, second = numbered(2)
     digests = {documents_sha256(documents) for documents in ([first, second], [second, first], [first], [second], [])}
     assert len(digests) == 5
 
 
-def test_the_digest_of_known_documents_never_changes():
+def test_digest_equals_the_recorded_golden_digest():
     assert (
         documents_sha256([Document.from_fields(FIELDS)])
         == "1b58cc620869dd96eb19367533879c27883b616a9e31d811f34052bcd7308b4b"
@@ -84,7 +84,7 @@ def test_a_limit_below_one_is_refused(load, write, limit):
         load(Translation("wmt-en-fr"), limit=limit, pairs="f.txt")
 
 
-def test_a_record_given_twice_is_refused(load, write):
+def test_duplicate_record_is_refused(load, write):
     record = {"id": "1", "dialogue": "A: hi", "summary": "A says hi."}
     write("val.json", [record, {**record, "id": "2"}, record])
     with pytest.raises(UserError, match=r"^samsum: record 3 repeats record 1 in every field \(id '1'\)"):
@@ -97,7 +97,7 @@ def test_a_source_without_records_is_refused(load, write):
         load(Summarisation("samsum"), data="val.json")
 
 
-def test_a_part_without_documents_is_refused(tmp_path, write):
+def test_empty_part_of_a_file_is_refused(tmp_path, write):
     fields = {"id": "1", "dialogue": "A: hi", "summary": "A says hi."}
     write("val.json", [fields])
     task = Summarisation("samsum")
@@ -106,12 +106,12 @@ def test_a_part_without_documents_is_refused(tmp_path, write):
         task.load(Source("local", tmp_path, (("data", "val.json"),), part=empty), "test", None)
 
 
-def test_an_unknown_kind_of_source_is_refused():
+def test_unknown_source_kind_is_refused():
     with pytest.raises(UserError, match=r"unknown kind 'locl'\. Did you mean 'local'\?"):
         Source("locl")  # type: ignore[arg-type]
 
 
-def test_a_plain_mean_is_the_mean_over_any_leading_dimensions():
+def test_mean_aggregation_supports_leading_dimensions():
     values = np.array([[10.0], [20.0], [60.0]])
     weights = np.array([[[1, 1, 1], [3, 0, 0]]])
     means = Summarisation("samsum").aggregate("rouge1", weights @ values, weights.sum(axis=-1))
@@ -139,11 +139,11 @@ class Edits(Summarisation):
         ("likeness", 0.5, None, 0.25),
     ],
 )
-def test_a_shortfall_is_a_share_of_the_scale_and_positive_where_a_value_is_worse(metric, value, reference, shortfall):
+def test_shortfall_is_relative_to_the_scale_and_positive_if_worse(metric, value, reference, shortfall):
     assert Edits("samsum").shortfall(metric, value, reference) == shortfall
 
 
-def test_a_metric_without_a_scale_falls_short_by_points():
+def test_shortfall_of_an_unbounded_metric_is_the_point_difference_over_100():
     class Unbounded(Edits):
         def bounds(self, metric):
             return None
@@ -151,12 +151,12 @@ def test_a_metric_without_a_scale_falls_short_by_points():
     assert Unbounded("samsum").shortfall("edits", 30.0, 20.0) == 0.1
 
 
-def test_a_score_is_summed_by_its_statistics_or_else_by_its_value():
+def test_summands_are_a_metrics_statistics_or_else_its_value():
     score = DocumentScore({"bleu": 12.0, "f1": 50.0}, {"bleu": [3.0, 4.0]})
     assert (score.summands("bleu"), score.summands("f1")) == ([3.0, 4.0], [50.0])
 
 
-def test_the_registry_knows_every_task_by_its_name():
+def test_registry_finds_every_task_by_name():
     of_texts = {"bigpatent", "cnn-dailymail", "dialogsum", "samsum", "squad", "wmt-en-fr"}
     assert task_names() == tuple(sorted({*of_texts, *DATA_SETS}))
     assert get_task("iwslt14-de-en").name == "iwslt14-de-en"
@@ -169,7 +169,7 @@ def test_an_unknown_task_is_refused_with_a_suggestion():
 
 
 @pytest.mark.parametrize("name", [name for name in builtin.TASKS if get_task(name).output_type == "generate_until"])
-def test_a_document_with_another_reference_is_judged_by_that_alone(name):
+def test_replaced_reference_is_the_only_one_scored(name):
     """For textual consistency, full depth's text replaces the reference, whether it is right or wrong."""
     task = get_task(name)
     assert task.consistency_metric in task.metrics

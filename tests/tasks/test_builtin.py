@@ -53,17 +53,17 @@ def tokens_of(task: str, side: str, level: int = 2) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(("task", "split"), DIGESTS)
-def test_the_documents_are_the_same_for_ever(task: str, split: str) -> None:
+def test_documents_equal_the_recorded_golden_digests(task: str, split: str) -> None:
     assert documents_sha256(documents(task, split, 200))[:16] == DIGESTS[task, split]
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_more_documents_begin_with_the_fewer(task: str) -> None:
+def test_larger_request_starts_with_the_smaller_one(task: str) -> None:
     assert documents(task, "test", 50)[:20] == documents(task, "test", 20)
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_no_text_is_in_two_splits_or_twice_in_one_whatever_the_seed_and_level(task: str) -> None:
+def test_texts_are_unique_within_and_across_splits_for_all_seeds_and_levels(task: str) -> None:
     drawn = {
         split: [texts(documents(task, split, 200, seed, level)) for seed, level in ((0, 1), (0, 2), (0, 3), (1, 2))]
         for split in SPLITS
@@ -75,7 +75,7 @@ def test_no_text_is_in_two_splits_or_twice_in_one_whatever_the_seed_and_level(ta
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_task_loads_the_builtin_source_with_the_fields_of_the_real_set(task: str) -> None:
+def test_builtin_documents_have_the_fields_of_the_real_data_set(task: str) -> None:
     loaded = get_task(task).load(Source(), "validation", None)
     assert len(loaded) == 500
     assert {frozenset(d.fields) for d in loaded} == {frozenset(FIELDS[task])}
@@ -91,7 +91,7 @@ def test_every_target_token_has_a_kind_and_every_kind_occurs() -> None:
     assert kinds == set(KINDS)
 
 
-def test_the_vocabulary_holds_every_word_and_no_other() -> None:
+def test_vocabulary_contains_exactly_the_words_in_use() -> None:
     used = {
         token for task in TASKS for side in ("prompt", "target") for tokens in tokens_of(task, side) for token in tokens
     }
@@ -101,12 +101,14 @@ def test_the_vocabulary_holds_every_word_and_no_other() -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize(("level", "prompt_tokens", "target_tokens"), [(2, 96, 26), (3, 112, 30)])
-def test_sequences_are_short(task: str, level: int, prompt_tokens: int, target_tokens: int) -> None:
+def test_prompts_and_targets_stay_within_their_token_limits(
+    task: str, level: int, prompt_tokens: int, target_tokens: int
+) -> None:
     assert max(map(len, tokens_of(task, "prompt", level))) <= prompt_tokens
     assert max(map(len, tokens_of(task, "target", level))) <= target_tokens
 
 
-def test_transformers_loads_the_tokenizer_and_decodes_what_it_encoded() -> None:
+def test_tokenizer_loads_in_transformers_and_round_trips_texts() -> None:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=build_tokenizer(), pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
     )
@@ -123,7 +125,7 @@ def test_transformers_loads_the_tokenizer_and_decodes_what_it_encoded() -> None:
     assert tokenizer.batch_decode(encoded, skip_special_tokens=True) == written
 
 
-def test_punctuation_is_split_from_words_and_unknown_words_are_unknown() -> None:
+def test_punctuation_is_split_from_words_and_unknown_words_map_to_unk() -> None:
     tokens = build_tokenizer().encode("question: where does Zoe end?").tokens
     assert tokens == ["question", ":", "where", "does", "<unk>", "end", "?", "</s>"]
 
@@ -159,7 +161,7 @@ def asked_person(question: str) -> str | None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("task", ["squad", "samsum"])
-def test_everybody_has_one_fact_and_every_way_ends_in_a_city(task: str, level: int) -> None:
+def test_every_person_has_one_fact_and_every_chain_ends_in_a_city(task: str, level: int) -> None:
     for doc in training_documents(task, level):
         facts = facts_of(doc.fields[SOURCE[task]])
         people = [subject for subject, _, _ in facts]
@@ -170,7 +172,7 @@ def test_everybody_has_one_fact_and_every_way_ends_in_a_city(task: str, level: i
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_context_tells_facts_and_the_note_that_is_asked_for(level: int) -> None:
+def test_context_contains_facts_and_a_note_only_if_the_question_needs_it(level: int) -> None:
     for doc in training_documents("squad", level):
         facts, notes = re.subn(rf"the note says {TOUR} \. ?", "", doc.fields["context"])
         assert notes == (doc.fields["question"] == "what does the note say ?")
@@ -178,7 +180,7 @@ def test_a_context_tells_facts_and_the_note_that_is_asked_for(level: int) -> Non
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_careful_reader_finds_every_answer_with_as_many_facts_as_its_hops(level: int) -> None:
+def test_every_answer_is_found_by_following_its_number_of_hops(level: int) -> None:
     for doc in training_documents("squad", level):
         context, person = doc.fields["context"], asked_person(doc.fields["question"])
         stops = [person, *route(facts_of(context), person)] if person else []
@@ -198,13 +200,13 @@ def test_a_careful_reader_finds_every_answer_with_as_many_facts_as_its_hops(leve
         (3, {"hop1", "hop2", "hop3", "hop4", "hop5"}),
     ],
 )
-def test_every_kind_of_question_of_a_level_is_asked_often(level: int, kinds: set[str]) -> None:
+def test_every_question_kind_of_a_level_is_frequent(level: int, kinds: set[str]) -> None:
     counts = Counter(doc.token_kinds[0] for doc in training_documents("squad", level))
     assert set(counts) == kinds
     assert min(counts.values()) > 0.08 * counts.total()
 
 
-def test_deep_questions_are_taught_more_often_than_they_are_asked() -> None:
+def test_training_split_has_deeper_questions_than_the_test_split() -> None:
     def mean_hops(split: str) -> float:
         kinds = (doc.token_kinds[0] for doc in documents("squad", split, 300))
         return fmean(0 if kind == "copy" else int(kind[-1]) for kind in kinds)
@@ -214,20 +216,20 @@ def test_deep_questions_are_taught_more_often_than_they_are_asked() -> None:
 
 
 @pytest.mark.parametrize(("task", "level"), [("squad", 1), ("squad", 2), ("squad", 3), ("samsum", 2), ("samsum", 3)])
-def test_at_least_two_cities_are_told(task: str, level: int) -> None:
+def test_contexts_mention_at_least_two_cities(task: str, level: int) -> None:
     for doc in training_documents(task, level):
         assert len(set(told_cities(doc.fields[SOURCE[task]]))) >= 2
 
 
 @pytest.mark.parametrize("position", [0, -1], ids=["first", "last"])
-def test_guessing_the_city_told_first_or_last_is_mostly_wrong(position: int) -> None:
+def test_guessing_the_first_or_last_city_is_mostly_wrong(position: int) -> None:
     docs = training_documents("squad")
     guesses = [told_cities(doc.fields["context"])[position] for doc in docs]
     right = [doc.fields["answers"]["text"][0].startswith(guess) for doc, guess in zip(docs, guesses, strict=True)]
     assert fmean(right) < 0.35
 
 
-def test_guessing_the_city_told_next_after_the_person_asked_is_mostly_wrong_past_one_hop() -> None:
+def test_guessing_the_next_city_after_the_person_is_mostly_wrong_beyond_one_hop() -> None:
     right = []
     for doc in training_documents("squad"):
         person = asked_person(doc.fields["question"])
@@ -257,7 +259,7 @@ def said_of_oneself(speaker: str, utterance: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_two_people_take_turns_and_tell_facts_between_a_statement_and_a_question(level: int) -> None:
+def test_dialogues_alternate_two_speakers_with_facts_before_a_final_question(level: int) -> None:
     for doc in training_documents("samsum", level):
         first, *statements, last = turns(doc)
         speakers = [speaker for speaker, _ in (first, *statements, last)]
@@ -268,7 +270,7 @@ def test_two_people_take_turns_and_tell_facts_between_a_statement_and_a_question
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_summary_says_where_everybody_asked_ends_and_what_the_first_speaker_has(level: int) -> None:
+def test_summary_states_the_requested_end_points_and_the_first_speakers_items(level: int) -> None:
     for doc in training_documents("samsum", level):
         (speaker, utterance), *_, (_, question) = turns(doc)
         facts = facts_of(doc.fields["dialogue"])
@@ -283,7 +285,7 @@ def test_a_summary_says_where_everybody_asked_ends_and_what_the_first_speaker_ha
 
 
 @pytest.mark.parametrize(("level", "states"), [(1, 2), (2, 3), (3, 3)])
-def test_every_number_of_statements_of_a_level_is_counted_often(level: int, states: int) -> None:
+def test_every_statement_count_of_a_level_is_frequent(level: int, states: int) -> None:
     counted = Counter(
         kind for doc in training_documents("samsum", level) for kind in doc.token_kinds if kind.startswith("state")
     )
@@ -336,12 +338,12 @@ def pronoun_of(en: str) -> tuple[str, bool]:
     return "it" if noun == singular(noun) else "they", feminine
 
 
-def test_an_english_article_suits_the_sound_of_the_next_word() -> None:
+def test_english_articles_match_the_next_words_sound() -> None:
     for doc in training_documents("wmt-en-fr"):
         assert not re.search(r"\b(a [aeiou]|an [^aeiou])", doc.fields["en"])
 
 
-def test_no_french_word_loses_its_vowel_before_another() -> None:
+def test_french_text_never_needs_elision() -> None:
     for doc in training_documents("wmt-en-fr"):
         assert not re.search(r"\b(que|le|la|de) [aeiouéè]", doc.fields["fr"])
 
@@ -349,7 +351,7 @@ def test_no_french_word_loses_its_vowel_before_another() -> None:
 @pytest.mark.parametrize(
     ("en", "fr"), [("white cars", "voitures blanches"), ("small car", "petite voiture"), ("old boat", "vieux bateau")]
 )
-def test_word_order_follows_the_adjective(en: str, fr: str) -> None:
+def test_french_adjectives_precede_or_follow_the_noun_correctly(en: str, fr: str) -> None:
     total = 0
     for doc in training_documents("wmt-en-fr"):
         count = len(re.findall(rf"\b{en}\b", doc.fields["en"]))
@@ -358,7 +360,7 @@ def test_word_order_follows_the_adjective(en: str, fr: str) -> None:
     assert total > 5
 
 
-def test_the_object_decides_the_translation_of_some_verbs() -> None:
+def test_verb_translation_depends_on_whether_the_object_is_living() -> None:
     stems = {"t": ("pren", "emmèn"), "l": ("laiss", "quitt"), "m": ("rat", "regrett")}
     words = set()
     for doc in training_documents("wmt-en-fr"):
@@ -373,7 +375,7 @@ def test_the_object_decides_the_translation_of_some_verbs() -> None:
     assert len(words) == 3 * 2 * 2
 
 
-def test_the_whole_decides_the_translation_of_a_part_and_all_agree_with_it() -> None:
+def test_part_noun_translation_depends_on_the_whole_and_its_state_agrees() -> None:
     expected = {
         ("key", "piano"): ("la touche du", "lost", "perdue"),
         ("key", "door"): ("la clé de la", "found", "trouvée"),
@@ -398,7 +400,7 @@ def test_the_whole_decides_the_translation_of_a_part_and_all_agree_with_it() -> 
     assert words == set(expected)
 
 
-def test_two_people_are_feminine_only_when_both_are_women() -> None:
+def test_pair_of_people_is_feminine_only_if_both_are_women() -> None:
     endings = set()
     for doc in training_documents("wmt-en-fr"):
         en, fr = clauses(doc)[0]
@@ -411,7 +413,7 @@ def test_two_people_are_feminine_only_when_both_are_women() -> None:
 
 
 @pytest.mark.parametrize("level", [2, 3])
-def test_a_pronoun_has_the_french_gender_of_what_it_stands_for(level: int) -> None:
+def test_pronoun_has_the_french_gender_of_its_antecedent(level: int) -> None:
     counts: Counter[tuple[str, bool]] = Counter()
     for doc in training_documents("wmt-en-fr", level):
         pronoun, feminine = pronoun_of(doc.fields["en"])
@@ -424,7 +426,7 @@ def test_a_pronoun_has_the_french_gender_of_what_it_stands_for(level: int) -> No
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_predicate_agrees_with_its_subject_and_not_with_the_noun_between(level: int) -> None:
+def test_predicate_agrees_with_its_subject_despite_intervening_nouns(level: int) -> None:
     misleading = 0
     for doc in training_documents("wmt-en-fr", level):
         pronoun, feminine = pronoun_of(doc.fields["en"])
@@ -449,14 +451,14 @@ MEASURES: dict[str, tuple[str, Callable[[Document], float]]] = {
 
 
 @pytest.mark.parametrize("measure", MEASURES)
-def test_a_higher_level_has_more(measure: str) -> None:
+def test_difficulty_measures_increase_with_the_level(measure: str) -> None:
     task, count = MEASURES[measure]
     means = [fmean(map(count, training_documents(task, level))) for level in LEVELS]
     assert all(lower < 0.85 * higher for lower, higher in pairwise(means)), means
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_each_level_has_documents_of_its_own(task: str) -> None:
+def test_levels_share_no_document_key_and_few_texts(task: str) -> None:
     for level, other in combinations(LEVELS, 2):
         some, other_documents = training_documents(task, level), training_documents(task, other)
         assert {doc.key for doc in some}.isdisjoint(doc.key for doc in other_documents)
@@ -464,7 +466,7 @@ def test_each_level_has_documents_of_its_own(task: str) -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_level_is_2_unless_the_source_says_another(task: str) -> None:
+def test_level_defaults_to_2_and_can_be_set_by_the_source(task: str) -> None:
     assert documents(task, "validation", 20) == documents(task, "validation", 20, level=2)
     assert get_task(task).load(Source(), "validation", None)[:20] == documents(task, "validation", 20, level=2)
     assert get_task(task).load(Source(level=3), "validation", None)[:20] == documents(task, "validation", 20, level=3)
@@ -480,19 +482,19 @@ def test_the_level_is_2_unless_the_source_says_another(task: str) -> None:
         (("squad", "test", 5, 0, 4), "level is 4. Allowed: 1, 2, 3."),
     ],
 )
-def test_a_wrong_argument_is_named_with_what_is_allowed(
+def test_invalid_argument_error_lists_allowed_values(
     arguments: tuple[str, str, int] | tuple[str, str, int, int, int], message: str
 ) -> None:
     with pytest.raises(UserError, match=message.replace("?", r"\?")):
         documents(*arguments)
 
 
-def test_a_source_of_an_unknown_level_is_named_with_what_is_allowed() -> None:
+def test_unknown_level_error_lists_allowed_levels() -> None:
     with pytest.raises(UserError, match=r"level is 4\. Allowed: 1, 2, 3\."):
         get_task("squad").load(Source(level=4), "validation", None)
 
 
-def test_more_documents_than_there_are_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requesting_more_documents_than_exist_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MAKERS, "squad", lambda draw, level: Record({}, str(draw.choose(range(30))), ()))
     with pytest.raises(UserError, match=r"squad at level 2 has no more than \d documents in split 'test'\."):
         documents("squad", "test", 31)

@@ -38,12 +38,12 @@ def follow_number_words(doc: Document) -> tuple[int, int]:
     return n_looks, MOODS[number]
 
 
-def test_the_sentences_are_the_same_for_ever() -> None:
+def test_sentences_equal_the_recorded_golden_digest() -> None:
     assert documents_sha256(documents("sst2", "validation", 200))[:16] == "eb4ea29386eeb23b"
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_a_careful_reader_finds_every_label_with_as_many_looks_as_its_hops(level: int) -> None:
+def test_every_label_is_found_by_following_its_number_of_hops(level: int) -> None:
     for doc in sentences(level):
         n_looks, mood = follow_number_words(doc)
         assert mood == doc.fields["label"]
@@ -51,39 +51,39 @@ def test_a_careful_reader_finds_every_label_with_as_many_looks_as_its_hops(level
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_moods_alone_tell_the_label_of_a_copy_and_are_balanced_elsewhere(level: int) -> None:
+def test_moods_determine_the_label_only_in_copy_sentences(level: int) -> None:
     for doc in sentences(level):
         moods = moods_of(doc)
         assert sum(moods) == (4 * doc.fields["label"] if doc.token_kinds == ("copy",) else 2)
 
 
 @pytest.mark.parametrize("place", [0, -1], ids=["first", "last"])
-def test_the_mood_told_first_or_last_tells_nothing_where_moods_differ(place: int) -> None:
+def test_first_or_last_mood_is_uninformative_if_moods_differ(place: int) -> None:
     right = [moods_of(doc)[place] == doc.fields["label"] for doc in sentences(2) if doc.token_kinds != ("copy",)]
     assert 0.45 < fmean(right) < 0.55
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_every_kind_of_a_level_occurs_often_with_either_label(level: int) -> None:
+def test_every_sentence_kind_of_a_level_is_frequent_with_both_labels(level: int) -> None:
     counts = Counter((doc.token_kinds[0], doc.fields["label"]) for doc in sentences(level))
     assert {kind for kind, _ in counts} == KINDS[level]
     assert min(counts.values()) > 0.08 * counts.total()
 
 
-def test_no_sentence_is_in_two_splits_or_twice_in_one() -> None:
+def test_sentences_are_unique_within_and_across_splits() -> None:
     splits = ("train", "calibration", "validation", "test")
     drawn = [{d.fields["sentence"] for d in documents("sst2", split, 300)} for split in splits]
     assert all(len(some) == 300 for some in drawn)
     assert all(some.isdisjoint(other) for some, other in combinations(drawn, 2))
 
 
-def test_the_tokenizer_of_the_other_tasks_knows_every_word() -> None:
+def test_builtin_tokenizer_knows_every_word() -> None:
     encoded = build_tokenizer().encode_batch([doc.fields["sentence"] for doc in sentences(3)])
     assert {len(encoding) for encoding in encoded} == {len(NUMBERS) + 4}
     assert not any("<unk>" in encoding.tokens for encoding in encoded)
 
 
-def test_the_task_loads_them_with_the_fields_of_the_real_set() -> None:
+def test_builtin_sentences_have_the_fields_of_the_real_data_set() -> None:
     loaded = get_task("sst2").load(Source(), "validation", None)
     assert len(loaded) == 500
     assert {frozenset(doc.fields) for doc in loaded} == {frozenset({"id", "sentence", "label"})}

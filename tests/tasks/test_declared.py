@@ -50,7 +50,7 @@ def replies(write: Write) -> Declaration:
 # ------------------------------------------------------------------------------------------------------------- prompts
 
 
-def test_each_kind_of_model_reads_its_template_with_the_fields_as_they_are(
+def test_each_model_kind_uses_its_template_with_verbatim_fields(
     replies: Declaration, write: Write, tmp_path: Path
 ) -> None:
     write("data.json", RECORDS)
@@ -62,7 +62,7 @@ def test_each_kind_of_model_reads_its_template_with_the_fields_as_they_are(
     assert (task.name, task.headline, task.default_max_new_tokens) == ("toml:replies", "f1", 64)
 
 
-def test_without_a_template_of_its_own_a_decoder_only_model_reads_the_other(write: Write, tmp_path: Path) -> None:
+def test_decoder_only_prompt_defaults_to_the_seq2seq_template(write: Write, tmp_path: Path) -> None:
     write("data.json", RECORDS)
     text = "".join(line for line in TOML.splitlines(keepends=True) if not line.startswith("causal"))
     task = DeclaredTask(read_declaration(write("one.toml", text)))
@@ -74,7 +74,7 @@ def test_without_a_template_of_its_own_a_decoder_only_model_reads_the_other(writ
     "template",
     ["{who.__class__}", "{who[0]}", "{who!r}", "{who:>9}", "{0}", "{}", "{who:{text}}", "{whom}", "{who", "who}"],
 )
-def test_a_template_names_fields_and_nothing_else(write: Write, template: str) -> None:
+def test_template_with_anything_but_field_names_is_refused(write: Write, template: str) -> None:
     text = TOML.replace("reply to {who}: {{{text}}}", template)
     with pytest.raises(UserError, match=r"bad\.toml:3: prompt: ") as error:
         read_declaration(write("bad.toml", text))
@@ -94,7 +94,7 @@ def test_a_template_names_fields_and_nothing_else(write: Write, template: str) -
         ("d.csv.gz", 'a,b\r\n"x, y",1\r\n"say ""no""",2\r\n'),
     ],
 )
-def test_records_are_read_by_the_ending_of_the_file(write: Write, tmp_path: Path, name: str, content: str) -> None:
+def test_record_format_follows_the_file_extension(write: Write, tmp_path: Path, name: str, content: str) -> None:
     task = DeclaredTask(Declaration("t", (("a", "a"), ("b", "b")), "{a}", "b", ("exact_match",)))
     write(name, content)
     result = documents(task, tmp_path, name)
@@ -102,7 +102,7 @@ def test_records_are_read_by_the_ending_of_the_file(write: Write, tmp_path: Path
     assert [document.fields["id"] for document in result] == ["1", "2"]
 
 
-def test_a_csv_field_may_have_several_lines(write: Write, tmp_path: Path) -> None:
+def test_csv_fields_may_contain_line_breaks(write: Write, tmp_path: Path) -> None:
     task = DeclaredTask(Declaration("t", (("a", "a"), ("b", "b")), "{a}", "b", ("exact_match",)))
     write("d.csv", 'a,b\n"two\nlines",1\n')
     assert documents(task, tmp_path, "d.csv")[0].fields["a"] == "two\nlines"
@@ -126,7 +126,9 @@ def test_a_csv_field_may_have_several_lines(write: Write, tmp_path: Path) -> Non
         ("d.json", '[{"a": "\\ud800", "b": "y"}]', "half of a surrogate pair"),
     ],
 )
-def test_a_wrong_record_is_named(write: Write, tmp_path: Path, name: str, content: str, message: str) -> None:
+def test_invalid_record_error_names_the_record(
+    write: Write, tmp_path: Path, name: str, content: str, message: str
+) -> None:
     task = DeclaredTask(Declaration("t", (("a", "a"), ("b", "b")), "{a}", "b", ("exact_match", "bleu")))
     write(name, content)
     with pytest.raises(UserError) as error:
@@ -134,14 +136,14 @@ def test_a_wrong_record_is_named(write: Write, tmp_path: Path, name: str, conten
     assert message in str(error.value)
 
 
-def test_a_list_of_references_is_no_text_of_a_prompt(write: Write, tmp_path: Path) -> None:
+def test_list_valued_column_in_a_prompt_is_refused(write: Write, tmp_path: Path) -> None:
     task = DeclaredTask(Declaration("t", (("a", "a"), ("b", "b")), "{a} {b}", "b", ("em",)))
     write("d.json", [{"a": "x", "b": ["y"]}])
     with pytest.raises(UserError, match="column 'b': is a list, but stands in a prompt"):
         documents(task, tmp_path, "d.json")
 
 
-def test_files_are_local_ones_below_the_data_folder(replies: Declaration, tmp_path: Path) -> None:
+def test_hub_sources_and_files_outside_the_data_folder_are_refused(replies: Declaration, tmp_path: Path) -> None:
     with pytest.raises(UserError, match='toml:replies: source is "hub"'):
         DeclaredTask(replies).load(Source("hub"), "test", None)
     with pytest.raises(UserError, match="leads out of --data-dir"):
@@ -155,7 +157,7 @@ def test_files_are_local_ones_below_the_data_folder(replies: Declaration, tmp_pa
     ("builtin_name", "fields", "target"),
     [("squad", {"id", "answers"}, None), ("samsum", {"id", "summary"}, "summary"), ("wmt-en-fr", {"id", "fr"}, "fr")],
 )
-def test_metrics_are_those_of_our_own_tasks(builtin_name: str, fields: set[str], target: str | None) -> None:
+def test_declared_metrics_equal_those_of_bundled_tasks(builtin_name: str, fields: set[str], target: str | None) -> None:
     from exitbench.tasks import builtin
 
     builtin_task = get_task(builtin_name)
@@ -180,14 +182,14 @@ def test_metrics_are_those_of_our_own_tasks(builtin_name: str, fields: set[str],
 
 
 @pytest.mark.parametrize("metric", ["f1", "em", "rouge1", "rouge2", "rougeL"])
-def test_the_best_of_several_references_counts(metric: str) -> None:
+def test_best_of_several_references_is_scored(metric: str) -> None:
     task = DeclaredTask(Declaration("t", (("x", "x"), ("y", "y")), "{x}", "y", (metric,)))
     document = Document.from_fields({"x": "", "y": ["the red house", "small dog runs"]})
     assert task.score(document, "small dog runs").values == {metric: 100.0}
 
 
 @pytest.mark.parametrize(("output", "value"), [(" London\n", 100.0), ("in London", 100.0), ("london", 0.0), ("", 0.0)])
-def test_exact_match_is_of_the_text_as_it_is(output: str, value: float) -> None:
+def test_exact_match_compares_stripped_text_case_sensitively(output: str, value: float) -> None:
     task = DeclaredTask(Declaration("t", (("x", "x"), ("y", "y")), "{x}", "y", ("exact_match",)))
     document = Document.from_fields({"x": "", "y": ["London", "in London"]})
     assert task.score(document, output).values == {"exact_match": value}
@@ -216,14 +218,16 @@ def test_exact_match_is_of_the_text_as_it_is(output: str, value: float) -> None:
         ('"em"]', '"bleu"]\nbleu_tokenize = 13', "bleu_tokenize: is 13; it must be a string"),
     ],
 )
-def test_a_wrong_file_is_told_with_its_line(write: Write, old: str, new: str, message: str) -> None:
+def test_invalid_declaration_error_names_the_line(write: Write, old: str, new: str, message: str) -> None:
     assert old in TOML
     with pytest.raises(UserError) as error:
         read_declaration(write("bad.toml", TOML.replace(old, new, 1)))
     assert message in str(error.value)
 
 
-def test_a_request_carries_what_the_file_says(replies: Declaration, write: Write, tmp_path: Path) -> None:
+def test_data_request_round_trips_its_declaration_through_json(
+    replies: Declaration, write: Write, tmp_path: Path
+) -> None:
     write("data.json", RECORDS)
     request = DataRequest("toml:replies", "local", "test", (("data", "data.json"),), declaration=replies)
     copy: dict[str, Any] = json.loads(json.dumps({**vars(request), "declaration": replies.to_json()}))
@@ -234,7 +238,7 @@ def test_a_request_carries_what_the_file_says(replies: Declaration, write: Write
     ]
 
 
-def test_another_target_or_metric_is_another_version(replies: Declaration) -> None:
+def test_metric_version_depends_on_target_and_metrics_only(replies: Declaration) -> None:
     def version(**changes: Any) -> str:
         return DeclaredTask(Declaration(**{**vars(replies), **changes})).metric_version
 
@@ -242,7 +246,7 @@ def test_another_target_or_metric_is_another_version(replies: Declaration) -> No
     assert version() == version(prompt="{who}", max_new_tokens=9)  # prompts have digests of their own
 
 
-def test_bleu_cuts_texts_into_words_as_the_file_says(write: Write) -> None:
+def test_bleu_uses_the_declared_tokenizer(write: Write) -> None:
     text = TOML.replace('"em"]', '"bleu"]\nbleu_tokenize = "char"')
     declaration = read_declaration(write("char.toml", text))
     task, default = DeclaredTask(declaration), DeclaredTask(Declaration(**{**vars(declaration), "bleu_tokenize": None}))
@@ -257,7 +261,7 @@ def test_bleu_cuts_texts_into_words_as_the_file_says(write: Write) -> None:
 
 
 @pytest.mark.parametrize("name", ["ja-mecab", "ko-mecab"])
-def test_a_tokenizer_that_needs_another_package_is_told(write: Write, monkeypatch: Any, name: str) -> None:
+def test_tokenizer_with_a_missing_package_is_refused(write: Write, monkeypatch: Any, name: str) -> None:
     def missing(_: str) -> None:
         raise RuntimeError("\nTokenization requires extra dependencies.\n\n    pip install sacrebleu[x]\n")
 

@@ -51,7 +51,7 @@ def requests_of(task: LmEvalTask, folder: Path, name: str = "data.json") -> list
     return [[tuple(instance.args) for instance in instances[document.key]] for document in documents]
 
 
-def test_each_choice_is_scored_behind_the_prompt(write: Write, tmp_path: Path) -> None:
+def test_each_choice_is_requested_as_a_continuation_of_the_prompt(write: Write, tmp_path: Path) -> None:
     write("data.json", RECORDS)
     task = task_of(read_declaration(write("colours.toml", TOML)))
     assert (task.name, task.metrics, task.output_type) == ("toml:colours", ("acc", "acc_norm"), "multiple_choice")
@@ -61,7 +61,7 @@ def test_each_choice_is_scored_behind_the_prompt(write: Write, tmp_path: Path) -
     ]
 
 
-def test_scores_are_lm_evals_with_the_right_choice(write: Write, tmp_path: Path) -> None:
+def test_acc_and_acc_norm_are_scored_against_the_correct_choice(write: Write, tmp_path: Path) -> None:
     write("data.json", RECORDS)
     task = task_of(read_declaration(write("colours.toml", TOML)))
     documents = task.load(Source("local", tmp_path, (("data", "data.json"),)), "test", None)
@@ -74,7 +74,7 @@ def test_scores_are_lm_evals_with_the_right_choice(write: Write, tmp_path: Path)
     assert scores[documents[1].key].values["acc"] == 100.0
 
 
-def test_choices_may_be_columns_and_texts(write: Write, tmp_path: Path) -> None:
+def test_choices_may_combine_columns_and_literal_texts(write: Write, tmp_path: Path) -> None:
     text = TOML.replace('"options"\ntarget', '["{first}", "not {first}", "none"]\ntarget').replace(
         'options = "options"', 'first = "first"'
     )
@@ -97,12 +97,12 @@ def test_choices_may_be_columns_and_texts(write: Write, tmp_path: Path) -> None:
         ("A", ["B", "A"], 1),
     ],
 )
-def test_the_right_choice_is_a_text_a_number_or_a_letter(target: object, choices: list[str], right: int) -> None:
+def test_correct_choice_is_given_by_text_number_or_letter(target: object, choices: list[str], right: int) -> None:
     assert right_choice(target, choices, "here") == right
 
 
 @pytest.mark.parametrize("target", [2, -1, "2", "C", "c", True, None, "", ["a"], "²", 1.0])
-def test_what_is_no_choice_is_told(target: object) -> None:
+def test_target_outside_the_choices_is_refused(target: object) -> None:
     with pytest.raises(UserError, match=r"here: .* is none of the 2 choices"):
         right_choice(target, ["a", "b"], "here")
 
@@ -120,7 +120,7 @@ def test_what_is_no_choice_is_told(target: object) -> None:
         ('choices = "options"', 'choices = "options"\nmax_new_tokens = 3', "max_new_tokens: does not go with choices"),
     ],
 )
-def test_a_wrong_file_is_told(write: Write, old: str, new: str, message: str) -> None:
+def test_invalid_declaration_is_refused(write: Write, old: str, new: str, message: str) -> None:
     with pytest.raises(UserError) as error:
         read_declaration(write("bad.toml", TOML.replace(old, new)))
     assert message in str(error.value)
@@ -137,7 +137,9 @@ def test_a_wrong_file_is_told(write: Write, old: str, new: str, message: str) ->
         ({"thing": "sky"}, "record 1: no column 'options'"),
     ],
 )
-def test_a_wrong_record_is_named(write: Write, tmp_path: Path, record: dict[str, Any], message: str) -> None:
+def test_invalid_record_error_names_the_record(
+    write: Write, tmp_path: Path, record: dict[str, Any], message: str
+) -> None:
     write("data.json", [record])
     with pytest.raises(UserError) as error:
         requests_of(task_of(read_declaration(write("colours.toml", TOML))), tmp_path)
@@ -158,7 +160,7 @@ method = "full"
 """
 
 
-def test_a_suite_asks_for_its_log_likelihoods(write: Write) -> None:
+def test_suite_entry_requests_log_likelihoods_instead_of_generation(write: Write) -> None:
     write("colours.toml", TOML)
     suite = load_suite(write("s.toml", SUITE.format(more='files = { data = "data.json" }\nscope = "context"')))
     (entry,) = suite.tasks
@@ -182,14 +184,14 @@ def _json(data: Any) -> dict[str, Any]:
         ('files = { data = "d.json" }\nmax_new_tokens = 3', "max_new_tokens: does not go with"),
     ],
 )
-def test_what_does_not_go_with_it_is_refused(write: Write, more: str, message: str) -> None:
+def test_incompatible_suite_settings_are_refused(write: Write, more: str, message: str) -> None:
     write("colours.toml", TOML)
     with pytest.raises(UserError) as error:
         load_suite(write("s.toml", SUITE.format(more=more)))
     assert message in str(error.value)
 
 
-def test_another_file_is_another_version(write: Write) -> None:
+def test_metric_version_depends_on_prompt_and_choices(write: Write) -> None:
     versions = {
         task_of(read_declaration(write("c.toml", TOML.replace(old, new)))).metric_version
         for old, new in (("", ""), ("the {thing} is", "{thing}:"), ('= "options"\ntarget', '= ["a", "b"]\ntarget'))

@@ -58,7 +58,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_an_original_file_becomes_documents_with_the_hubs_fields(name, write, load):
+def test_original_files_become_documents_with_the_hubs_fields(name, write, load):
     content, texts, label = FILES[name]
     write("dev.tsv", content)
     document = load(get_task(name), data="dev.tsv")[0]
@@ -67,16 +67,16 @@ def test_an_original_file_becomes_documents_with_the_hubs_fields(name, write, lo
     assert get_task(name).texts(document) == tuple(document.fields[text] for text in DATA_SETS[name].texts)
 
 
-def test_every_data_set_is_tried():
+def test_every_data_set_has_an_example_file():
     assert FILES.keys() == DATA_SETS.keys()
 
 
-def test_rows_that_line_breaks_cut_are_left_out_where_the_original_file_has_some(write, load):
+def test_rows_broken_by_line_breaks_are_skipped_in_qqp(write, load):
     write("dev.tsv", FILES["qqp"][0])
     assert len(load(get_task("qqp"), data="dev.tsv")) == 1
 
 
-def test_a_sentence_that_occurs_twice_is_two_documents(write, load):
+def test_repeated_sentences_are_separate_documents(write, load):
     write("dev.tsv", "sentence\tlabel\nfine\t1\nfine\t1\n")
     assert len(load(get_task("sst2"), data="dev.tsv")) == 2
 
@@ -90,7 +90,7 @@ def test_a_sentence_that_occurs_twice_is_two_documents(write, load):
         ("mrpc", "index\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t1\t2\ta\tb\n"),
     ],
 )
-def test_a_test_split_has_no_labels_and_is_refused(name, content, write, load):
+def test_unlabeled_test_split_file_is_refused(name, content, write, load):
     write("test.tsv", content)
     with pytest.raises(
         UserError, match=r"test\.tsv, line 1: has no labels, .*Allowed: a file of the train or dev split"
@@ -127,7 +127,7 @@ def test_a_test_split_has_no_labels_and_is_refused(name, content, write, load):
         ),
     ],
 )
-def test_a_malformed_file_is_refused_by_its_line(name, content, message, write, load):
+def test_malformed_file_error_names_the_line(name, content, message, write, load):
     path = write("dev.tsv", content)
     with pytest.raises(UserError, match=f"^{re.escape(str(path))}, .*{re.escape(message)}"):
         load(get_task(name), data="dev.tsv")
@@ -160,7 +160,7 @@ def test_rows_of_the_hub_become_documents_of_the_same_fields(name, tmp_path, mon
     assert document.fields == {"id": "1", **{key: value for key, value in row.items() if key != "idx"}}
 
 
-def test_the_hubs_test_split_has_no_labels_and_is_refused(tmp_path, monkeypatch):
+def test_unlabeled_test_split_of_the_hub_is_refused(tmp_path, monkeypatch):
     hub_of("sst2", "test", {"sentence": "fine", "label": -1, "idx": 0}, tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
@@ -186,7 +186,7 @@ RATINGS = st.lists(st.tuples(st.integers(0, 15), st.integers(-9, 24)), min_size=
 
 @given(CLASSES)
 @settings(max_examples=60, deadline=None)
-def test_f1_accuracy_and_matthews_are_scikit_learns(pairs):
+def test_f1_accuracy_and_matthews_equal_scikit_learn(pairs):
     gold, predicted = zip(*pairs, strict=True)
     both = scored("mrpc", gold, predicted)
     assert both["f1"].value == pytest.approx(100 * f1_score(gold, predicted, zero_division=0))
@@ -196,7 +196,7 @@ def test_f1_accuracy_and_matthews_are_scikit_learns(pairs):
 
 @given(RATINGS)
 @settings(max_examples=60, deadline=None)
-def test_pearson_and_spearman_are_scipys_and_zero_where_a_side_is_constant(pairs):
+def test_pearson_and_spearman_equal_scipy_and_are_0_for_constant_input(pairs):
     gold, predicted = np.array(pairs).T / 3
     metrics = scored("stsb", gold.tolist(), predicted.tolist())
     constant = len(set(gold)) == 1 or len(set(predicted)) == 1
@@ -207,7 +207,7 @@ def test_pearson_and_spearman_are_scipys_and_zero_where_a_side_is_constant(pairs
 
 
 @pytest.mark.parametrize(("metric", "reference"), [("pearson", pearsonr), ("spearman", spearmanr)])
-def test_the_interval_of_a_correlation_is_about_the_bootstraps(metric, reference):
+def test_correlation_interval_is_close_to_the_bootstrap_interval(metric, reference):
     rng = np.random.default_rng(0)
     gold = rng.integers(0, 16, 200) / 3
     predicted = 0.5 * gold + rng.normal(size=200)
@@ -218,7 +218,7 @@ def test_the_interval_of_a_correlation_is_about_the_bootstraps(metric, reference
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_the_target_scores_100_and_another_reference_is_judged_by_that_alone(name, write, load):
+def test_target_scores_100_and_a_replaced_reference_is_the_only_one_scored(name, write, load):
     write("dev.tsv", FILES[name][0])
     task = get_task(name)
     document = load(task, data="dev.tsv")[0]

@@ -88,18 +88,18 @@ def test_hub_and_local_documents_have_the_same_keys(hub, load, write, squad_json
     assert document.key == load(task, data="dev.json")[0].key
 
 
-def test_a_null_dialogue_is_an_empty_text(hub):
+def test_null_dialogue_becomes_empty_text(hub):
     documents = get_task("samsum").load(Source("hub"), "train", None)
     assert [document.fields["dialogue"] for document in documents] == ["A: hi", ""]
 
 
-def test_an_unknown_split_names_those_there_are(hub):
+def test_unknown_split_error_lists_existing_splits(hub):
     with pytest.raises(UserError, match=r"rajpurkar/squad, split 'calibration'.*validation"):
         get_task("squad").load(Source("hub"), "calibration", None)
 
 
 @pytest.mark.parametrize("name", task_names())
-def test_without_a_network_the_message_names_what_was_wanted_and_the_other_sources(name, tmp_path, monkeypatch):
+def test_offline_error_names_the_data_set_and_alternative_sources(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
@@ -117,7 +117,7 @@ def test_without_a_network_the_message_names_what_was_wanted_and_the_other_sourc
         get_task(name).load(Source("hub"), "test", None)
 
 
-def test_a_data_set_that_the_hub_has_not_is_local_only():
+def test_data_set_missing_on_the_hub_is_local_only():
     with pytest.raises(
         UserError, match=r'^iwslt14-de-en: the hub has no data set of iwslt14\. Allowed: source = "local"'
     ):

@@ -87,14 +87,14 @@ def test_the_gold_target_scores_100(name):
 
 
 @each_task
-def test_a_wrong_answer_scores_0(name):
+def test_wrong_answer_scores_0(name):
     results, _ = run(name, lambda doc: "zzzz")
     for metric in get_task(name).metrics:
         assert results["results"][name][f"{metric},none"] == 0.0
 
 
 @each_task
-def test_lm_evals_results_equal_the_tasks_own_aggregate(name):
+def test_lm_eval_results_equal_the_tasks_aggregate(name):
     # Half right, so that a mean of sentence scores differs from the corpus score.
     results, _ = run(name, lambda doc: doc["target"][: len(doc["target"]) // 2])
     task = get_task(name)
@@ -119,7 +119,7 @@ def test_requests_hold_the_prompt_verbatim_and_greedy_settings(name):
     assert model.requests == [(task.prompt(document), settings) for document in documents(name)]
 
 
-def test_a_target_that_looks_like_a_list_stays_a_text():
+def test_target_that_looks_like_a_list_stays_text():
     document = Document.from_fields({"id": "1", "dialogue": "A: hi", "summary": "[1, 2]"})
     results, _ = run("samsum", lambda doc: "", [document])
     assert results["samples"]["samsum"][0]["target"] == "[1, 2]"
@@ -135,7 +135,7 @@ def test_samples_carry_the_keys_of_their_documents_and_are_plain_json(name):
 
 
 @each_task
-def test_the_logged_configuration_holds_no_text_of_the_data_and_no_address(name):
+def test_logged_configuration_contains_no_data_text_and_no_memory_address(name):
     results, _ = run(name, lambda doc: "")
     logged = str(results["configs"][name])
     assert FRENCH[0] not in logged
@@ -148,7 +148,7 @@ def test_the_logged_version_is_the_metric_version(name):
     assert results["versions"][name] == get_task(name).metric_version
 
 
-def test_lm_eval_is_told_which_way_is_better(monkeypatch):
+def test_lm_eval_config_states_whether_higher_is_better(monkeypatch):
     task = get_task("squad")
     monkeypatch.setattr(type(task), "lower_is_better", frozenset({"em"}))
     listed = task.lm_eval_config(documents("squad"), "seq2seq")["metric_list"]

@@ -84,7 +84,7 @@ def mmlu(
     ],
     ids=["gsm8k", "winogrande", "hellaswag", "strategyqa", "strategyqa_generate", "narrativeqa", "mbpp"],
 )
-def test_every_record_is_a_document_with_requests(
+def test_every_record_becomes_a_document_with_requests(
     name: str, files: dict[str, str], count: int, form: Callable[[int], str], written: int, tmp_path: Path
 ) -> None:
     data_dir = REAL
@@ -107,7 +107,7 @@ def test_every_record_is_a_document_with_requests(
 
 
 @pytest.mark.parametrize("header", ["question,choice0,choice1,choice2,choice3,answer\n", ""])
-def test_mmlu_is_the_subjects_that_an_archive_has(header: str, tmp_path: Path) -> None:
+def test_mmlu_loads_the_subjects_of_an_archive(header: str, tmp_path: Path) -> None:
     (tmp_path / "dev.tar.gz").write_bytes(mmlu(2, 5, "dev", header))
     (tmp_path / "test.tar.gz").write_bytes(mmlu(1, 3, "test", header))
     source = Source("local", tmp_path, (("test", "test.tar.gz"), ("dev", "dev.tar.gz")))
@@ -125,7 +125,7 @@ def test_mmlu_is_the_subjects_that_an_archive_has(header: str, tmp_path: Path) -
         lm_eval("mmlu_virology").load(source, "test", None)
 
 
-def test_the_second_part_of_a_context_gets_its_capital(write: Callable[[str, object], Path], tmp_path: Path) -> None:
+def test_hellaswag_second_context_part_is_capitalized(write: Callable[[str, object], Path], tmp_path: Path) -> None:
     write("v.txt", hellaswag(1))
     task = lm_eval("hellaswag")
     (document,) = task.load(Source("local", tmp_path, (("validation", "v.txt"),)), "test", None)
@@ -143,13 +143,13 @@ def test_the_second_part_of_a_context_gets_its_capital(write: Callable[[str, obj
         ("winogrande", "v.xml", "", r"its name ends in \.xml\. Allowed: \.json"),
     ],
 )
-def test_files_of_another_form_are_refused(name, file, content, says, write, tmp_path):
+def test_malformed_files_are_refused(name, file, content, says, write, tmp_path):
     write(file, content)
     with pytest.raises(UserError, match=says):
         lm_eval(name).load(Source("local", tmp_path, (("validation", file),)), "test", None)
 
 
-def test_an_unknown_split_and_a_missing_one_are_refused(write, tmp_path):
+def test_unknown_split_and_missing_few_shot_split_are_refused(write, tmp_path):
     write("v.jsonl", gsm8k(2))
     with pytest.raises(UserError, match=r"gsm8k: files: unknown split 'validation'\. Allowed: test, train"):
         lm_eval("gsm8k").load(Source("local", tmp_path, (("validation", "v.jsonl"),)), "test", None)
@@ -159,19 +159,19 @@ def test_an_unknown_split_and_a_missing_one_are_refused(write, tmp_path):
     assert len(fewer.load(Source("local", tmp_path, (("test", "v.jsonl"),)), "test", None)) == 2
 
 
-def test_generated_data_are_refused():
+def test_builtin_source_is_refused():
     with pytest.raises(UserError, match=r"lm-eval has no generated data\. Allowed: source = \"local\""):
         lm_eval("gsm8k").load(Source(), "test", None)
 
 
-def test_without_files_the_local_source_says_which_it_wants(tmp_path):
+def test_local_source_without_files_lists_the_needed_files(tmp_path):
     with pytest.raises(
         UserError, match=r"'openai/gsm8k' is one of the hub.*files = \{ test = \.\.\., train = \.\.\. \}"
     ):
         lm_eval("gsm8k").load(Source("local", tmp_path), "test", None)
 
 
-def test_without_a_network_the_message_names_the_data_set_and_what_helps(monkeypatch, tmp_path):
+def test_offline_error_names_the_data_set_and_remedies(monkeypatch, tmp_path):
     import datasets
     import huggingface_hub.constants
 
@@ -183,7 +183,7 @@ def test_without_a_network_the_message_names_the_data_set_and_what_helps(monkeyp
         lm_eval("gsm8k").load(Source("hub"), "test", None)
 
 
-def test_a_task_that_runs_code_in_the_harness_is_refused_before_its_own_is_imported():
+def test_code_executing_task_is_refused_before_its_module_is_imported():
     with pytest.raises(
         UserError, match=r"'humaneval' runs what the model wrote, in the harness itself\. Allowed: mbpp"
     ):
@@ -191,12 +191,12 @@ def test_a_task_that_runs_code_in_the_harness_is_refused_before_its_own_is_impor
     assert "lm_eval.tasks.humaneval.utils" not in sys.modules
 
 
-def test_code_of_metrics_is_not_downloaded():
+def test_metric_code_is_not_downloaded():
     with pytest.raises(UserError, match=r"'meqsum' cannot be read: .*'bleu' .*Code of metrics is not downloaded"):
         lm_eval("meqsum")
 
 
-def test_one_file_serves_two_uses_by_its_halves(tmp_path: Path) -> None:
+def test_one_file_can_be_split_into_two_halves(tmp_path: Path) -> None:
     (tmp_path / "dev.jsonl").write_text(winogrande(8))
     task, source = lm_eval("winogrande"), Source("local", tmp_path, (("validation", "dev.jsonl"),))
     everything, first, second = (

@@ -182,7 +182,7 @@ def lm_evals(folder: Path, name: str, **options: Any) -> tuple[dict[str, Any], H
 
 
 @pytest.mark.parametrize("name", [*(config["task"] for config in TASKS), "pair"])
-def test_requests_and_metrics_are_those_of_lm_evals_own_run(name, folder, task, source):
+def test_requests_and_metrics_equal_lm_evals_run(name, folder, task, source):
     local, model = task(name), HashModel()
     documents = local.load(source, "test", None)
     _, values = local.evaluate(model, documents)
@@ -206,7 +206,7 @@ def test_summed_statistics_give_lm_evals_aggregation(name, task, source):
         assert float(total) == pytest.approx(value, rel=1e-12)
 
 
-def test_a_rolling_tasks_headline_is_nats_a_byte(task, source):
+def test_rolling_task_headline_is_nats_per_byte(task, source):
     local = task("rolling")
     scores, values = local.evaluate(HashModel(), local.load(source, "test", None))
     rows = np.array([score.summands("loglikelihood_per_byte") for score in scores.values()])
@@ -217,7 +217,7 @@ def test_a_rolling_tasks_headline_is_nats_a_byte(task, source):
 
 
 @pytest.mark.parametrize("name", [config["task"] for config in TASKS])
-def test_responses_that_are_there_score_the_same(name, task, source):
+def test_stored_responses_get_the_same_scores(name, task, source):
     local, model = task(name), HashModel()
     documents = local.load(source, "test", None)
     scores, _ = local.evaluate(model, documents)
@@ -242,7 +242,7 @@ def test_responses_that_are_there_score_the_same(name, task, source):
 
 
 @pytest.mark.parametrize("name", ["choice", "generate"])
-def test_a_prompt_does_not_depend_on_which_other_documents_are_asked(name, task, source):
+def test_prompt_does_not_depend_on_other_requested_documents(name, task, source):
     local = task(name)
     documents = local.load(source, "test", None)
     all_instances = local.instances(documents)
@@ -254,7 +254,7 @@ def test_a_prompt_does_not_depend_on_which_other_documents_are_asked(name, task,
     assert local.prompt(some[0]) == all_instances[some[0].key][0].args[0]
 
 
-def test_settings_are_those_of_lm_evals_command_line(folder, task, source):
+def test_few_shot_and_generation_settings_equal_lm_evals(folder, task, source):
     settings = {"num_fewshot": 3, "fewshot_seed": 7, "gen_kwargs": (("until", ("?",)), ("max_gen_toks", 3))}
     local, model = task("generate", **settings), HashModel()
     local.evaluate(model, local.load(source, "test", None))
@@ -267,7 +267,7 @@ def test_settings_are_those_of_lm_evals_command_line(folder, task, source):
 
 @pytest.mark.parametrize("multiturn", [True, False])
 @pytest.mark.parametrize("name", ["choice", "generate"])
-def test_prompts_go_through_a_chat_template_as_lm_evals_do(name, multiturn, folder, task, source):
+def test_chat_prompts_equal_lm_evals(name, multiturn, folder, task, source):
     local, model = task(name, fewshot_as_multiturn=multiturn), HashModel()
     local.evaluate(model, local.load(source, "test", None), ("Be brief.", model.apply_chat_template))
     chat = {"system_instruction": "Be brief.", "apply_chat_template": True, "fewshot_as_multiturn": multiturn}
@@ -275,11 +275,11 @@ def test_prompts_go_through_a_chat_template_as_lm_evals_do(name, multiturn, fold
     assert model.asked == reference.asked
 
 
-def test_a_task_that_says_no_examples_keeps_none(task):
+def test_zero_shot_task_ignores_num_fewshot(task):
     assert task("other", num_fewshot=5).metric_version == task("other").metric_version
 
 
-def test_choices_and_which_is_right(task, source):
+def test_choices_and_correct_choice_are_read_from_the_task(task, source):
     local = task("choice")
     documents = local.load(source, "test", None)
     assert [local.choices(document) for document in documents[:2]] == [["yes", "no"], ["yes", "no", "maybe so"]]
@@ -287,7 +287,7 @@ def test_choices_and_which_is_right(task, source):
     assert local.target(documents[1]) == "no"
 
 
-def test_documents_say_their_task_and_number_and_train_is_another_split(task, source):
+def test_documents_record_task_and_number_and_splits_are_selectable(task, source):
     local = task("pair")
     documents = local.load(source, "test", None)
     assert [(document.fields["task"], document.fields["doc_id"]) for document in documents[11:13]] == [
@@ -300,14 +300,14 @@ def test_documents_say_their_task_and_number_and_train_is_another_split(task, so
     assert half == train[4:]
 
 
-def test_a_training_document_is_not_its_own_example(task, source):
+def test_training_document_is_not_its_own_few_shot_example(task, source):
     local = task("choice", num_fewshot=6)
     for document, requests in local.instances(train := local.load(source, "train", None)).items():
         (question,) = (candidate.fields["doc"]["question"] for candidate in train if candidate.key == document)
         assert requests[0].args[0].count(question) == 1
 
 
-def test_a_given_reference_is_judged_by_what_the_filters_make_of_it(task, source):
+def test_replaced_reference_is_compared_after_filters(task, source):
     local = task("generate")
     document = local.with_reference(local.load(source, "test", 1)[0], "maybe")
     assert local.score(document, "maybe").values == {"exact_match,first": 100.0, "exact_match,vote": 100.0}
@@ -315,7 +315,7 @@ def test_a_given_reference_is_judged_by_what_the_filters_make_of_it(task, source
     assert local.score(document, "yes").values == {"exact_match,first": 0.0, "exact_match,vote": 0.0}
 
 
-def test_a_given_reference_is_0_errors_away_from_itself(tmp_path, source):
+def test_replaced_reference_has_ter_0_against_itself(tmp_path, source):
     edits = {**TRANSLATE, "task": "edits", "metric_list": [{"metric": "ter"}]}
     (tmp_path / "edits.yaml").write_text(yaml.safe_dump(edits))
     local = get_task("lm-eval:edits", LmEvalSettings(include=str(tmp_path)))
@@ -327,24 +327,24 @@ def test_a_given_reference_is_0_errors_away_from_itself(tmp_path, source):
     )
 
 
-def test_a_tag_of_unlike_tasks_is_refused_with_their_names(folder, tmp_path):
+def test_tag_of_incompatible_tasks_is_refused_with_their_names(folder, tmp_path):
     for name, extra in (("one", {}), ("two", {"metric_list": [{"metric": "acc_norm", **MEAN}]})):
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({**CHOICE, "task": name, "tag": "unlike", **extra}))
     with pytest.raises(UserError, match=r"'unlike' is no single task: .*their metrics\. .*singly: one, two"):
         get_task("lm-eval:unlike", LmEvalSettings(include=str(tmp_path)))
 
 
-def test_an_unknown_name_is_refused_with_one_that_is_close():
+def test_unknown_task_error_suggests_a_similar_name():
     with pytest.raises(UserError, match=r"no task, group or tag 'helaswag'\. Did you mean 'hellaswag'\?"):
         get_task("lm-eval:helaswag")
 
 
-def test_settings_survive_json():
+def test_settings_round_trip_through_json():
     settings = LmEvalSettings("x", 2, 3, True, (("until", ("a", "b")), ("max_gen_toks", 4)))
     assert LmEvalSettings.from_json(json.loads(json.dumps(settings.to_json()))) == settings
 
 
-def test_names_of_lm_evals_tasks_are_kept_until_its_files_change(tmp_path, monkeypatch):
+def test_lm_eval_task_index_is_cached_until_its_files_change(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(lm_eval.tasks, "__file__", str(tmp_path / "tasks" / "__init__.py"))
     (tmp_path / "tasks").mkdir()
@@ -362,7 +362,7 @@ def test_names_of_lm_evals_tasks_are_kept_until_its_files_change(tmp_path, monke
     assert read().keys() == {"one", "ones", "two"}
 
 
-def test_a_task_that_ends_the_program_is_refused_instead(monkeypatch):
+def test_task_that_calls_sys_exit_is_refused(monkeypatch):
     def give_up(self, entry, overrides=None):
         raise SystemExit(1)
 

@@ -83,7 +83,7 @@ GLUE = {
         *("cnn-dailymail", "iwslt14", "newstest2016", "newstest2015", "wmt22", *GLUE),
     ],
 )
-def test_every_record_is_a_document(
+def test_every_record_becomes_a_document_with_a_distinct_key(
     name: str, files: dict[str, str], count: int, form: Callable[[int], str], tmp_path: Path
 ) -> None:
     data_dir = REAL

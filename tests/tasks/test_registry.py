@@ -93,7 +93,7 @@ REGISTERED = "\nimport exitbench\nexitbench.register_task(Shouted)\n"
 # -------------------------------------------------------------------------------------------------------- entry points
 
 
-def test_a_task_of_another_distribution_is_found_with_its_source(install: Callable[..., None]) -> None:
+def test_third_party_task_is_discovered_with_its_origin(install: Callable[..., None]) -> None:
     assert "shouted" not in task_names()
     install(ALONE)
     assert "shouted" in task_names()
@@ -111,14 +111,16 @@ def test_a_task_of_another_distribution_is_found_with_its_source(install: Callab
         ("return", "# a remark\n        return", False),
     ],
 )
-def test_its_version_is_that_of_its_source(install: Callable[..., None], old: str, new: str, is_other: bool) -> None:
+def test_third_party_metric_version_follows_its_source_code(
+    install: Callable[..., None], old: str, new: str, is_other: bool
+) -> None:
     install(ALONE)
     before = get_task("shouted").metric_version
     install(ALONE.replace(old, new))
     assert (get_task("shouted").metric_version != before) == is_other
 
 
-def test_another_version_of_the_distribution_is_another(install: Callable[..., None]) -> None:
+def test_distribution_version_changes_the_metric_version(install: Callable[..., None]) -> None:
     install(ALONE)
     before = get_task("shouted").metric_version
     install(ALONE, version="1.1")
@@ -140,7 +142,9 @@ def test_another_version_of_the_distribution_is_another(install: Callable[..., N
         ),
     ],
 )
-def test_a_broken_one_is_set_aside_and_the_others_go_on(install: Callable[..., None], source: str, why: str) -> None:
+def test_broken_third_party_task_is_disabled_without_affecting_others(
+    install: Callable[..., None], source: str, why: str
+) -> None:
     install(source)
     assert {"squad", "samsum"} <= set(task_names()) and "shouted" not in task_names()
     assert why in unusable_tasks()["shouted"]
@@ -148,11 +152,11 @@ def test_a_broken_one_is_set_aside_and_the_others_go_on(install: Callable[..., N
         get_task("shouted")
 
 
-def test_our_own_tasks_have_the_version_that_they_declare() -> None:
+def test_bundled_tasks_have_their_declared_version() -> None:
     assert get_task("squad").metric_version == Squad.metric_version
 
 
-def test_a_task_is_registered_once(forget_tasks: Callable[[], None]) -> None:
+def test_registering_a_task_again_is_allowed_and_other_classes_are_refused(forget_tasks: Callable[[], None]) -> None:
     assert register(Squad) is Squad
     with pytest.raises(TypeError, match="no subclass"):
         register(int)  # type: ignore[arg-type]
@@ -161,12 +165,12 @@ def test_a_task_is_registered_once(forget_tasks: Callable[[], None]) -> None:
 # ------------------------------------------------------------------------------------------------------------ plug-ins
 
 
-def test_files_of_a_folder_register_what_they_bring(trust: Callable[..., None]) -> None:
+def test_plugin_folder_files_register_their_tasks(trust: Callable[..., None]) -> None:
     trust(mine=ALONE + REGISTERED)
     assert task_origin(type(get_task("shouted"))) == "exitbench_plugins.mine"
 
 
-def test_a_file_that_another_imports_is_a_part_of_its_version(trust: Callable[..., None]) -> None:
+def test_metric_version_covers_imported_plugin_files(trust: Callable[..., None]) -> None:
     for imported in ("from exitbench_plugins.loud import shout", "from .loud import shout", "from . import loud"):
         call = "loud.shout(super().prompt(doc))" if imported.endswith("loud") else "shout(super().prompt(doc))"
         mine = SHOUTED.format(helper=imported, shout=call) + REGISTERED
@@ -178,7 +182,7 @@ def test_a_file_that_another_imports_is_a_part_of_its_version(trust: Callable[..
         assert get_task("shouted").metric_version != before, imported
 
 
-def test_nothing_is_run_of_a_folder_that_was_not_named(
+def test_plugin_folder_is_not_run_unless_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forget_tasks: Callable[[], None]
 ) -> None:
     (tmp_path / "plugins").mkdir()
@@ -187,7 +191,7 @@ def test_nothing_is_run_of_a_folder_that_was_not_named(
     assert "squad" in task_names() and plugins.plugins_folder() is None
 
 
-def test_a_file_that_fails_is_named(trust: Callable[..., None]) -> None:
+def test_failing_plugin_file_is_named(trust: Callable[..., None]) -> None:
     trust(mine="1 / 0")
     with pytest.raises(UserError, match=r"plug-in .*mine\.py: ZeroDivisionError"):
         task_names()
@@ -197,7 +201,7 @@ def test_a_file_that_fails_is_named(trust: Callable[..., None]) -> None:
     ("make", "message"),
     [(lambda folder: None, "is not a folder"), (Path.mkdir, r"holds no \.py file and no \.toml file")],
 )
-def test_a_folder_without_plug_ins_is_told(
+def test_missing_or_empty_plugin_folder_is_refused(
     tmp_path: Path, forget_tasks: Callable[[], None], make: Callable[[Path], None], message: str
 ) -> None:
     make(tmp_path / "none")
@@ -205,7 +209,7 @@ def test_a_folder_without_plug_ins_is_told(
         plugins.use_plugins(tmp_path / "none")
 
 
-def test_one_folder_goes_with_one_process(trust: Callable[..., None], tmp_path: Path) -> None:
+def test_second_plugin_folder_in_a_process_is_refused(trust: Callable[..., None], tmp_path: Path) -> None:
     trust(mine="")
     (tmp_path / "second").mkdir()
     with pytest.raises(UserError, match="is in use"):

@@ -26,46 +26,46 @@ def remarks(metric: str, *references: str | list[str], bleu_tokenize: str | None
 
 
 @pytest.mark.parametrize("metric", ["exact_match", "em", "f1", "rouge1", "rouge2", "rougeL", "bleu", "chrf"])
-def test_english_sentences_are_best(metric: str) -> None:
+def test_english_references_get_no_remark(metric: str) -> None:
     assert remarks(metric, ENGLISH, "a lazy cat sleeps on the warm mat") == ()
 
 
 @pytest.mark.parametrize("metric", ["rouge1", "rougeL"])
-def test_rouge_of_other_scripts_is_zero(metric: str) -> None:
+def test_rouge_self_score_of_non_latin_scripts_is_zero(metric: str) -> None:
     expected = f"{metric} of 4 of 5 references is 0 even for the reference itself: {ROUGE}"
     assert remarks(metric, ENGLISH, *SCRIPTS) == (expected,)
 
 
-def test_rouge2_of_one_word_is_zero() -> None:
+def test_rouge2_self_score_of_one_word_is_zero() -> None:
     expected = f"rouge2 of 1 of 2 references is 0 even for the reference itself: {ROUGE}, and counts pairs of words"
     assert remarks("rouge2", ENGLISH, "fox") == (expected,)
 
 
 @pytest.mark.parametrize("article", ["A", "The", "..."])
-def test_f1_of_an_answer_that_squads_rules_empty_is_zero(article: str) -> None:
+def test_f1_self_score_of_an_answer_normalized_to_nothing_is_zero(article: str) -> None:
     expected = f"f1 of 1 of 2 references is 0 even for the reference itself: {SQUAD}"
     assert remarks("f1", article, ["B", "b b"]) == (expected,)
     assert remarks("em", article, "B") == ()
 
 
-def test_bleu_without_four_words_in_most_references_is_zero() -> None:
+def test_bleu_remark_needs_most_references_under_four_words() -> None:
     expected = f"bleu of 2 of 3 references is 0 even for the reference itself: {BLEU}"
     assert remarks("bleu", *SCRIPTS[1:3], ENGLISH) == (expected,)
     assert remarks("bleu", SCRIPTS[1], ENGLISH, ENGLISH[4:]) == ()
 
 
 @pytest.mark.parametrize("tokenizer", ["char", "zh"])
-def test_another_tokenizer_has_words_in_japanese(tokenizer: str) -> None:
+def test_char_and_zh_tokenizers_split_japanese_into_words(tokenizer: str) -> None:
     assert remarks("bleu", SCRIPTS[1], bleu_tokenize=tokenizer) == ()
 
 
-def test_the_first_documents_are_looked_at() -> None:
+def test_only_the_first_documents_are_checked() -> None:
     (remark,) = remarks("rouge1", *SCRIPTS, *[ENGLISH] * 2 * CHECKED)
     assert f"4 of {CHECKED} references" in remark
 
 
 @pytest.mark.parametrize("name", ["squad", "samsum", "wmt-en-fr", "wmt17-en-zh", "sst2"])
-def test_built_in_references_are_best(name: str) -> None:
+def test_builtin_references_get_no_remark(name: str) -> None:
     """This test replaces the check in plans, which skip built-in data."""
     task = get_task(name)
     source_task = "wmt-en-fr" if name.startswith("wmt") else name

@@ -29,7 +29,7 @@ def test_plain_and_gzipped_files_read_the_same(write, name):
     assert read_text(write(name, "été\n")) == "été\n"
 
 
-def test_a_byte_order_mark_is_not_part_of_the_text(write):
+def test_byte_order_mark_is_removed(write):
     assert read_text(write("text.txt", b"\xef\xbb\xbfone")) == "one"
 
 
@@ -57,7 +57,7 @@ def test_a_missing_file_of_a_large_folder_names_only_the_nearest(write, tmp_path
     assert message(error).count("newstest") == 12, "the path, the suggestion and the ten nearest names"
 
 
-def test_a_missing_file_of_an_empty_folder_says_so(tmp_path):
+def test_missing_file_error_mentions_an_empty_folder(tmp_path):
     with pytest.raises(UserError, match=r"is empty\.$"):
         read_text(tmp_path / "val.json")
 
@@ -115,7 +115,7 @@ def test_tab_separated_pairs_may_carry_an_attribution(write):
 
 
 @pytest.mark.parametrize(("line", "columns"), [("Run!", 1), ("a\tb\tc\td", 4)])
-def test_another_number_of_columns_is_named_with_its_line(write, line, columns):
+def test_wrong_number_of_columns_is_named_with_its_line(write, line, columns):
     with pytest.raises(UserError, match=rf"fra\.txt, line 2: {columns} TAB-separated columns"):
         read_tab_separated(write("fra.txt", f"Go.\tVa !\n{line}\n"))
 
@@ -139,18 +139,18 @@ def test_a_value_of_another_type_says_what_it_is(value, type_name):
         member({"n": value}, "n", int, "here")
 
 
-def test_half_a_surrogate_pair_is_refused(write):
+def test_unpaired_surrogate_is_refused(write):
     text = read_json(write("half.json", r'["\ud83d"]'))[0]
     with pytest.raises(UserError, match="surrogate"):
         require(text, str, "half.json, [0]")
 
 
-def test_a_whole_surrogate_pair_is_a_character(write):
+def test_surrogate_pair_becomes_one_character(write):
     text = read_json(write("whole.json", r'["\ud83d\ude00"]'))[0]
     assert require(text, str, "here") == "😀"
 
 
-def test_files_are_found_under_the_data_dir():
+def test_files_are_resolved_below_the_data_dir():
     files = resolve_files("wmt-en-fr", Path("data"), [("en", "a.en"), ("fr", "sub/a.fr")], PARALLEL_OR_PAIRS)
     assert files == {"en": Path("data/a.en"), "fr": Path("data/sub/a.fr")}
 
@@ -168,7 +168,7 @@ def test_files_are_found_under_the_data_dir():
         ([], r"files gives no role\. Needed"),
     ],
 )
-def test_wrong_roles_are_refused(files, complaint):
+def test_invalid_file_roles_are_refused(files, complaint):
     with pytest.raises(UserError, match=f"^wmt-en-fr: {complaint}"):
         resolve_files("wmt-en-fr", Path("data"), files, PARALLEL_OR_PAIRS)
 

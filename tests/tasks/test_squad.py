@@ -62,13 +62,13 @@ def test_f1_is_symmetric_within_0_and_1_and_no_less_than_a_non_empty_exact_match
 
 
 @given(texts, st.lists(texts, min_size=1, max_size=3), texts)
-def test_one_more_reference_never_lowers_a_score(output, answers, extra):
+def test_additional_reference_never_lowers_a_score(output, answers, extra):
     assert token_f1(output, [*answers, extra]) >= token_f1(output, answers)
     assert exact_match(output, [*answers, extra]) >= exact_match(output, answers)
 
 
 @pytest.mark.parametrize("name", ["dev.json", "dev.json.gz"])
-def test_a_file_gives_one_document_a_question_in_the_hubs_form(load, write, squad_json, name):
+def test_each_question_becomes_one_document_in_the_hubs_format(load, write, squad_json, name):
     write(name, squad_json)
     first, second = load(Squad(), data=name)
     assert first.fields["id"] == "q1"
@@ -81,7 +81,7 @@ def test_a_file_gives_one_document_a_question_in_the_hubs_form(load, write, squa
     }
 
 
-def test_the_parts_of_a_file_share_no_article_and_are_the_whole(tmp_path, write, squad_json):
+def test_train_and_test_parts_share_no_article_and_cover_the_file(tmp_path, write, squad_json):
     (article,) = squad_json["data"]
     write("dev.json", {"data": [{**article, "title": f"T{n}"} for n in range(60)]})
     whole, train, test = (
@@ -94,7 +94,7 @@ def test_the_parts_of_a_file_share_no_article_and_are_the_whole(tmp_path, write,
     assert 40 <= len(titles[0]) <= 55  # four fifths of 60, by a hash
 
 
-def test_prompt_target_and_score_of_a_document(load, write, squad_json):
+def test_prompts_target_and_score_have_the_expected_values(load, write, squad_json):
     write("dev.json", squad_json)
     document = load(Squad(), data="dev.json")[1]
     assert Squad().prompt(document) == ("question: Where? context: Ada wrote the first program. She lived in London.")
@@ -129,7 +129,7 @@ def test_prompt_target_and_score_of_a_document(load, write, squad_json):
         ),
     ],
 )
-def test_a_file_of_another_form_names_the_record_and_the_key(load, write, squad_json, damage, complaint):
+def test_malformed_file_error_names_the_record_and_the_key(load, write, squad_json, damage, complaint):
     damage(squad_json)
     write("dev.json", squad_json)
     with pytest.raises(UserError, match=complaint):

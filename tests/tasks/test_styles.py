@@ -45,7 +45,7 @@ def styled(task: Task, style: PromptStyle, template: str | None = None, *example
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_texts_of_each_task(name: str) -> None:
+def test_completion_and_chat_prompts_of_each_task_have_the_exact_text(name: str) -> None:
     task, fields = get_task(name), FIELDS[name]
     instruction, question, cue = INSTRUCTIONS[name], QUESTIONS[name], CUES.get(name, "Summary:")
     assert styled(task, "completion").text(fields) == f"{instruction}\n\n{question}\n{cue}"
@@ -59,7 +59,7 @@ def squad(key: str, context: str = "") -> Document:
     )
 
 
-def test_examples_precede_the_question_with_their_answers() -> None:
+def test_few_shot_examples_precede_the_question_with_their_answers() -> None:
     result = styled(get_task("squad"), "completion", None, squad("1"), squad("2")).text(squad("3").fields)
     assert result == (
         "Answer the question with the shortest span of the passage.\n\n"
@@ -69,18 +69,18 @@ def test_examples_precede_the_question_with_their_answers() -> None:
     )
 
 
-def test_a_template_replaces_instruction_question_and_cue() -> None:
+def test_custom_template_replaces_instruction_question_and_cue() -> None:
     result = styled(get_task("squad"), "completion", "{{{title}}} {question} =", squad("1")).text(squad("2").fields)
     assert result == "{T} What? = answer 1\n\n{T} What? ="
 
 
-def test_json_gives_the_same_prompts() -> None:
+def test_prompting_round_trips_through_json() -> None:
     whole = styled(get_task("squad"), "completion", None, squad("1"))
     record = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(whole).items()}
     assert Prompting.from_json(record) == whole
 
 
-def test_examples_have_passages_of_their_own_and_none_of_an_evaluated_document() -> None:
+def test_few_shot_examples_use_distinct_passages_and_none_under_evaluation() -> None:
     task = get_task("squad")
     pool = [squad(str(number), f"passage {number % 8}") for number in range(40)]
     evaluated = [squad("other", "passage 3"), squad("another", "passage 5")]
@@ -91,7 +91,7 @@ def test_examples_have_passages_of_their_own_and_none_of_an_evaluated_document()
     assert choose_examples(task, pool, evaluated, 40, seed=1)[6:] == [], "six passages are left"
 
 
-def test_the_seed_alone_chooses_among_the_shorter_half_of_the_pool() -> None:
+def test_few_shot_choice_depends_only_on_the_seed_and_uses_the_shorter_half() -> None:
     task = get_task("squad")
     pool = [squad(str(number), "word " * (number + 1)) for number in range(40)]
     chosen = choose_examples(task, pool, (), 3, seed=1)

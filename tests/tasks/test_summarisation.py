@@ -32,12 +32,12 @@ def test_scores_are_f_measures_with_stemming_on_a_scale_of_100(output, summary, 
     assert values == pytest.approx({"rougeL": rouge_l, "rouge1": rouge1, "rouge2": rouge2})
 
 
-def test_prompt_and_target_are_the_texts_as_they_are():
+def test_prompt_and_target_use_the_verbatim_texts():
     assert Summarisation("samsum").prompt(document("They greet.")) == "summarize: A: hi\r\nB: hello"
     assert Summarisation("samsum").target(document("They greet.")) == "They greet."
 
 
-def test_dialogues_that_repeat_keep_distinct_keys_by_their_ids(load, write):
+def test_repeated_dialogues_keep_distinct_keys_by_id(load, write):
     record = {"dialogue": "A: hi", "summary": "A says hi."}
     write("val.json", [{"id": "1", **record}, {"id": "2", **record}])
     first, second = load(Summarisation("samsum"), data="val.json")
@@ -53,7 +53,7 @@ def test_dialogues_that_repeat_keep_distinct_keys_by_their_ids(load, write):
         (["text"], r"\[0\]: is a string\. Needed: an object"),
     ],
 )
-def test_a_file_of_another_form_names_the_record_and_the_key(load, write, content, complaint):
+def test_malformed_file_error_names_the_record_and_the_key(load, write, content, complaint):
     write("val.json", content)
     with pytest.raises(UserError, match=complaint):
         load(Summarisation("samsum"), data="val.json")
@@ -107,7 +107,7 @@ def test_a_record_without_a_summary_is_named(load, write):
         load(get_task("dialogsum"), data="d.jsonl")
 
 
-def test_an_archive_that_unpacks_to_too_much_is_refused(load, write, monkeypatch):
+def test_oversized_unpacked_archive_is_refused(load, write, monkeypatch):
     monkeypatch.setattr(sources, "MAX_BYTES", 20_000)
     path = write("x", "").parent / "p.tar.gz"
     path.write_bytes(packed(a__gz=gzip.compress(b" " * 30_000)))

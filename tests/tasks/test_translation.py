@@ -35,7 +35,7 @@ def corpus_score(metric: str, corpus: list[tuple[str, str]]) -> float:
     return CORPUS_SCORE[metric](list(outputs), [list(references)]).score
 
 
-def test_a_document_is_tokenised_once_for_its_statistics_and_its_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scoring_a_document_tokenizes_once_per_metric(monkeypatch: pytest.MonkeyPatch) -> None:
     cut, count = [], Metric._extract_corpus_statistics
 
     def counted(metric, outputs, references):
@@ -62,7 +62,7 @@ def test_summed_statistics_give_sacrebleus_corpus_score(metric, corpus):
 @metrics
 @settings(max_examples=50)
 @given(corpora, st.data())
-def test_a_matrix_of_weights_scores_every_resample_at_once(metric, corpus, data):
+def test_weight_matrix_scores_every_resample_at_once(metric, corpus, data):
     picks = st.lists(st.integers(0, len(corpus) - 1), min_size=len(corpus), max_size=len(corpus))
     resamples = data.draw(st.lists(picks, min_size=1, max_size=4))
     weights = np.array([np.bincount(resample, minlength=len(corpus)) for resample in resamples])
@@ -74,13 +74,13 @@ def test_a_matrix_of_weights_scores_every_resample_at_once(metric, corpus, data)
 @metrics
 @settings(max_examples=50)
 @given(sentences, sentences)
-def test_a_documents_value_is_sacrebleus_sentence_score(metric, output, reference):
+def test_document_value_equals_sacrebleus_sentence_score(metric, output, reference):
     document = Document.from_fields({"id": "1", "en": "", "fr": reference})
     expected = SENTENCE_SCORE[metric](output, [reference]).score
     assert TASK.score(document, output).values[metric] == expected
 
 
-def test_the_version_names_sacrebleus_settings_and_its_version():
+def test_metric_version_names_sacrebleu_settings_and_version():
     assert "tok:13a|smooth:exp" in TASK.metric_version
     assert "nc:6|nw:0" in TASK.metric_version
     assert TASK.metric_version.count(f"version:{sacrebleu.__version__}") == 2
@@ -103,13 +103,13 @@ def test_repeated_lines_keep_distinct_keys(load, write):
     assert len({document.key for document in load(TASK, pairs="pairs.txt")}) == 2
 
 
-def test_prompt_and_target():
+def test_prompt_names_the_languages_and_target_is_the_translation():
     document = Document.from_fields({"id": "1", "en": "One.", "fr": "Un."})
     assert TASK.prompt(document) == "translate English to French: One."
     assert TASK.target(document) == "Un."
 
 
-def test_a_pair_in_either_direction(load, write):
+def test_language_pairs_translate_in_both_directions(load, write):
     write("t.de", "Eins.\n")
     write("t.en", "One.\n")
     for name, prompt, target in (
@@ -122,13 +122,13 @@ def test_a_pair_in_either_direction(load, write):
         assert task.with_reference(document, "x").fields == {**document.fields, task.pair.target: "x"}
 
 
-def test_pairs_in_columns_have_english_first(load, write):
+def test_english_is_the_first_column_of_pair_files(load, write):
     write("pairs.txt", "One.\tEins.\n")
     (forward,), (backward,) = (load(get_task(name), pairs="pairs.txt") for name in ("wmt-en-de", "wmt-de-en"))
     assert forward.fields == backward.fields == {"id": "1", "en": "One.", "de": "Eins."}
 
 
-def test_bleu_cuts_chinese_into_characters():
+def test_bleu_of_chinese_uses_sacrebleus_zh_tokenizer():
     task = get_task("wmt22-en-zh")
     document = Document.from_fields({"id": "1", "en": "", "zh": "我在很早以前就去过北京。"})
     output = "我在很早以前去过北京。"
@@ -146,6 +146,6 @@ def test_bleu_cuts_chinese_into_characters():
         ("wmt13-de-en", "unknown"),
     ],
 )
-def test_other_pairs_are_refused(name, says):
+def test_unsupported_language_pairs_are_refused(name, says):
     with pytest.raises(UserError, match=says):
         get_task(name)

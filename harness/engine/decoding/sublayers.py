@@ -1,7 +1,7 @@
-"""Logit lens on sub-layers, and similarity of every pair of blocks (NATCAP Fig 6 and 10).
+"""Logit lens on sub-layers, and similarity of every pair of blocks (figures 6 and 10 of the paper NATCAP).
 
-Both use each token's state at the position that predicts it, with the model's own output as input
-(`engine.decoding.probe`). They are recorded only if a suite requests them, since both are expensive.
+The model reads its own output in one teacher-forced pass (`engine.decoding.probe`). Both take each token's state at the
+position that predicts it. They are recorded only if a suite requests them, since both are expensive.
 
 Shape suffixes: B rows, T positions, N tokens (positions that predict), L blocks, D model width, V vocabulary,
 K tokens kept.

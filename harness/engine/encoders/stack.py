@@ -1,8 +1,9 @@
 """The blocks of an encoder, called one by one with the arguments of transformers' own forward pass.
 
-The base model's forward pass runs once per batch with blocks that return their input and record their other arguments:
-masks, rotary angles, relative positions. Blocks are then called with those, on all rows or on some. A shared block (one
-module called L times) counts as L blocks. Everything is differentiable, so training can run it too.
+First, the base model's forward pass runs once per batch with stand-ins for the blocks. They return their input and
+record their other arguments: masks, rotary angles, relative positions. Then the blocks are called with the recorded
+arguments, on all rows or on some. A shared block (one module called L times) counts as L blocks. Everything is
+differentiable, so training can run it too.
 
 Shape suffixes: B texts of the batch, A texts that have not exited, T tokens, D model width, C labels.
 """

@@ -1,6 +1,6 @@
 """Model of the hosted engine: a transformers decoder that is run block by block, so that tokens can exit early.
 
-Shape suffixes: B batch rows, A rows that run a block, T new positions, N positions of several rows, S source positions,
+Shape suffixes: B batch rows, A rows that run a block, T new positions, N positions of several rows, S source positions;
 D model width, V vocabulary, K token ids of a row.
 """
 
@@ -94,10 +94,9 @@ class HostedTransformer(Headed):
     Attributes:
         stack: The parts of the model: decoder blocks, LM head, encoder.
         read_out: Function from states to logits.
-        pads_left: Whether rows may be padded on the left, that is, whether positions then count from each row's own
-            start.
-        kv_width: Width of one block's keys, averaged over blocks; 0 before `hosted.proof.prove`.
-        work: Work of one block for one token; counted by `hosted.proof.prove`.
+        pads_left: Whether left padding leaves the results of a row unchanged; set by `hosted.proof.prove`.
+        kv_width: Width of one block's keys, averaged over blocks; 0 until `hosted.proof.prove` sets it.
+        work: Weights and FLOPs of one block for one token; set by `hosted.proof.prove`.
     """
 
     engine: EngineName = "hosted"

@@ -92,17 +92,19 @@ def _is_proved(check: Callable[[], None]) -> bool:
 
 
 def same(what: str, hosted: Tensor, reference: Tensor, dtype: torch.dtype | None = None) -> None:
-    """Check that two tensors are equal up to rounding, relative to the largest absolute value of ``reference``.
+    """Check that two tensors are equal within a tolerance.
+
+    It is the square root of a number format's epsilon, times the largest absolute value of ``reference``.
 
     Args:
         what: Name of the tensor, for messages.
         hosted: Result of the hosted engine.
         reference: Result of the plain forward pass.
-        dtype: Number format that sets the tolerance: that of the weights, if states may have a finer one. None: that of
-            ``hosted``.
+        dtype: Number format that sets the tolerance; None for that of ``hosted``. States may have a finer format than
+            the weights: then this is the weights' format.
 
     Raises:
-        Differs: The shapes differ, or more than half of the number format's digits differ.
+        Differs: The shapes differ, or a difference exceeds the tolerance.
     """
     if hosted.shape != reference.shape:
         raise Differs(f"{what} has shape {list(hosted.shape)}, not {list(reference.shape)}")

@@ -206,7 +206,8 @@ class DecodingCache(ABC):
     def make_room(self) -> None:
         """If the cache is full, free positions: drop the left-padding positions that all rows have in common.
 
-        In a full cache, all rows have left padding: drafts were dropped, and the longest rows have left the batch.
+        If the cache is full, every remaining row has left padding, for example from dropped drafts. A row without any
+        would have reached its maximum length.
         """
         if self.length < self.room:
             return

@@ -109,7 +109,7 @@ class Transformer(Headed):
 
     @property
     def lm_head(self) -> Linear:
-        """The LM head, without the logit scale that some models apply to its input."""
+        """The LM head alone. For models with a logit scale, the caller must scale its input first."""
         return self.weights.lm_head
 
     @property

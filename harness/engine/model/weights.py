@@ -102,7 +102,7 @@ class Linear:
         return Linear(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
 
     def in_default_layout(self) -> Linear:
-        """Return the projection with its weight in the default memory layout: input-major for fp32 on a CPU."""
+        """Return the projection in the default memory layout: input-major (stored as [in, out]) for fp32 on a CPU."""
         if self.weight.device.type != "cpu" or self.weight.dtype != torch.float32:
             return self
         return Linear(self.weight.t().contiguous().t(), self.bias)

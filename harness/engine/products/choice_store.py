@@ -50,18 +50,18 @@ ChoiceKey = Mapping[str, Any]
 
 
 def stored_choices(key: ChoiceKey) -> dict[str, str] | None:
-    """Return the stored form by weight key (role and shape of a weight), for a cache key.
+    """Return the form (matrix-product implementation) stored for each weight key (role and shape of a weight).
 
-    None if no choices are stored for the key, or the file is damaged.
+    None if no choices are stored for the cache key, or the file is damaged.
     """
     return _read_valid(_path(key), key)
 
 
 def store_choices(key: ChoiceKey, chosen: Mapping[str, str]) -> dict[str, str] | None:
-    """Store chosen forms by weight key (role and shape of a weight) under a cache key; return those that are in effect.
+    """Store the form (matrix-product implementation) chosen for each weight; return the choices that are then stored.
 
-    These are the choices that the first process stored, so they may differ from ``chosen``. None if nothing can be
-    stored.
+    ``chosen`` maps weight keys (role and shape of a weight) to forms. If another process has stored choices for this
+    cache key before, these are kept and returned. None if nothing can be stored.
     """
     path = _path(key)
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")

@@ -54,7 +54,7 @@ class Packed(Linear):
 
     @classmethod
     def from_projection(cls, projection: Linear, rows: int = 1) -> Packed:
-        """Pack a projection's weight in the layout for inputs of ``rows`` rows, and use it for inputs of all sizes."""
+        """Pack a projection's weight in oneDNN's layout for ``rows`` input rows; it accepts any number of rows."""
         return cls(torch.ops.mkldnn._reorder_linear_weight(projection.weight.contiguous(), rows), projection.bias)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Figures that explain published numbers. This module: shared code to draw values by the first gated block."""
+"""Figures that explain published numbers. This module draws values against the first gated block."""
 
 from collections.abc import Mapping, Sequence
 

@@ -109,7 +109,7 @@ def plot(frame: Frame) -> Figure:
 
 
 def _published(axes: Axes, rows: list[Row], styles: Mapping[str, SeriesStyle]) -> None:
-    """Draw published points as crosses inside the outline of the measure's marker."""
+    """Draw each published point as a cross inside the empty marker of its method."""
     x, y = [row["speedup"] for row in rows], [row["quality"] for row in rows]
     draw_published(axes, x, y)
     for row in rows:

@@ -52,8 +52,8 @@ def finding(frame: Frame) -> str:
 def plot(frame: Frame) -> Figure:
     """Draw two panels per hardware setting, with one marker per timed setting of a method.
 
-    Left, x is the ideal and y the measured speed-up of decoding (ideal, speedup). Right, x is the measured over the
-    ideal one (realised), y the method. Frame: one row per timed setting.
+    Left: the measured speed-up of decoding (column `speedup`, y) against the ideal one (`ideal`, x). Right: the
+    measured divided by the ideal speed-up (`realised`, x), one line per method. Frame: one row per timed setting.
     """
     by = series_column(frame)
     styles = series_styles(frame.distinct(by))

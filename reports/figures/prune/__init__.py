@@ -84,7 +84,7 @@ def mean_depths(frame: Frame, names: Series) -> str:
     }
     common = set.intersection(*(set(by_key) for by_key in depths.values())) if depths else set()
     if not common:
-        return "Mean exit layer and score by the first gated block."
+        return "Mean exit layer and score as functions of the first gated block."
     parts = [f"{label} {fmean(by_key[key] for key in common):.1f}" for label, by_key in depths.items()]
     return f"Mean exit layer over the {len(common)} cases in which all were run: {', '.join(parts)}."
 

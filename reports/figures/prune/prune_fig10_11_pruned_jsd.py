@@ -1,4 +1,4 @@
-"""Pruned heads under the contrastive gate by the first gated block (PRUNE figures 10 and 11)."""
+"""Pruned heads under the contrastive gate, as a function of the first gated block (PRUNE figures 10 and 11)."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Margin of predictions and score of a static exit by block (PRUNE figures 2 and 3)."""
+"""Margin of predictions, and task score of a static exit, at each block (PRUNE figures 2 and 3)."""
 
 from matplotlib.figure import Figure
 
@@ -32,7 +32,7 @@ _FEW_GROUPS = 2  # pairs of model and task that get a row of the page each
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the block where margin and score are furthest apart: a confident, wrong block."""
+    """Return a sentence on the most overconfident block: its mean margin exceeds its relative task score most."""
     overconfidence = []
     for _, rows in frame.filter(lambda r: r["origin"] == "ours").groups("task", "model", "setting"):
         margins = {row["block"]: row for row in rows.rows if row["quantity"] == MARGIN}

@@ -1,4 +1,4 @@
-"""Contrastive gates against the softmax gate by the first gated block (PRUNE figures 6 and 7)."""
+"""Contrastive gates and the softmax gate as a function of the first gated block (PRUNE figures 6 and 7)."""
 
 from functools import partial
 

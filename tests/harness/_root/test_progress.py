@@ -51,7 +51,7 @@ def terminal() -> Iterator[tuple[TextIO, list[str]]]:
     shown.append(re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", b"".join(pieces).decode()))
 
 
-def test_a_terminal_shows_cells_and_documents_and_keeps_what_went_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_shows_cell_and_document_progress_and_keeps_failure_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")  # one that cannot move its cursor is shown the end only
     with terminal() as (stream, shown):
         run_two_cells(Bars(TWO_CELLS, stream))
@@ -60,7 +60,7 @@ def test_a_terminal_shows_cells_and_documents_and_keeps_what_went_wrong(monkeypa
     assert re.search(r"cells .*100% .*2/2 ", shown[0])
 
 
-def test_a_terminal_shows_a_bar_for_each_of_the_first_cells_that_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_limits_the_number_of_bars_for_concurrent_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     labels = [f"cell-{number}" for number in range(MAX_BARS + 1)]
     with terminal() as (stream, shown), Bars(dict.fromkeys(labels, Expected()), stream) as progress:
@@ -73,13 +73,13 @@ def test_a_terminal_shows_a_bar_for_each_of_the_first_cells_that_run_at_once(mon
     assert f"{len(labels)}/{len(labels)} " in shown[0]
 
 
-def test_a_cell_that_ended_elsewhere_has_a_line_without_time(tmp_path: Path) -> None:
+def test_cell_that_ended_without_a_start_is_logged_without_a_duration(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as log, Lines({"one/quality": Expected()}, log) as progress:
         progress.end("one/quality", "ok")
     assert (tmp_path / "log").read_text() == "[1/1] one/quality: ok\n"
 
 
-def test_a_log_gets_one_line_a_cell(tmp_path: Path) -> None:
+def test_log_has_one_line_per_cell(tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as log:
         run_two_cells(Lines(TWO_CELLS, log))
     first, second = (tmp_path / "log").read_text().splitlines()
@@ -87,7 +87,7 @@ def test_a_log_gets_one_line_a_cell(tmp_path: Path) -> None:
     assert second.startswith("[2/2] two/quality (7 documents): ok, ")
 
 
-def test_a_log_says_now_and_then_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_periodically_reports_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 0.0
     monkeypatch.setattr("exitbench.progress.time.monotonic", lambda: now_s)
     output = io.StringIO()
@@ -107,7 +107,7 @@ def started_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("started_at_zero")
-def test_time_left_goes_by_the_kind_of_the_cells_that_are_left() -> None:
+def test_time_left_uses_the_mean_duration_of_each_cell_kind() -> None:
     timings = {f"timing-{number}": Expected("timing") for number in range(4)}
     replays = {f"replay-{number}": Expected("replay") for number in range(4)}
     time_left = TimeLeft({**timings, **replays})
@@ -119,7 +119,7 @@ def test_time_left_goes_by_the_kind_of_the_cells_that_are_left() -> None:
 
 
 @pytest.mark.usefixtures("started_at_zero")
-def test_time_left_scales_estimates_by_what_such_cells_took_and_divides_by_what_runs_side_by_side() -> None:
+def test_time_left_scales_estimates_by_actual_durations_and_by_concurrency() -> None:
     time_left = TimeLeft({"a": Expected("quality", 10.0), "b": Expected("quality", 30.0), "c": Expected("fit", 5.0)})
     time_left.end("a", 20.0)  # twice as long as expected, like all kinds of which none has ended
     assert time_left.seconds(20.0) == pytest.approx(2 * 30 + 2 * 5)

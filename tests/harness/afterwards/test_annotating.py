@@ -97,7 +97,7 @@ def expected(runs: Path, tagger: str) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["attempt_id"], row["doc_key"], row["position"]))
 
 
-def test_every_piece_has_its_words_tag_in_the_database_and_in_a_rebuilt_one(
+def test_each_subword_has_the_tag_of_its_word_also_after_a_rebuild(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["annotate", "upos", "--runs", str(runs)]) == 0
@@ -116,7 +116,7 @@ def test_every_piece_has_its_words_tag_in_the_database_and_in_a_rebuilt_one(
     assert check(runs / "spool", runs / "exitbench.duckdb").problems == ()
 
 
-def test_damaged_tags_leave_the_way_and_are_made_again(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_damaged_tags_are_quarantined_and_can_be_recomputed(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["annotate", "upos", "*t5/squad/*", "--runs", str(runs)]) == 0
     rows = asked(runs, TAGGED)
     (path,) = (runs / "spool" / "tags").glob("*/*/token_tag.parquet")
@@ -129,7 +129,7 @@ def test_damaged_tags_leave_the_way_and_are_made_again(runs: Path, capsys: pytes
     assert asked(runs, TAGGED) == rows
 
 
-def test_tags_of_a_superseded_attempt_go_with_it(runs: Path) -> None:
+def test_garbage_collection_removes_a_superseded_attempt_with_its_tags(runs: Path) -> None:
     assert main(["annotate", "upos", "*t5/squad/*", "--runs", str(runs)]) == 0
     (tags,) = (runs / "spool" / "tags").glob("*")
     old = next(attempt for attempt in scan_spool(runs / "spool") if attempt.attempt_id == tags.name)
@@ -140,7 +140,7 @@ def test_tags_of_a_superseded_attempt_go_with_it(runs: Path) -> None:
 
 
 @pytest.mark.parametrize("named", [[], ["--tagger", "spacy"]])
-def test_without_a_tagger_it_says_what_to_install(
+def test_missing_tagger_message_says_what_to_install(
     named: list[str], runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(taggers, "find_spec", lambda module: None)
@@ -148,12 +148,12 @@ def test_without_a_tagger_it_says_what_to_install(
     assert "pip install spacy && python -m spacy download en_core_web_sm" in capsys.readouterr().err
 
 
-def test_only_full_depth_is_tagged(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_full_depth_runs_can_be_tagged(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["annotate", "upos", "*/static", "--runs", str(runs)]) == 2
     assert "no run at full depth is named '*/static'" in capsys.readouterr().err
 
 
-def test_without_spellings_nothing_is_tagged(example_database: Path, runs: Path) -> None:
+def test_tagging_without_stored_vocabularies_fails(example_database: Path, runs: Path) -> None:
     shutil.copyfile(example_database, runs / "exitbench.duckdb")
     shutil.rmtree(runs / "spool" / "vocabularies")
     assert main(["annotate", "upos", "--runs", str(runs)]) == 2
@@ -172,7 +172,7 @@ def test_without_spellings_nothing_is_tagged(example_database: Path, runs: Path)
     ],
     ids=["pieces", "split words", "most of it", "no text", "spaces", "first of equals", "nothing"],
 )
-def test_a_piece_has_the_tag_of_the_word_it_is_most_of(
+def test_subword_gets_the_tag_of_the_word_it_overlaps_most(
     pieces: list[str], words: list[tuple[int, int, str]], tags: list[str | None]
 ) -> None:
     assert list(tags_of(pieces, [Word(*word) for word in words])) == tags

@@ -26,13 +26,13 @@ def search(path: Path, costs: DecoderCosts | None, max_loss_percent: float = 30.
         return find_candidates(database, PLACE, ("max-prob",), max_loss_percent, costs)
 
 
-def test_thresholds_are_searched_between_their_bounds_or_in_equal_ratios() -> None:
+def test_threshold_grid_is_ascending_and_spans_the_bounds() -> None:
     bounded, open_ended = threshold_grid(get_method("calm-softmax")), threshold_grid(get_method("entropy"))
     assert (bounded[0], bounded[-1], bounded == sorted(set(bounded))) == (0.0, 1.0, True)
     assert open_ended[0] > 0 and open_ended == sorted(set(open_ended))
 
 
-def test_without_costs_every_gate_is_evaluated_at_every_block_and_nothing_is_left_out(example_database: Path) -> None:
+def test_without_gate_costs_candidates_evaluate_every_block_and_none_is_omitted(example_database: Path) -> None:
     found = search(example_database, None)
     assert {one.point.method.name for one in found.candidates} <= {"static", "max-prob"}
     assert not found.omissions
@@ -41,9 +41,7 @@ def test_without_costs_every_gate_is_evaluated_at_every_block_and_nothing_is_lef
         assert "every" not in dict(candidate.point.params)
 
 
-def test_the_cost_of_a_token_counts_every_evaluation_that_did_not_open_the_gate(
-    probe: Probe, example_database: Path
-) -> None:
+def test_token_cost_includes_every_gate_evaluation_that_did_not_exit(probe: Probe, example_database: Path) -> None:
     gate = 0.5
     found = search(example_database, DecoderCosts(0.0, {"max-prob": gate}), max_loss_percent=99.0)
     gated = [one for one in found.candidates if one.point.method.name == "max-prob"]
@@ -69,21 +67,21 @@ def exit_layer(scores: list[float], threshold: float, blocks: range, n_blocks: i
     return next((block for block in blocks if scores[block - 1] > threshold), n_blocks)
 
 
-def test_a_gate_that_costs_more_than_all_blocks_is_left_out_with_the_reason(example_database: Path) -> None:
+def test_gate_that_costs_more_than_all_blocks_is_omitted_with_the_reason(example_database: Path) -> None:
     found = search(example_database, DecoderCosts(0.0, {"max-prob": 100.0}), max_loss_percent=5.0)
     assert not [one for one in found.candidates if one.point.method.name == "max-prob"]
     (reason,) = (line for line in found.omissions if line.startswith("max-prob: "))
     assert "each evaluation of its gate reads as much as 100.0 blocks" in reason
 
 
-def test_a_setting_that_changes_too_many_tokens_is_left_out_with_another_reason(example_database: Path) -> None:
+def test_settings_that_change_too_many_tokens_are_omitted_with_that_reason(example_database: Path) -> None:
     found = search(example_database, DecoderCosts(), max_loss_percent=1e-6)
     reasons = [line for line in found.omissions if not line.startswith("self-speculation")]
     assert all("change more than" in line for line in reasons)
 
 
 @pytest.mark.parametrize("accepted", [0.0, 0.5, 0.9])
-def test_the_predicted_cost_of_drafting_is_that_of_a_simulation(
+def test_predicted_drafting_cost_equals_the_exact_expectation(
     accepted: float, probe: Probe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each pass accepts drafts up to the first wrong one, and adds one token of its own."""
@@ -105,5 +103,5 @@ def test_the_predicted_cost_of_drafting_is_that_of_a_simulation(
     assert layer == 1 and (drafts == 1) == (accepted < 0.9)
 
 
-def test_speed_up_is_by_bytes_with_one_read_of_the_lm_head_per_token() -> None:
+def test_speedup_counts_bytes_with_one_lm_head_read_per_token() -> None:
     assert DecoderCosts(8.0).speedup(30, 11.0) == pytest.approx(2.0)

@@ -10,7 +10,7 @@ from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest
 
 
-def test_an_exported_run_is_the_same_cells_again(finished: Path, worded_model: Path, tmp_path: Path) -> None:
+def test_suite_exported_from_a_run_plans_the_same_cells(finished: Path, worded_model: Path, tmp_path: Path) -> None:
     ingest(finished / "spool", tmp_path / "exitbench.duckdb")
     with open_database(tmp_path / "exitbench.duckdb") as database:
         exports = read_front(database).exports

@@ -50,7 +50,7 @@ def stored(runs: Path, kind: str, method: str) -> Attempt:
         ("calibration", "calm-softmax", ["calibration"]),
     ],
 )
-def test_a_run_gives_what_it_gave(kind: str, method: str, files: list[str], runs: Path, show: Show) -> None:
+def test_verify_reproduces_a_stored_run(kind: str, method: str, files: list[str], runs: Path, show: Show) -> None:
     attempt = stored(runs, kind, method)
     code, output = show(attempt.attempt_id)
     assert (code, output.count(": equal")) == (0, len(files))
@@ -60,7 +60,7 @@ def test_a_run_gives_what_it_gave(kind: str, method: str, files: list[str], runs
     assert len(list(cell_attempts(runs / "repetitions", attempt.cell_id))) == 1
 
 
-def test_a_name_means_the_latest_answers_of_a_cell(runs: Path, show: Show) -> None:
+def test_verify_by_name_selects_the_latest_attempt(runs: Path, show: Show) -> None:
     """The name fits full depth's quality cell, which has two attempts, and its probe."""
     first = stored(runs, "quality", "full")
     latest = first.path.with_name("99991231T000000000000Z-00000000")
@@ -70,7 +70,7 @@ def test_a_name_means_the_latest_answers_of_a_cell(runs: Path, show: Show) -> No
     assert latest.name in output
 
 
-def test_a_difference_is_told_and_ends_with_1(runs: Path, show: Show) -> None:
+def test_verify_reports_differing_rows_and_exits_with_1(runs: Path, show: Show) -> None:
     attempt = stored(runs, "quality", "full")
     ingest(runs / "spool", runs / "exitbench.duckdb")
     _rewrite(attempt.path, "SELECT * REPLACE (if(position = 1, exit_layer - 1, exit_layer)::SMALLINT AS exit_layer)")
@@ -83,7 +83,7 @@ def test_a_difference_is_told_and_ends_with_1(runs: Path, show: Show) -> None:
     assert ingest(runs / "spool", runs / "exitbench.duckdb").added == 0
 
 
-def test_what_differs_in_software_is_told_beside_it(runs: Path, show: Show) -> None:
+def test_verify_lists_software_differences_next_to_an_equal_result(runs: Path, show: Show) -> None:
     attempt = stored(runs, "quality", "full")
     env = json.loads((attempt.path / "env.json").read_text())
     env["environment"]["packages"]["torch"] = "1.0.0"
@@ -95,7 +95,7 @@ def test_what_differs_in_software_is_told_beside_it(runs: Path, show: Show) -> N
     assert "  environment.packages.torch: 1.0.0 -> 2" in output
 
 
-def test_another_revision_of_the_method_is_refused_before_anything_runs(
+def test_verify_refuses_a_changed_method_revision_before_decoding(
     runs: Path, show: Show, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt = stored(runs, "quality", "full")
@@ -107,12 +107,12 @@ def test_another_revision_of_the_method_is_refused_before_anything_runs(
     assert len(list(cell_attempts(runs / "spool", attempt.cell_id))) == 1
 
 
-def test_another_checkpoint_is_refused(runs: Path, show: Show, checkpoint: Path) -> None:
+def test_verify_refuses_another_checkpoint(runs: Path, show: Show, checkpoint: Path) -> None:
     code, output = show(stored(runs, "quality", "full").attempt_id, "--model", str(checkpoint))
     assert (code, "model.weights_sha256: " in output) == (2, True)
 
 
-def test_a_checkpoint_that_is_not_found_must_be_named(runs: Path, show: Show, worded_model: Path) -> None:
+def test_verify_asks_for_model_if_the_checkpoint_is_not_found(runs: Path, show: Show, worded_model: Path) -> None:
     attempt = stored(runs, "quality", "full")
     (runs / "logs" / "one.json").unlink()
     code, output = show(attempt.attempt_id)
@@ -120,7 +120,7 @@ def test_a_checkpoint_that_is_not_found_must_be_named(runs: Path, show: Show, wo
     assert show(attempt.attempt_id, "--model", str(worded_model))[0] == 0
 
 
-def test_a_timing_cannot_be_repeated(runs: Path, show: Show) -> None:
+def test_verify_refuses_timing_runs(runs: Path, show: Show) -> None:
     code, output = show(stored(runs, "timing", "calm-softmax").attempt_id)
     assert (code, "no repeatable run is named" in output) == (2, True)
 

@@ -81,7 +81,7 @@ def ask(runs: Path, sql: str) -> list[tuple[Any, ...]]:
 CURRENT = "SELECT metric, metric_version, round(value, 3), n FROM metric_values WHERE is_current ORDER BY metric"
 
 
-def test_answers_are_scored_under_the_current_version_beside_the_old_scores(write: Write, runs: Path) -> None:
+def test_rescoring_adds_current_scores_and_keeps_the_old_ones(write: Write, runs: Path) -> None:
     write()
     assert main(["rescore", "--runs", str(runs)]) == 0
     version = TASK.metric_version
@@ -96,7 +96,7 @@ def test_answers_are_scored_under_the_current_version_beside_the_old_scores(writ
     assert {json.loads(old)["f1"] for old, _ in scored} == {1.0}
 
 
-def test_nothing_remaining_is_said_and_changes_nothing(
+def test_rescoring_again_reports_nothing_left_and_changes_nothing(
     write: Write, runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs.mkdir()
@@ -123,7 +123,7 @@ def test_a_rebuilt_database_has_the_new_scores(write: Write, runs: Path) -> None
     assert len(before[0]) == 6
 
 
-def test_only_what_is_named_is_scored(write: Write, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_named_runs_are_rescored(write: Write, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, _second = write(1), write(2)
     assert main(["rescore", "--runs", str(runs), first]) == 0
     assert ask(runs, "SELECT DISTINCT attempt_id FROM sample_rescore") == [(first,)]
@@ -133,7 +133,7 @@ def test_only_what_is_named_is_scored(write: Write, runs: Path, capsys: pytest.C
     assert "no quality run is named 'exampel'" in capsys.readouterr().err
 
 
-def test_documents_that_are_not_those_answered_are_refused(
+def test_documents_other_than_the_answered_ones_are_refused(
     write: Write, runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(data_sha256="0" * 64)
@@ -142,7 +142,7 @@ def test_documents_that_are_not_those_answered_are_refused(
     assert not (runs / "spool" / "rescores").exists()
 
 
-def test_one_run_that_cannot_be_scored_does_not_stop_the_others(
+def test_a_run_that_cannot_be_scored_does_not_stop_other_runs(
     write: Write, runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(1, data_sha256="0" * 64), write(2)
@@ -190,7 +190,7 @@ def test_a_damaged_record_is_set_aside_and_scored_again(
     assert ask(runs, "SELECT count(*) FROM sample_rescore") == [(6,)]
 
 
-def test_no_torch_is_needed(write: Write, runs: Path) -> None:
+def test_rescoring_does_not_import_torch(write: Write, runs: Path) -> None:
     write()
     code = (
         "import sys\nfrom exitbench.harness.cli.main import main\n"
@@ -214,7 +214,7 @@ def test_a_record_that_does_not_fit_the_database_stays_in_the_spool(
     assert ask(runs, "SELECT count(*) FROM sample_rescore") == [(6,)]
 
 
-def test_a_record_of_a_later_version_is_left_alone(
+def test_record_of_a_newer_format_version_is_kept_untouched(
     write: Write, runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     attempt_id = write()

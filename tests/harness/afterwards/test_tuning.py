@@ -34,7 +34,7 @@ def names(candidates: tuple[Candidate, ...]) -> list[str]:
     return [one.point.label(one.point.method.name) for one in candidates]
 
 
-def test_the_finalists_are_the_cheapest_of_each_method_that_are_shown_to_keep_the_loss(tuning: Tuning) -> None:
+def test_finalists_are_the_fastest_setting_per_method_within_the_loss_bound(tuning: Tuning) -> None:
     choice = choose(
         tuning,
         [
@@ -51,7 +51,7 @@ def test_the_finalists_are_the_cheapest_of_each_method_that_are_shown_to_keep_th
     assert choice.depth is not None and names((choice.depth,)) == ["static:exit_layer=4"]
 
 
-def test_where_none_is_shown_to_keep_it_those_that_keep_it_here_are_taken_the_safest_first(tuning: Tuning) -> None:
+def test_without_a_proven_setting_the_safest_observed_one_becomes_finalist(tuning: Tuning) -> None:
     choice = choose(
         tuning,
         [
@@ -66,25 +66,25 @@ def test_where_none_is_shown_to_keep_it_those_that_keep_it_here_are_taken_the_sa
     assert choice.depth is not None
 
 
-def test_no_more_finalists_than_asked_for(tuning: Tuning) -> None:
+def test_number_of_finalists_is_limited(tuning: Tuning) -> None:
     results = [
         decoded(name, "threshold", 0.5, loss_high_percent=0.0) for name in ("calm-softmax", "max-prob", "entropy")
     ]
     assert len(choose(dataclasses.replace(tuning, finalists=2), results).finalists) == 2
 
 
-def test_a_method_whose_metric_has_no_scale_is_never_shown_to_keep_a_loss(tuning: Tuning) -> None:
+def test_result_without_a_loss_bound_is_never_proven(tuning: Tuning) -> None:
     choice = choose(tuning, [decoded("max-prob", "threshold", 0.5, delta=0.0)])
     assert (choice.is_shown, len(choice.finalists)) == (False, 1)
 
 
-def test_methods_that_need_something_trained_are_not_tuned_unasked() -> None:
+def test_methods_that_need_training_are_not_tuned_by_default() -> None:
     quick = tunable_methods()
     assert {"calm-softmax", "max-prob", "entropy"} <= set(quick)
     assert not {"calm-classifier", "heads", "static", "full", "self-speculation"} & set(quick)
 
 
-def test_what_is_searched_is_no_part_of_what_is_reported_or_calibrated(tuning: Tuning) -> None:
+def test_search_documents_are_disjoint_from_reported_and_calibration_documents(tuning: Tuning) -> None:
     promised = dataclasses.replace(tuning, epsilon=0.1, documents=20)
     (entry,) = promised.certify([decoded("max-prob", "threshold", 0.5)[0]], [], full_share=0.8).calibrations
     task = tuning.task
@@ -96,7 +96,7 @@ def test_what_is_searched_is_no_part_of_what_is_reported_or_calibrated(tuning: T
     assert not {likeness(one) for one in searched} & reported
 
 
-def test_a_task_without_other_documents_is_searched_beyond_its_limit(tuning: Tuning, tmp_path: Path) -> None:
+def test_task_without_another_split_is_searched_on_documents_beyond_its_limit(tuning: Tuning, tmp_path: Path) -> None:
     records = [{"id": str(number), "text": f"word {number}", "answer": "word"} for number in range(30)]
     (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, records)))
     (tmp_path / "own.toml").write_text(
@@ -113,7 +113,7 @@ def test_a_task_without_other_documents_is_searched_beyond_its_limit(tuning: Tun
         dataclasses.replace(own, task=unlimited).searched  # noqa: B018 - a property
 
 
-def test_the_chance_of_a_wrong_promise_is_shared_by_the_finalists(tuning: Tuning) -> None:
+def test_error_probability_is_divided_among_the_finalists(tuning: Tuning) -> None:
     promised = dataclasses.replace(tuning, epsilon=0.1)
     finalists = [decoded(name, "threshold", 0.5)[0] for name in ("max-prob", "calm-softmax")]
     others = [decoded("max-prob", "threshold", level)[0] for level in (0.2, 0.9)]
@@ -124,7 +124,7 @@ def test_the_chance_of_a_wrong_promise_is_shared_by_the_finalists(tuning: Tuning
 
 
 @pytest.mark.parametrize(("documents", "enough"), [(338, False), (339, True)])
-def test_a_promise_that_no_outcome_could_keep_is_refused_before_anything_runs(
+def test_too_few_documents_for_the_guarantee_are_refused_before_running(
     tuning: Tuning, documents: int, enough: bool
 ) -> None:
     promised = dataclasses.replace(tuning, epsilon=0.1, documents=documents)
@@ -135,7 +135,7 @@ def test_a_promise_that_no_outcome_could_keep_is_refused_before_anything_runs(
         promised.require_enough_documents()
 
 
-def test_a_hundredth_of_a_lower_score_is_less_and_takes_more_documents(tuning: Tuning) -> None:
+def test_relative_loss_on_a_lower_score_needs_more_documents(tuning: Tuning) -> None:
     promised = dataclasses.replace(tuning, epsilon=0.1, documents=400)
     promised.require_enough_documents()
     assert promised.points_of(promised.share_of(80.0)) == pytest.approx(0.8)
@@ -143,12 +143,12 @@ def test_a_hundredth_of_a_lower_score_is_less_and_takes_more_documents(tuning: T
         promised.require_enough_documents(promised.share_of(80.0))
 
 
-def test_what_is_promised_is_of_a_metric_that_each_document_has(tuning: Tuning) -> None:
+def test_certified_metric_is_a_per_document_metric(tuning: Tuning) -> None:
     translating = dataclasses.replace(tuning, task=tuning.suite.task("wmt-en-fr"))
     assert (tuning.certified_metric, translating.certified_metric) == ("f1", "chrf")
 
 
-def test_a_calibration_that_ends_says_what_was_lost_and_how_many_documents_that_takes(example_database: Path) -> None:
+def test_failed_calibration_reports_its_loss_and_the_documents_needed(example_database: Path) -> None:
     with open_database(example_database) as database:
         (failed,) = database.query(
             "SELECT * FROM calibrations WHERE NOT passed AND NOT random_weights ORDER BY cell_id LIMIT 1"

@@ -27,12 +27,14 @@ def texts() -> list[str]:
     return [task.prompt(document) for document in builtin.documents("sst2", "test", 40)]
 
 
-def test_every_example_does_what_it_says() -> None:
+def test_docstring_examples_pass() -> None:
     result = doctest.testmod(classifiers)
     assert result.failed == 0 and result.attempted > 1
 
 
-def test_a_text_leaves_where_its_score_is_above_the_threshold(model: eb.Classifier, texts: list[str]) -> None:
+def test_text_exits_at_the_first_block_whose_score_exceeds_the_threshold(
+    model: eb.Classifier, texts: list[str]
+) -> None:
     result = eb.classify(model, texts, "max-prob", threshold=0.7)
     assert len({one.exit_layer for one in result}) > 1
     for one in result:
@@ -45,13 +47,13 @@ def test_a_text_leaves_where_its_score_is_above_the_threshold(model: eb.Classifi
         assert one.to_pandas()["block"].tolist() == list(range(1, one.exit_layer + 1))
 
 
-def test_a_text_alone_has_the_answer_that_it_has_in_a_batch(model: eb.Classifier, texts: list[str]) -> None:
+def test_batched_and_single_texts_get_the_same_answer(model: eb.Classifier, texts: list[str]) -> None:
     together = eb.classify(model, texts[:8], "pabee", patience=1)
     alone = [eb.classify(model, [text], "pabee", patience=1)[0] for text in texts[:8]]
     assert [(one.label, one.exit_layer) for one in together] == [(one.label, one.exit_layer) for one in alone]
 
 
-def test_a_threshold_that_nothing_exceeds_is_full_depth(model: eb.Classifier, texts: list[str]) -> None:
+def test_unreachable_threshold_equals_full_depth(model: eb.Classifier, texts: list[str]) -> None:
     full = eb.classify(model, texts)
     never = eb.classify(model, texts, "max-prob", threshold=1.0)
     assert [one.label for one in full] == [one.label for one in never]
@@ -59,7 +61,7 @@ def test_a_threshold_that_nothing_exceeds_is_full_depth(model: eb.Classifier, te
     assert [len(one.trace) for one in never] == [6] * len(texts)
 
 
-def test_pairs_and_numbers_are_classified_and_long_texts_cut(classifier_folder: Callable[..., Path]) -> None:
+def test_regression_model_accepts_text_pairs_and_truncates_long_texts(classifier_folder: Callable[..., Path]) -> None:
     model = eb.load_model(classifier_folder(("LABEL_0",)))
     long = ("a dog runs " * 9, "two men sing " * 9)
     (one,) = eb.classify(model, [long], "static", exit_layer=2)
@@ -77,12 +79,14 @@ def test_pairs_and_numbers_are_classified_and_long_texts_cut(classifier_folder: 
         ("no-such", {}, "no-such"),
     ],
 )
-def test_what_cannot_be_run_is_told(model: eb.Classifier, method: str, params: dict[str, object], message: str) -> None:
+def test_unsupported_calls_raise_user_errors(
+    model: eb.Classifier, method: str, params: dict[str, object], message: str
+) -> None:
     with pytest.raises(eb.UserError, match=message):
         eb.classify(model, ["a dog runs"], method, **params)
 
 
-def test_each_kind_of_model_is_sent_to_the_function_that_is_for_it(model: eb.Classifier) -> None:
+def test_wrong_model_kind_error_names_the_right_function(model: eb.Classifier) -> None:
     with pytest.raises(eb.UserError, match=r"eb\.classify"):
         eb.decode(model, ["a dog runs"])
     with pytest.raises(eb.UserError, match=r"eb\.classify"):

@@ -1,4 +1,4 @@
-"""ExitBench models under lm-eval: lm-eval's own tests of models that need no network, and evaluations."""
+"""ExitBench's lm-eval model: results equal those of lm-eval's Hugging Face backend; wrong arguments are rejected."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def instances(manager: TaskManager, name: str, **gen_kwargs: Any) -> list[Instan
 
 
 @pytest.mark.parametrize("kind", TEXTS)
-def test_loglikelihood(ours: Any, theirs: Any, manager: TaskManager, kind: str) -> None:
+def test_loglikelihood_equals_lm_evals_hf_backend(ours: Any, theirs: Any, manager: TaskManager, kind: str) -> None:
     requests = instances(manager, "toy_choice")
     own, expected = ours[kind].loglikelihood(requests), theirs[kind].loglikelihood(requests, disable_tqdm=True)
     assert np.allclose([one[0] for one in own], [one[0] for one in expected], atol=1e-4)
@@ -68,14 +68,14 @@ def test_loglikelihood(ours: Any, theirs: Any, manager: TaskManager, kind: str) 
 
 
 @pytest.mark.parametrize("kind", TEXTS)
-def test_generate_until(ours: Any, theirs: Any, manager: TaskManager, kind: str) -> None:
+def test_generate_until_equals_lm_evals_hf_backend(ours: Any, theirs: Any, manager: TaskManager, kind: str) -> None:
     own = ours[kind].generate_until(instances(manager, "toy_text"), disable_tqdm=True)
     budget = BUDGET if kind == "seq2seq" else {}
     assert own == theirs[kind].generate_until(instances(manager, "toy_text", **budget), disable_tqdm=True)
     assert len(set(own)) > 1
 
 
-def test_loglikelihood_rolling(ours: Any, theirs: Any, manager: TaskManager) -> None:
+def test_loglikelihood_rolling_equals_lm_evals_hf_backend(ours: Any, theirs: Any, manager: TaskManager) -> None:
     requests = instances(manager, "toy_rolling")
     own = ours["causal"].loglikelihood_rolling(requests)
     assert np.allclose(own, theirs["causal"].loglikelihood_rolling(requests, disable_tqdm=True), atol=1e-3)
@@ -88,13 +88,13 @@ def test_loglikelihood_rolling_is_refused_for_encoder_decoders(ours: Any, manage
 
 @pytest.mark.parametrize("kind", TEXTS)
 @pytest.mark.parametrize("text", ["the old dog", "<s>the old dog", ""])
-def test_tok_encode_and_tok_decode(ours: Any, theirs: Any, kind: str, text: str) -> None:
+def test_tok_encode_and_tok_decode_equal_lm_evals_hf_backend(ours: Any, theirs: Any, kind: str, text: str) -> None:
     ids = ours[kind].tok_encode(text)
     assert ids == theirs[kind].tok_encode(text)
     assert ours[kind].tok_decode(ids) == theirs[kind].tok_decode(ids)
 
 
-def test_chat_template_and_tokenizer_name(ours: Any) -> None:
+def test_chat_template_is_applied_and_tokenizer_name_has_no_slash(ours: Any) -> None:
     lm = ours["causal"]
     turns = [{"role": "user", "content": "the old dog"}]
     lm.tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}"
@@ -109,7 +109,7 @@ def test_chat_template_and_tokenizer_name(ours: Any) -> None:
 # --------------------------------------------------------------------------------------------------------- evaluations
 
 
-def test_requests_that_name_no_document_are_told_apart(ours: Any, theirs: Any) -> None:
+def test_requests_without_a_document_are_answered_separately(ours: Any, theirs: Any) -> None:
     pairs = [("the dog", " runs"), ("the dog", " sings two"), ("a man", " reads")]
     requests = [Instance("loglikelihood", {}, pair, 0) for pair in pairs]
     expected = theirs["causal"].loglikelihood(requests, disable_tqdm=True)
@@ -118,13 +118,14 @@ def test_requests_that_name_no_document_are_told_apart(ours: Any, theirs: Any) -
     )
 
 
-def test_repeated_requests_are_answered_each_time(ours: Any, manager: TaskManager) -> None:
+def test_repeated_requests_get_the_same_answer(ours: Any, manager: TaskManager) -> None:
     request = instances(manager, "toy_text")[0]
-    assert len(set(ours["causal"].generate_until([request, request], disable_tqdm=True))) == 1
+    first, second = ours["causal"].generate_until([request, request], disable_tqdm=True)
+    assert first == second
 
 
 @pytest.mark.parametrize(("kind", "task"), PAIRS)
-def test_simple_evaluate_gives_what_lm_evals_own_backend_gives(
+def test_simple_evaluate_equals_lm_evals_hf_backend(
     toy_models: dict[str, Path], theirs: Any, manager: TaskManager, kind: str, task: str
 ) -> None:
     asked: dict[str, Any] = {"tasks": [task], "task_manager": manager, "bootstrap_iters": 0, "num_fewshot": 2}
@@ -141,7 +142,7 @@ def test_simple_evaluate_gives_what_lm_evals_own_backend_gives(
     assert told["tokens"] > 7
 
 
-def test_a_method_leaves_early_and_its_parameters_come_from_a_text(
+def test_model_args_string_sets_the_exit_method_and_its_parameters(
     toy_models: dict[str, Path], manager: TaskManager
 ) -> None:
     arguments = f"pretrained={toy_models['causal']},method=static,exit_layer=2,device=cpu"
@@ -152,7 +153,7 @@ def test_a_method_leaves_early_and_its_parameters_come_from_a_text(
     assert (told["method"], told["params"]["exit_layer"], told["mean_exit_layer"]) == ("static", 2, 2.0)
 
 
-def test_lm_eval_is_as_it_was_once_no_model_is_left(toy_models: dict[str, Path]) -> None:
+def test_lm_eval_is_restored_after_the_last_model_is_deleted(toy_models: dict[str, Path]) -> None:
     script = f"""
 import gc, logging, sys
 logging.getLogger("lm_eval").setLevel(logging.WARNING)
@@ -175,7 +176,7 @@ assert logging.getLogger("lm_eval").level == logging.WARNING
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_results_say_in_which_forms_products_were_multiplied(
+def test_results_list_non_default_matrix_product_forms(
     toy_models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Results list no matrix products if all of them use the default form."""
@@ -191,7 +192,7 @@ def test_results_say_in_which_forms_products_were_multiplied(
     assert any(place.startswith("block ") for place in info["exitbench"]["products"])
 
 
-def test_the_first_token_may_leave_early_in_likelihoods_and_not_in_answers(
+def test_first_token_exits_early_by_default_in_likelihoods_but_not_in_generation(
     toy_models: dict[str, Path], manager: TaskManager
 ) -> None:
     def layers(**more: Any) -> tuple[set[int], set[int]]:
@@ -231,7 +232,7 @@ def test_the_first_token_may_leave_early_in_likelihoods_and_not_in_answers(
         ({"pretrained": "m", "method": "mee-lstm"}, "must be fitted first"),
     ],
 )
-def test_wrong_arguments_are_told(given: dict[str, Any], message: str) -> None:
+def test_invalid_model_args_raise_user_errors(given: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as caught:
         read_arguments(given)
     assert str(caught.value).startswith("--model exitbench") and message in str(caught.value)
@@ -246,15 +247,15 @@ def test_wrong_arguments_are_told(given: dict[str, Any], message: str) -> None:
         ({"batch_size": "auto:4", "max_batch_size": 2}, 2),
     ],
 )
-def test_batch_sizes_are_rows(given: dict[str, Any], rows: int) -> None:
+def test_lm_eval_batch_size_sets_the_number_of_rows(given: dict[str, Any], rows: int) -> None:
     assert read_arguments({"pretrained": "m", **given}).rows == rows
 
 
-def test_names_that_look_like_numbers_are_names() -> None:
+def test_numeric_path_arguments_are_read_as_strings() -> None:
     assert read_arguments({"pretrained": 7, "trace": 2026}).trace == "2026"
 
 
-def test_a_gpu_that_is_not_there_is_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpu_falls_back_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert [available_device(device) for device in ("cuda:0", "cuda", "auto", "cpu")] == ["cpu"] * 4
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -278,9 +279,7 @@ def test_sampling_and_beams_are_refused(ours: Any, kwargs: dict[str, Any], messa
         ours["causal"].generate_until([request])
 
 
-def test_a_method_without_probabilities_is_refused_before_anything_is_scored(
-    toy_models: dict[str, Path], manager: TaskManager
-) -> None:
+def test_method_without_log_likelihoods_is_refused(toy_models: dict[str, Path], manager: TaskManager) -> None:
     lm = ExitBenchLM(pretrained=str(toy_models["causal"]), device="cpu", method="self-speculation")
     with pytest.raises(UserError, match="method 'self-speculation' does not provide log-likelihoods"):
         lm.loglikelihood(instances(manager, "toy_choice"))
@@ -289,7 +288,7 @@ def test_a_method_without_probabilities_is_refused_before_anything_is_scored(
 # --------------------------------------------------------------------------------------------------------- registration
 
 
-def test_lm_eval_knows_our_models_and_its_own() -> None:
+def test_lm_eval_registry_has_exitbench_and_hf_models() -> None:
     assert exitbench.__version__
     assert get_model("exitbench") is ExitBenchLM
     assert get_model("hf") is HFLM
@@ -298,7 +297,7 @@ def test_lm_eval_knows_our_models_and_its_own() -> None:
 @pytest.mark.parametrize(
     "first", ["import exitbench; import lm_eval.models", "import lm_eval.models; import exitbench"]
 )
-def test_registration_imports_nothing_heavy_whoever_is_first(first: str) -> None:
+def test_registration_imports_no_torch_in_either_import_order(first: str) -> None:
     code = (
         f"import sys; {first}\n"
         "from lm_eval.api.registry import model_registry\n"
@@ -308,6 +307,6 @@ def test_registration_imports_nothing_heavy_whoever_is_first(first: str) -> None
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_importing_exitbench_imports_no_lm_eval() -> None:
+def test_importing_exitbench_does_not_import_lm_eval() -> None:
     code = "import sys, exitbench; sys.exit('lm_eval' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

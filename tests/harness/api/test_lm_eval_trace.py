@@ -62,14 +62,14 @@ def traced(toys: Toys, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     return trace, evaluate(toys, trace, tasks, RANDOM, num_fewshot=1, limit=5)
 
 
-def test_its_cells_are_those_of_the_suite_beside_them(traced: tuple[Path, Any]) -> None:
+def test_trace_stores_one_cell_per_task_and_method(traced: tuple[Path, Any]) -> None:
     result = attempts(traced[0])
     labels = {label.partition("/")[0] for label in result}
     assert labels == {"toy_text", "toy_choice", "toy_rolling"} and len(result) == 6
     assert {json.loads((path / "cell.json").read_text())["task"]["documents"] for path in result.values()} == {5}
 
 
-def test_its_metrics_are_those_of_the_evaluation(traced: tuple[Path, Any]) -> None:
+def test_stored_metrics_equal_lm_evals_results(traced: tuple[Path, Any]) -> None:
     trace, results = traced
     compared = 0
     for label, path in attempts(trace).items():
@@ -85,7 +85,7 @@ def test_its_metrics_are_those_of_the_evaluation(traced: tuple[Path, Any]) -> No
     assert compared == 4
 
 
-def test_a_worker_that_runs_the_suite_gets_the_same_tokens_and_exits(toys: Toys, traced: tuple[Path, Any]) -> None:
+def test_running_the_traced_suite_reproduces_tokens_and_exits(toys: Toys, traced: tuple[Path, Any]) -> None:
     trace = traced[0]
     again = trace.parent / "again"
     plan = make_plan(load_suite(trace / "suite.toml"), again, trace / "models", Path("/"))
@@ -100,7 +100,9 @@ def test_a_worker_that_runs_the_suite_gets_the_same_tokens_and_exits(toys: Toys,
     assert len(set(pq.read_table(path / "tokens.parquet")["exit_layer"].to_pylist())) > 1
 
 
-def test_it_is_imported(traced: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_traced_spool_can_be_imported(
+    traced: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     runs = tmp_path / "runs"
     assert main(["import", str(traced[0] / "spool"), "--runs", str(runs)]) == 0
     assert "6 attempts are new" in capsys.readouterr().out
@@ -109,7 +111,7 @@ def test_it_is_imported(traced: tuple[Path, Any], tmp_path: Path, capsys: pytest
     assert [row["task"] for row in rows] == ["lm-eval:toy_choice", "lm-eval:toy_rolling"]
 
 
-def test_what_is_there_already_is_not_written_again(
+def test_stored_cells_are_not_written_again(
     toys: Toys, traced: tuple[Path, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = attempts(traced[0])
@@ -119,7 +121,7 @@ def test_what_is_there_already_is_not_written_again(
     assert attempts(traced[0]) == before
 
 
-def test_what_lm_eval_was_answered_is_not_asked_again(
+def test_full_depth_is_not_scored_again_if_already_stored(
     toys: Toys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
@@ -138,7 +140,7 @@ def test_what_lm_eval_was_answered_is_not_asked_again(
     assert asked == [21, 21, 21, 21], "full depth beside it"
 
 
-def test_other_requests_than_a_suites_are_left_out_and_said(
+def test_requests_a_suite_cannot_express_are_not_stored_and_reported(
     toys: Toys, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = evaluate(toys, tmp_path / "x", ["toy_choice"], {}, num_fewshot=2, fewshot_random_seed=7)
@@ -155,7 +157,7 @@ def test_other_requests_than_a_suites_are_left_out_and_said(
         ({"use_cache": "kept"}, "trace needs every answer"),
     ],
 )
-def test_what_no_suite_asks_is_refused_before_anything_runs(
+def test_arguments_a_suite_cannot_express_are_refused_before_decoding(
     toys: Toys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], message: str
 ) -> None:
     def never(*_: Any, **__: Any) -> None:
@@ -167,6 +169,6 @@ def test_what_no_suite_asks_is_refused_before_anything_runs(
         evaluate(toys, tmp_path / "x", ["toy_choice"], {}, **asked)
 
 
-def test_tasks_of_others_need_their_folder(toys: Toys, tmp_path: Path) -> None:
+def test_third_party_tasks_require_include(toys: Toys, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'toy_choice' is not one of lm-eval's own tasks; include=DIR says"):
         evaluate(toys, tmp_path / "x", ["toy_choice"], {"include": None})

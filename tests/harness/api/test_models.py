@@ -30,7 +30,7 @@ def prompts() -> list[str]:
     return [task.prompt(document) for document in builtin.documents("wmt-en-fr", "test", 6)]
 
 
-def test_every_example_does_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_docstring_examples_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for module in (models, running, results):  # results are those of the run
         result = doctest.testmod(module)
@@ -39,7 +39,7 @@ def test_every_example_does_what_it_says(tmp_path: Path, monkeypatch: pytest.Mon
         assert public and all("Examples:" in (function.__doc__ or "") for function in public)
 
 
-def test_importing_it_loads_nothing_heavy_and_every_name_leads_somewhere() -> None:
+def test_import_is_lightweight_and_every_listed_name_resolves() -> None:
     code = (
         "import sys, exitbench as eb\n"
         "assert not {'torch', 'duckdb', 'pyarrow', 'numpy'} & set(sys.modules)\n"
@@ -50,12 +50,12 @@ def test_importing_it_loads_nothing_heavy_and_every_name_leads_somewhere() -> No
         _ = eb.decoed
 
 
-def test_results_are_opened_without_torch() -> None:
+def test_open_results_does_not_import_torch() -> None:
     code = "import sys, exitbench as eb; eb.open_results; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_full_depth_and_a_threshold_that_nothing_exceeds_answer_alike(model: eb.Model, prompts: list[str]) -> None:
+def test_unreachable_threshold_equals_full_depth(model: eb.Model, prompts: list[str]) -> None:
     full = eb.decode(model, prompts)
     never = eb.decode(model, prompts, "calm-softmax", threshold=1.0)
     assert [answer.text for answer in never] == [answer.text for answer in full]
@@ -63,9 +63,7 @@ def test_full_depth_and_a_threshold_that_nothing_exceeds_answer_alike(model: eb.
     assert all(len(answer.tokens) == len(answer.token_ids) == len(answer.blocks_run) for answer in full)
 
 
-def test_a_replay_says_of_every_threshold_what_full_depths_tokens_would_have_done(
-    model: eb.Model, prompts: list[str]
-) -> None:
+def test_replay_equals_exits_computed_from_the_probe_at_every_threshold(model: eb.Model, prompts: list[str]) -> None:
     """The expected exit is the first block whose margin exceeds the threshold, or else the last block."""
     probe = eb.probe(model, prompts)
     table = eb.replay(probe, "calm-softmax", THRESHOLDS)
@@ -81,19 +79,19 @@ def test_a_replay_says_of_every_threshold_what_full_depths_tokens_would_have_don
     assert table.column("mean_exit_layer").to_pylist() == sorted(table.column("mean_exit_layer").to_pylist())
 
 
-def test_thresholds_of_a_replay_may_be_an_array(model: eb.Model, prompts: list[str]) -> None:
+def test_replay_accepts_thresholds_as_an_array(model: eb.Model, prompts: list[str]) -> None:
     probe = eb.probe(model, prompts[:1])
     assert eb.replay(probe, "calm-softmax", np.asarray(THRESHOLDS)) == eb.replay(probe, "calm-softmax", THRESHOLDS)
 
 
-def test_a_replay_goes_as_decoding_does_where_the_answers_are_the_same(model: eb.Model, prompts: list[str]) -> None:
+def test_replay_equals_decoding_if_the_answers_are_equal(model: eb.Model, prompts: list[str]) -> None:
     (full,), (early,) = eb.decode(model, prompts[:1]), eb.decode(model, prompts[:1], "calm-softmax", threshold=0.95)
     assert early.text == full.text
     (row,) = eb.replay(eb.probe(model, prompts[:1]), "calm-softmax", [0.95]).to_pylist()
     assert row["mean_exit_layer"] == pytest.approx(early.mean_exit_layer)
 
 
-def test_the_first_token_of_a_decoder_only_model_never_leaves_early_in_a_replay_either(prompts: list[str]) -> None:
+def test_replay_keeps_the_first_token_of_decoder_only_models_at_full_depth(prompts: list[str]) -> None:
     causal = eb.load_model("builtin-layer-skip")
     probe = eb.probe(causal, prompts[:3], max_new_tokens=8)
     (row,) = eb.replay(probe, "calm-softmax", [0.0], min_exit=2).to_pylist()
@@ -101,7 +99,9 @@ def test_the_first_token_of_a_decoder_only_model_never_leaves_early_in_a_replay_
     assert row["mean_exit_layer"] == pytest.approx((3 * causal.n_blocks + (n_tokens - 3) * 2) / n_tokens)
 
 
-def test_an_answer_shows_itself(model: eb.Model, prompts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_answer_prints_exit_layers_and_converts_to_pandas(
+    model: eb.Model, prompts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     (answer,) = eb.decode(model, prompts[:1], "static", exit_layer=3)
     frame = answer.to_pandas()
     assert list(frame.columns) == ["position", "token", "token_id", "exit_layer", "blocks_run", "score"]
@@ -126,7 +126,7 @@ def test_an_answer_shows_itself(model: eb.Model, prompts: list[str], capsys: pyt
         (lambda model: eb.open_results("no such folder"), "there is no database. Allowed: a folder of runs"),
     ],
 )
-def test_bad_input_says_what_is_allowed(model: eb.Model, call: object, says: str) -> None:
+def test_invalid_input_errors_name_the_allowed_values(model: eb.Model, call: object, says: str) -> None:
     assert callable(call)
     with pytest.raises(eb.UserError, match=says):
         call(model)

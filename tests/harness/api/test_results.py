@@ -8,7 +8,7 @@ import exitbench as eb
 from exitbench.results.queries import saved_query
 
 
-def test_views_tokens_and_comparisons_are_tables(example_database: Path) -> None:
+def test_frontier_tokens_and_comparisons_are_returned_as_tables(example_database: Path) -> None:
     with eb.open_results(example_database) as results:
         frontier = results.frontier()
         assert frontier.num_rows == results.sql("SELECT count(*) AS n FROM frontier")["n"].to_pylist()[0] > 10
@@ -23,12 +23,12 @@ def test_views_tokens_and_comparisons_are_tables(example_database: Path) -> None
         assert {"p", "low", "high"} <= set(contrasts.column_names)
 
 
-def test_a_folder_of_runs_is_opened_by_its_name(few_database: Path) -> None:
+def test_open_results_accepts_a_runs_folder(few_database: Path) -> None:
     with eb.open_results(few_database.parent) as results:
         assert results.database.path == few_database
 
 
-def test_parameters_of_a_saved_query_are_named(example_database: Path) -> None:
+def test_saved_queries_take_keyword_parameters(example_database: Path) -> None:
     with eb.open_results(example_database) as results:
         everything, some = results.ask("near_ties"), results.ask("@near_ties", method="static")
         assert everything.equals(results.sql(saved_query("near_ties").with_defaults()))

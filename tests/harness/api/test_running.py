@@ -23,7 +23,7 @@ import exitbench as eb
         ("builtin", {"data_dir": "no/where"}, "data_dir: there is no folder 'no/where'."),
     ],
 )
-def test_bad_values_are_told_before_anything_runs(
+def test_invalid_options_are_refused_before_running(
     suite: str, options: dict[str, Any], says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(eb.UserError) as caught:

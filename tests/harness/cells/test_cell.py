@@ -98,31 +98,31 @@ NAMES: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("what", ASKED)
-def test_whatever_was_asked_changes_the_id(what: str) -> None:
+def test_every_identity_field_changes_the_id(what: str) -> None:
     assert ASKED[what].cell_id != CELL.cell_id
 
 
-def test_no_two_questions_share_an_id() -> None:
+def test_distinct_cells_have_distinct_ids() -> None:
     assert len({cell.cell_id for cell in ASKED.values()}) == len(ASKED)
 
 
 @pytest.mark.parametrize("what", NAMES)
-def test_names_and_places_do_not_change_the_id(what: str) -> None:
+def test_names_and_paths_do_not_change_the_id(what: str) -> None:
     assert NAMES[what] != CELL or what == "order of parameters"
     assert NAMES[what].cell_id == CELL.cell_id
 
 
 @pytest.mark.parametrize("name", INPUTS)
-def test_a_cell_is_another_when_what_it_computes_from_is(name: str) -> None:
+def test_input_digests_change_the_id(name: str) -> None:
     first, second = (replace(CELL, **{name: other * 64}) for other in "12")
     assert len({first.cell_id, second.cell_id, CELL.cell_id}) == 3
 
 
-def test_what_a_cell_is_compared_with_is_not_part_of_it() -> None:
+def test_full_depth_reference_does_not_change_the_id() -> None:
     assert replace(CELL, full_depth_cell_id="1" * 64).cell_id == CELL.cell_id
 
 
-def test_a_cell_waits_for_its_inputs_and_a_quality_cell_for_full_depth_too() -> None:
+def test_cells_depend_on_their_inputs_and_quality_cells_on_full_depth_too() -> None:
     inputs = {name: str(number) * 64 for number, name in enumerate(INPUTS)}
     cell = replace(CELL, full_depth_cell_id="f" * 64, **inputs)
     assert cell.depends_on == ("f" * 64, *inputs.values())
@@ -239,45 +239,45 @@ CELLS = any_of(Cell)
 
 
 @given(cell=CELLS, data=st.data())
-def test_any_change_of_what_is_asked_is_another_cell(cell: Cell, data: st.DataObject) -> None:
+def test_any_change_of_an_identity_field_changes_the_id(cell: Cell, data: st.DataObject) -> None:
     path, item = data.draw(st.sampled_from([leaf for leaf in leaves(cell) if leaf[0] not in NOT_ASKED]))
     value = data.draw(any_value(item).filter(lambda value: spelled(value) != spelled(at(cell, path))))
     assert changed(cell, path, value).cell_id != cell.cell_id
 
 
 @given(cell=CELLS, data=st.data())
-def test_no_change_of_names_is_another_cell(cell: Cell, data: st.DataObject) -> None:
+def test_no_change_outside_the_identity_changes_the_id(cell: Cell, data: st.DataObject) -> None:
     path, item = data.draw(st.sampled_from([leaf for leaf in leaves(cell) if leaf[0] in NOT_ASKED]))
     assert changed(cell, path, data.draw(any_value(item))).cell_id == cell.cell_id
 
 
 @given(cell=CELLS, part=st.sampled_from([TimingSettings(), CALIBRATION, RECORD]))
-def test_settings_that_are_there_are_another_cell_than_none(cell: Cell, part: Any) -> None:
+def test_optional_settings_change_the_id(cell: Cell, part: Any) -> None:
     names = {TimingSettings: "timing", CalibrationSettings: "calibration", RecordSettings: "record"}
     name = names[type(part)]
     assert replace(cell, **{name: part}).cell_id != replace(cell, **{name: None}).cell_id
 
 
 @given(params=PARAMS, data=st.data())
-def test_the_order_of_parameters_says_nothing(params: dict[str, Any], data: st.DataObject) -> None:
+def test_parameter_order_does_not_change_the_id(params: dict[str, Any], data: st.DataObject) -> None:
     other = {name: params[name] for name in data.draw(st.permutations(list(params)))}
     ids = {replace(CELL, method=replace(CELL.method, params=each)).cell_id for each in (params, other)}
     assert len(ids) == 1
 
 
 @given(first=CELLS, second=CELLS)
-def test_ids_are_equal_exactly_if_the_questions_are(first: Cell, second: Cell) -> None:
+def test_ids_are_equal_exactly_if_the_identities_are(first: Cell, second: Cell) -> None:
     assert (first.cell_id == second.cell_id) == (spelled(first.identity) == spelled(second.identity))
 
 
 @given(cell=CELLS)
-def test_a_cell_survives_json(cell: Cell) -> None:
+def test_cell_round_trips_through_json(cell: Cell) -> None:
     back = Cell.from_json(json.loads(json.dumps(cell.to_json())))
     assert back == cell
     assert back.cell_id == cell.cell_id
 
 
-def test_the_version_of_identities_is_part_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_id_version_changes_the_id(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exitbench.harness.cells.cell.ID_VERSION", ID_VERSION + 1)
     assert replace(CELL).cell_id != CELL.cell_id
 
@@ -318,6 +318,6 @@ GOLDEN = {
 
 
 @pytest.mark.parametrize("what", GOLDEN)
-def test_ids_never_change_by_accident(what: str) -> None:
+def test_ids_equal_the_recorded_golden_ids(what: str) -> None:
     cell, cell_id = GOLDEN[what]
     assert cell.cell_id == cell_id

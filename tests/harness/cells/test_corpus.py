@@ -23,7 +23,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[DataRequest]:
     return seen
 
 
-def test_the_same_documents_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digests_of_unchanged_documents_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = loads(monkeypatch)
     first = Corpora(tmp_path).describe(BUILTIN, None)
     assert Corpora(tmp_path).describe(BUILTIN, None) == first
@@ -31,7 +31,7 @@ def test_the_same_documents_are_read_once(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("other", [{"limit": 4}, {"seed": 1}, {"split": "validation"}, {"task": "samsum"}])
-def test_other_documents_are_read(other: dict[str, object], tmp_path: Path) -> None:
+def test_another_data_request_gets_another_digest(other: dict[str, object], tmp_path: Path) -> None:
     first = Corpora(tmp_path).describe(BUILTIN, None)
     asked = DataRequest(**{**BUILTIN.__dict__, **other})  # type: ignore[arg-type]
     assert Corpora(tmp_path).describe(asked, None).data_sha256 != first.data_sha256
@@ -45,14 +45,14 @@ def test_a_file_that_changed_is_read_again(tmp_path: Path, data_dir: Path) -> No
     assert second.prompts_sha256 == first.prompts_sha256
 
 
-def test_prompts_are_told_apart_by_the_kind_of_model_that_reads_them(tmp_path: Path) -> None:
+def test_prompt_digests_depend_on_the_model_kind(tmp_path: Path) -> None:
     question_first = Corpora(tmp_path).describe(BUILTIN, None).prompts_sha256
     alike = Corpora(tmp_path).describe(replace(BUILTIN, task="samsum"), None).prompts_sha256
     assert question_first["causal"] != question_first["seq2seq"]
     assert alike["causal"] == alike["seq2seq"]
 
 
-def test_another_folder_is_read_even_if_its_files_look_alike(tmp_path: Path, data_dir: Path) -> None:
+def test_another_data_folder_is_read_despite_equal_file_metadata(tmp_path: Path, data_dir: Path) -> None:
     first = Corpora(tmp_path).describe(LINES, data_dir)
     other = tmp_path / "other"
     other.mkdir()
@@ -62,7 +62,7 @@ def test_another_folder_is_read_even_if_its_files_look_alike(tmp_path: Path, dat
     assert Corpora(tmp_path).describe(LINES, other) != first
 
 
-def test_other_sources_of_the_tasks_make_documents_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_task_sources_invalidate_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Corpora(tmp_path).describe(BUILTIN, None)
     seen = loads(monkeypatch)
     monkeypatch.setattr(corpus, "sources_sha256", lambda package: "other")
@@ -71,25 +71,25 @@ def test_other_sources_of_the_tasks_make_documents_anew(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', '{"a": {"documents": 1}}'])
-def test_an_unusable_file_is_made_anew(text: str, tmp_path: Path) -> None:
+def test_unreadable_cache_file_is_rebuilt(text: str, tmp_path: Path) -> None:
     first = Corpora(tmp_path).describe(BUILTIN, None)
     (tmp_path / CACHE).write_text(text)
     assert Corpora(tmp_path).describe(BUILTIN, None) == first
 
 
-def test_nothing_is_written_where_there_is_no_folder(tmp_path: Path) -> None:
+def test_missing_runs_folder_is_not_created(tmp_path: Path) -> None:
     Corpora(tmp_path / "runs").describe(BUILTIN, None)
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_missing_file_is_an_error_even_if_it_was_there_before(tmp_path: Path, data_dir: Path) -> None:
+def test_missing_data_file_is_an_error_despite_a_cached_digest(tmp_path: Path, data_dir: Path) -> None:
     Corpora(tmp_path).describe(LINES, data_dir)
     (data_dir / "text.fr").unlink()
     with pytest.raises(UserError, match=r"text\.fr"):
         Corpora(tmp_path).describe(LINES, data_dir)
 
 
-def test_what_was_described_before_there_was_a_folder_is_kept_once_there_is(
+def test_digests_computed_before_the_folder_existed_are_written_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = loads(monkeypatch)

@@ -52,7 +52,7 @@ def chat(tokenizer: Any, system: str | None = None, **bounds: Any) -> Prompts:
 @pytest.mark.parametrize("ends", ENDS)
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("longest", [3, 5, 13, 14, 15, 16, 40])
-def test_prompts_are_cut_as_transformers_truncates(
+def test_prompt_truncation_equals_transformers(
     tokenizer: Callable[..., Any], ends: str, side: Truncate, longest: int
 ) -> None:
     loaded = tokenizer(ends)
@@ -63,12 +63,12 @@ def test_prompts_are_cut_as_transformers_truncates(
     assert prompt.n_cut == max(0, len(whole) - longest)
 
 
-def test_special_tokens_that_a_text_spells_out_are_text(tokenizer: Callable[..., Any]) -> None:
+def test_special_tokens_spelled_out_in_a_text_are_not_special(tokenizer: Callable[..., Any]) -> None:
     prompts = Prompts(tokenizer("both"), GenerationSettings(4, max_prompt_tokens=4, truncate="right"))
     assert prompts("</s> the cat sees").ids == [0, 1, prompts.tokenizer.convert_tokens_to_ids("the"), 1]
 
 
-def test_a_bound_that_leaves_no_room_is_refused(tokenizer: Callable[..., Any]) -> None:
+def test_max_prompt_tokens_without_room_for_text_is_refused(tokenizer: Callable[..., Any]) -> None:
     with pytest.raises(UserError, match="max_prompt_tokens = 2 leaves no room: 2 special tokens belong to every"):
         Prompts(tokenizer("both"), GenerationSettings(4, max_prompt_tokens=2, truncate="left"))
 
@@ -88,7 +88,7 @@ def documents(*texts: str) -> list[tuple[Document, str]]:
         (9, {"max_prompt_tokens": 4, "truncate": "left"}, [0, 1, 2]),
     ],
 )
-def test_what_does_not_fit_is_left_out(
+def test_prompts_that_do_not_fit_are_dropped_or_truncated(
     tokenizer: Callable[..., Any], positions: int | None, asked: dict[str, Any], kept: list[int]
 ) -> None:
     given = documents("cat", "the cat sees .", TEXT)  # 2, 5 and 15 tokens
@@ -108,7 +108,7 @@ def test_no_prompt_that_fits_is_an_error(tokenizer: Callable[..., Any]) -> None:
 
 @pytest.mark.parametrize("system", [None, "the house is old"])
 @pytest.mark.parametrize("ends", ENDS)
-def test_chats_are_those_of_apply_chat_template(tokenizer: Callable[..., Any], ends: str, system: str | None) -> None:
+def test_chat_prompts_equal_apply_chat_template(tokenizer: Callable[..., Any], ends: str, system: str | None) -> None:
     loaded = tokenizer(ends, TEMPLATE)
     messages = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": TEXT}]
     prompt = chat(loaded, system)(TEXT)
@@ -118,19 +118,19 @@ def test_chats_are_those_of_apply_chat_template(tokenizer: Callable[..., Any], e
     assert check_chat_template(loaded, system) == hashlib.sha256(TEMPLATE.encode()).hexdigest()
 
 
-def test_a_chat_that_is_too_long_can_be_left_out(tokenizer: Callable[..., Any]) -> None:
+def test_too_long_chats_can_be_dropped(tokenizer: Callable[..., Any]) -> None:
     loaded = tokenizer("both", TEMPLATE)
     longest = len(chat(loaded)("the cat").ids)
     result = chat(loaded, max_prompt_tokens=longest, truncate="drop").fitting(documents("the cat", TEXT))
     assert [document.fields["text"] for document in result.documents] == ["the cat"]
 
 
-def test_a_template_that_changed_since_the_plan_is_told(tokenizer: Callable[..., Any]) -> None:
+def test_chat_template_changed_since_planning_is_refused(tokenizer: Callable[..., Any]) -> None:
     with pytest.raises(UserError, match="the chat template has changed since the run was planned"):
         Prompts(tokenizer("end", TEMPLATE), GenerationSettings(4, chat_template_sha256="0" * 64))
 
 
-def test_a_tokenizer_without_a_template_is_told(tokenizer: Callable[..., Any]) -> None:
+def test_tokenizer_without_a_chat_template_is_refused(tokenizer: Callable[..., Any]) -> None:
     with pytest.raises(UserError, match="the tokenizer has no chat template"):
         check_chat_template(tokenizer(), None)
 
@@ -146,7 +146,7 @@ def test_a_tokenizer_without_a_template_is_told(tokenizer: Callable[..., Any]) -
         ("{{ 1 / 0 }}", None, "fails: ZeroDivisionError"),
     ],
 )
-def test_a_template_that_is_of_no_use_is_a_message(
+def test_unusable_chat_template_raises_a_one_line_error(
     tokenizer: Callable[..., Any], template: str, system: str | None, says: str
 ) -> None:
     with pytest.raises(UserError) as caught:
@@ -170,7 +170,7 @@ ESCAPES = (
 
 
 @pytest.mark.parametrize("template", ESCAPES)
-def test_a_template_that_reaches_for_python_or_never_ends_is_a_message(
+def test_chat_template_that_escapes_the_sandbox_or_never_ends_is_refused(
     tokenizer: Callable[..., Any], template: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -180,5 +180,5 @@ def test_a_template_that_reaches_for_python_or_never_ends_is_a_message(
     assert not (tmp_path / "PROOF").exists()
 
 
-def test_what_a_user_writes_is_text_and_no_template(tokenizer: Callable[..., Any]) -> None:
+def test_template_syntax_in_user_text_is_not_evaluated(tokenizer: Callable[..., Any]) -> None:
     assert "question : {{ 7 * 7 }}" in render_chat(tokenizer("end", TEMPLATE), None, "{{ 7 * 7 }}")

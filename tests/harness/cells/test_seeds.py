@@ -36,7 +36,7 @@ kinds = ["quality"]
 """
 
 
-def test_two_methods_draw_the_same_seeds_for_the_same_documents(worded_model: Path, tmp_path: Path) -> None:
+def test_all_methods_use_the_same_seeds_for_the_same_documents(worded_model: Path, tmp_path: Path) -> None:
     (tmp_path / "suite.toml").write_text(SUITE.format(model=worded_model))
     (group,) = make_plan(load_suite(tmp_path / "suite.toml"), tmp_path / "spool", tmp_path, None).groups
     items = tuple(planned.item for planned in group.cells)
@@ -49,24 +49,24 @@ def test_two_methods_draw_the_same_seeds_for_the_same_documents(worded_model: Pa
     assert len({seed_for("bootstrap", item.cell.seed) for item in items}) == 1
 
 
-def test_seeds_of_documents_never_change_by_accident() -> None:
+def test_seeds_equal_recorded_golden_values() -> None:
     """Other seeds would change stored random decodes without changing the ids of their cells."""
     assert seed_for("decode", 7, "0123456789abcdef") == 162_453_489_397_760_616
     assert seed_for("bootstrap", 7) == 7
 
 
 @given(first=st.tuples(st.integers(0), st.text()), second=st.tuples(st.integers(0), st.text()))
-def test_other_documents_and_other_suites_draw_otherwise(first: tuple[int, str], second: tuple[int, str]) -> None:
+def test_seeds_differ_between_documents_and_suites(first: tuple[int, str], second: tuple[int, str]) -> None:
     assert (seed_for("decode", *first) == seed_for("decode", *second)) == (first == second)
 
 
-def test_a_document_needs_its_key() -> None:
+def test_decode_seed_requires_a_document_key() -> None:
     with pytest.raises(ValueError, match="not enough values"):
         seed_for("decode", 7)
 
 
 @given(seed=st.integers(0), key=st.text("0123456789abcdef", min_size=16, max_size=16))
-def test_a_reader_can_follow_every_axis(seed: int, key: str) -> None:
+def test_documented_seed_derivations_reproduce_the_seeds(seed: int, key: str) -> None:
     told = derivations(seed)
     assert set(told) == set(get_args(Axis))
     assert told["bootstrap"] == str(seed_for("bootstrap", seed))

@@ -31,17 +31,17 @@ def encoding(tokenizer: Any, longest: int, **asked: Any) -> TextEncoding:
         (None, ("LABEL_0",), (0,)),
     ],
 )
-def test_labels_go_by_name_and_else_in_order(asked: Any, has: Any, places: tuple[int, ...]) -> None:
+def test_labels_are_matched_by_name_or_else_by_order(asked: Any, has: Any, places: tuple[int, ...]) -> None:
     assert label_indices("task", asked, has) == places
 
 
-def test_another_number_of_labels_is_refused() -> None:
+def test_mismatched_label_count_is_refused() -> None:
     with pytest.raises(UserError, match="one of 2 labels"):
         label_indices("task", ("bad", "good"), ("a", "b", "c"))
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_a_long_text_is_cut_where_asked_and_counted(side: Any, tokenizer: Any) -> None:
+def test_long_text_is_truncated_on_the_requested_side_and_counted(side: Any, tokenizer: Any) -> None:
     """The end-of-sequence token is kept."""
     text = "a dog runs a dog runs a dog runs"
     whole = encoding(tokenizer, 100)([text], 0)
@@ -51,7 +51,7 @@ def test_a_long_text_is_cut_where_asked_and_counted(side: Any, tokenizer: Any) -
     assert (cut.n_cut, whole.n_cut) == (len(whole.ids) - 5, 0)
 
 
-def test_of_a_pair_the_longer_text_is_cut_first(tokenizer: Any) -> None:
+def test_longer_text_of_a_pair_is_truncated_first(tokenizer: Any) -> None:
     short, long = "a dog", "a dog runs a dog runs a dog runs"
     *words, _ = encoding(tokenizer, 100)([short], 0).ids
     cut = encoding(tokenizer, len(words) + 3)([long, short], 0)
@@ -63,11 +63,11 @@ def _contains(ids: tuple[int, ...], words: list[int]) -> bool:
     return any(list(ids[start : start + len(words)]) == words for start in range(1, len(ids)))
 
 
-def test_what_is_to_be_left_out_is_not_cut(tokenizer: Any) -> None:
+def test_text_to_be_dropped_is_not_truncated(tokenizer: Any) -> None:
     result = encoding(tokenizer, 4, truncate="drop", max_prompt_tokens=4)(["a dog runs a dog runs"], 0)
     assert len(result.ids) == 4 + result.n_cut and result.n_cut > 0
 
 
-def test_a_classifier_reads_a_text_or_a_pair(tokenizer: Any) -> None:
+def test_classifier_input_of_three_texts_is_refused(tokenizer: Any) -> None:
     with pytest.raises(UserError, match="a text or a pair, not 3 texts"):
         encoding(tokenizer, 9)(["a", "dog", "runs"], 0)

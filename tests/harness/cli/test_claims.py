@@ -26,7 +26,7 @@ def claims(example_database: Path, capsys: pytest.CaptureFixture[str], monkeypat
     return run
 
 
-def test_the_table_fits_the_terminal_and_counts_its_verdicts(claims: Claims) -> None:
+def test_claims_table_fits_the_terminal_and_counts_claims_per_kind(claims: Claims) -> None:
     code, stdout, _ = claims("--paper", "MEE")
     assert code == 0 and max(map(len, stdout.splitlines())) <= 100
     of_mee = [claim.kind for claim in read_claims() if claim.ledger == "mee"]
@@ -34,7 +34,7 @@ def test_the_table_fits_the_terminal_and_counts_its_verdicts(claims: Claims) -> 
     assert "mee-measures-are-slower-than-full-depth" in stdout and "natcap" not in stdout
 
 
-def test_kinds_are_chosen(claims: Claims) -> None:
+def test_claims_can_be_filtered_by_kind(claims: Claims) -> None:
     for kind in KINDS:
         rows = json.loads(claims("--kind", kind, "--format", "json")[1])
         assert {row["kind"] for row in rows} == {kind}
@@ -42,7 +42,7 @@ def test_kinds_are_chosen(claims: Claims) -> None:
         assert all((row["quotation"] is None and row["unquoted"] is None) == (kind != "claim") for row in rows)
 
 
-def test_verdicts_are_chosen_with_or_without_hyphens_and_come_as_json_and_csv(claims: Claims) -> None:
+def test_claims_can_be_filtered_by_verdict_in_json_csv_and_markdown(claims: Claims) -> None:
     rows = json.loads(claims("--verdict", "inconsistent", "--format", "json")[1])
     assert {row["verdict"] for row in rows} == {"inconsistent"}
     assert {row["claim_id"] for row in rows} >= {"natcap-tables-3-and-10-agree", "calm-largest-threshold-is-full-depth"}
@@ -70,6 +70,6 @@ def test_one_claim_is_shown_with_its_query(claims: Claims) -> None:
         (["mee-top3-keeps-the-score", "--kind", "question"], "leave out the claim"),
     ],
 )
-def test_wrong_names_are_told_with_what_is_meant(claims: Claims, arguments: list[str], says: str) -> None:
+def test_unknown_names_are_refused_with_suggestions(claims: Claims, arguments: list[str], says: str) -> None:
     code, stdout, stderr = claims(*arguments)
     assert (code, stdout) == (2, "") and says in stderr

@@ -12,7 +12,9 @@ from exitbench.harness.cli.main import main
 FULL, STATIC = "world-t5/squad/full", "world-t5/squad/static"
 
 
-def test_rows_come_in_three_formats(example_database: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_comparison_is_printed_as_table_csv_and_json(
+    example_database: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["compare", FULL, STATIC, "--database", str(example_database)]
     assert main(command) == 0
     table = capsys.readouterr().out.splitlines()
@@ -30,7 +32,9 @@ def test_rows_come_in_three_formats(example_database: Path, capsys: pytest.Captu
     assert from_json[0]["how"] == "permutation, exact"
 
 
-def test_a_family_names_the_run_of_each_row(example_database: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_comparison_with_a_pattern_names_the_run_in_each_row(
+    example_database: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["compare", FULL, "world-t5/squad/calm-*", "--database", str(example_database)]) == 0
     output = capsys.readouterr().out
     assert output.splitlines()[2].split()[0] == "run_b"
@@ -45,7 +49,7 @@ def test_a_family_names_the_run_of_each_row(example_database: Path, capsys: pyte
         (FULL, "feedfeed", "no quality run is named 'feedfeed'"),
     ],
 )
-def test_a_wrong_name_ends_with_2(
+def test_unknown_run_name_exits_with_2(
     a: str, b: str, says: str, example_database: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["compare", a, b, "--database", str(example_database)]) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import io
 import json
@@ -64,7 +65,7 @@ def damaged(request: pytest.FixtureRequest, plan: Callable[[], PlannedCell], tmp
     yield path
 
 
-def test_commands_that_read_a_damaged_spool_go_on(damaged: Path, suite: Path) -> None:
+def test_plan_and_status_succeed_on_a_damaged_spool(damaged: Path, suite: Path) -> None:
     for command in (
         ["plan", str(suite), "--data-dir", "data"],
         ["status"],
@@ -76,27 +77,33 @@ def test_commands_that_read_a_damaged_spool_go_on(damaged: Path, suite: Path) ->
             assert str(damaged.relative_to(Path.cwd())) in printed.getvalue()
 
 
-def test_a_damaged_outcome_is_none(damaged: Path, plan: Callable[[], PlannedCell], tmp_path: Path) -> None:
-    if damaged.name == "status.json":
-        assert plan().state == "new"
-        assert outcome(tmp_path / "runs" / "spool", plan().item) is None
+def test_cell_with_a_damaged_status_file_is_planned_as_new(
+    damaged: Path, plan: Callable[[], PlannedCell], tmp_path: Path
+) -> None:
+    """Damage of other files is found by the import: planning reads the status file alone."""
+    is_read = damaged.name == "status.json"
+    assert plan().state == ("new" if is_read else "done")
+    unseen = dataclasses.replace(plan().item, seen=None)
+    assert outcome(tmp_path / "runs" / "spool", unseen) == (None if is_read else "ok")
 
 
-def test_after_ingest_the_cell_is_new(damaged: Path, plan: Callable[[], PlannedCell], tmp_path: Path) -> None:
+def test_ingest_quarantines_a_damaged_attempt_and_its_cell_is_new(
+    damaged: Path, plan: Callable[[], PlannedCell], tmp_path: Path
+) -> None:
     spool = tmp_path / "runs" / "spool"
     (message,) = ingest(spool, tmp_path / "runs" / "exitbench.duckdb").quarantined
     assert str(damaged) in message
     assert plan().state == "new"
 
 
-def test_why_a_cell_is_stale_is_told_without_the_damaged(
+def test_stale_state_ignores_attempts_with_a_damaged_cell_file(
     damaged: Path, plan: Callable[[], PlannedCell], suite: Path
 ) -> None:
     suite.write_text(suite.read_text().replace("max_new_tokens = 4", "max_new_tokens = 3"))
     assert plan().state == ("new" if damaged.name == "cell.json" else "stale")
 
 
-def test_one_run_finds_what_is_damaged_and_runs_it_again(
+def test_one_run_detects_a_damaged_attempt_and_repeats_its_cell(
     suite: Path, checkpoint: Path, worded_model: Path, snippets: ModuleType, capfd: pytest.CaptureFixture[str]
 ) -> None:
     suite.write_text(suite.read_text().replace(str(checkpoint), str(worded_model)))
@@ -116,7 +123,7 @@ def test_one_run_finds_what_is_damaged_and_runs_it_again(
     assert "Nothing to run" in capfd.readouterr().err
 
 
-def test_a_run_whose_results_no_database_takes_ends_with_1(
+def test_run_with_results_the_database_rejects_exits_with_1(
     suite: Path, checkpoint: Path, worded_model: Path, snippets: ModuleType, capfd: pytest.CaptureFixture[str]
 ) -> None:
     suite.write_text(suite.read_text().replace(str(checkpoint), str(worded_model)))

@@ -16,7 +16,7 @@ def _findings(capsys: pytest.CaptureFixture[str]) -> dict[str, tuple[str, str]]:
     return {about: (word, text) for word, about, text in lines}
 
 
-def test_it_tells_what_there_is_and_makes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_lists_the_environment_and_creates_no_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--runs", str(tmp_path / "runs")]) == 0
     told = _findings(capsys)
     assert {
@@ -35,13 +35,13 @@ def test_it_tells_what_there_is_and_makes_nothing(tmp_path: Path, capsys: pytest
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_database_says_what_it_has(example_database: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_summarizes_the_database(example_database: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--runs", str(example_database.parent)]) == 0
     word, text = _findings(capsys)["database"]
     assert word == "ok" and text.startswith("120 runs, the last of 2026-01-02") and "2 cells did not succeed" in text
 
 
-def test_what_would_stop_a_run_is_told(
+def test_doctor_reports_problems_that_would_stop_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "exitbench.duckdb").write_bytes(b"no database of any kind, nor of any version")
@@ -62,7 +62,7 @@ def test_what_would_stop_a_run_is_told(
     assert "needed: torch>=999" in told["torch"][1] and "HF_HUB_OFFLINE" in told["network"][1]
 
 
-def test_a_folder_that_is_a_file_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_reports_a_runs_folder_below_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "runs").write_text("")
     assert main(["doctor", "--runs", str(tmp_path / "runs" / "mine")]) == 1
     assert _findings(capsys)["folder"][0] == "STOP"

@@ -10,7 +10,7 @@ from exitbench.harness.running.energy.counters import CounterSource
 @pytest.mark.parametrize(
     ("on_gpu", "message"), [(False, "package-0, psys"), (True, "package-0, psys; no counters of the GPU: it is old")]
 )
-def test_this_machine_says_in_one_line_what_energy_is_read(
+def test_env_summarizes_energy_counters_in_one_line(
     on_gpu: bool, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: on_gpu)

@@ -9,7 +9,7 @@ from exitbench.harness.cli.main import main
 from exitbench.results.database.connection import open_database
 
 
-def test_an_export_is_imported_elsewhere(
+def test_imported_export_has_the_same_frontier(
     example_database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, runs = tmp_path / "out", tmp_path / "runs"
@@ -25,7 +25,7 @@ def test_an_export_is_imported_elsewhere(
 
 
 @pytest.mark.parametrize(("options", "left_out"), [([], True), (["--with-texts"], False)])
-def test_texts_of_files_stay_unless_asked_for(
+def test_export_omits_texts_whose_license_forbids_copies_unless_requested(
     options: list[str], left_out: bool, example_spool: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = tmp_path / "runs"
@@ -43,7 +43,9 @@ def test_texts_of_files_stay_unless_asked_for(
     assert manifest["texts_left_out_of"] == ["samsum"] * left_out
 
 
-def test_records_are_counted(example_database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_eval_ever_export_counts_records_and_refuses_to_overwrite(
+    example_database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ["export", str(tmp_path / "out"), "--format", "every-eval-ever", "--database", str(example_database)]
     assert main(command) == 0
     count = len(list((tmp_path / "out").rglob("*.json")))
@@ -52,7 +54,7 @@ def test_records_are_counted(example_database: Path, tmp_path: Path, capsys: pyt
     assert "exists already" in capsys.readouterr().err
 
 
-def test_an_import_of_nothing_ends_with_2_and_leaves_nothing(
+def test_importing_a_missing_folder_exits_with_2_and_creates_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["import", str(tmp_path / "missing"), "--runs", str(tmp_path / "runs")]) == 2

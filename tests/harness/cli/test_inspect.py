@@ -18,7 +18,7 @@ from exitbench.harness.training.store import SHIPPED
 SCREEN_LINES, SCREEN_WIDTH = 48, 100
 
 
-def test_a_shipped_model_takes_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_of_a_bundled_model_fits_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "builtin-exit-heads"]) == 0
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
@@ -34,9 +34,7 @@ def test_a_shipped_model_takes_one_screen(capsys: pytest.CaptureFixture[str]) ->
     assert any(line.startswith("mee-lstm") and line.endswith("after a fit") for line in lines)
 
 
-def test_a_model_whose_rows_are_decoded_one_by_one_is_told_so_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_row_by_row_decoding_is_explained_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = transformers.BartConfig(
         **dict.fromkeys(("vocab_size", "max_position_embeddings"), 80),
         **dict.fromkeys(("d_model", "decoder_ffn_dim"), 16),
@@ -56,7 +54,7 @@ def test_a_model_whose_rows_are_decoded_one_by_one_is_told_so_once(
     assert "no tokenizer, see below" in output
 
 
-def test_values_that_the_engine_refuses_are_told_by_their_parameter(capsys: pytest.CaptureFixture[str]) -> None:
+def test_parameter_values_the_engine_refuses_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     """On the hosted engine, this model's logits are not those of its LM head alone: its own code scales the states."""
     assert main(["inspect", "builtin-vanilla", "--engine", "hosted"]) == 0
     output = " ".join(capsys.readouterr().out.split())
@@ -65,13 +63,13 @@ def test_values_that_the_engine_refuses_are_told_by_their_parameter(capsys: pyte
     assert output.count("single rows of the LM head") == 1
 
 
-def test_json_is_all_that_is_known(causal_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_has_every_inspection_field(causal_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", str(causal_model), "--format", "json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result == json.loads(json.dumps(asdict(inspect_folder(causal_model))))
 
 
-def test_what_is_missing_is_told_last_and_by_the_exit_code(
+def test_missing_weights_are_listed_last_and_exit_with_1(
     causal_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = shutil.copytree(causal_model, tmp_path / "model")
@@ -98,7 +96,7 @@ def test_what_is_missing_is_told_last_and_by_the_exit_code(
         (".", "not a Hugging Face checkpoint folder (no config.json)"),
     ],
 )
-def test_what_is_no_model_is_told_on_one_screen(
+def test_invalid_model_is_refused_with_a_one_line_message(
     model: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -111,7 +109,7 @@ def test_what_is_no_model_is_told_on_one_screen(
 @pytest.mark.parametrize("config", [None, "config.json"])
 @pytest.mark.parametrize("written", ["model.gguf", "folder"])
 @pytest.mark.parametrize("command", ["inspect", "new"])
-def test_gguf_is_explained_and_not_taken_for_a_recipe(
+def test_gguf_file_gets_a_conversion_hint_instead_of_a_recipe_suggestion(
     tmp_path: Path,
     causal_model: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -135,7 +133,7 @@ def test_gguf_is_explained_and_not_taken_for_a_recipe(
     assert "builtin-causal" not in said
 
 
-def test_an_encoder_decoder_that_no_engine_reads_has_its_depth(
+def test_depth_of_an_unloadable_encoder_decoder_is_reported(
     tmp_path: Path, worded_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
@@ -144,14 +142,14 @@ def test_an_encoder_decoder_that_no_engine_reads_has_its_depth(
     assert re.search(r"^blocks +\d+ in the encoder, 4 in the decoder", capsys.readouterr().out, re.MULTILINE)
 
 
-def test_a_model_is_a_folder_before_it_is_a_recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_folder_takes_precedence_over_a_recipe_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert model_folder("builtin-free", tmp_path).parent == SHIPPED
     (tmp_path / "builtin-free").mkdir()
     assert model_folder("builtin-free", tmp_path) == Path("builtin-free")
 
 
-def test_a_trained_recipe_is_found_below_runs(tmp_path: Path) -> None:
+def test_recipe_trained_in_the_models_folder_takes_precedence(tmp_path: Path) -> None:
     (shipped,) = SHIPPED.glob("builtin-free-*")
     trained = shutil.copytree(shipped, tmp_path / "models" / shipped.name)
     assert model_folder("builtin-free", tmp_path / "models") == trained

@@ -21,9 +21,7 @@ def runs(example_spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return Path("runs")
 
 
-def test_a_check_says_what_it_looked_at_and_fails_where_something_is_wrong(
-    runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_db_check_names_changed_files_and_exits_with_1(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["db", "check"]) == 0
     assert "no problem." in capsys.readouterr().out
     changed = next((runs / "spool").glob("*/*/*/samples.parquet"))
@@ -36,9 +34,7 @@ def test_a_check_says_what_it_looked_at_and_fails_where_something_is_wrong(
     assert main(["db", "check", "--force"]) == 2
 
 
-def test_nothing_is_freed_without_yes_and_a_rebuild_loses_nothing_without_force(
-    runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gc_requires_yes_and_a_lossy_rebuild_requires_force(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     traces = list((runs / "spool").glob("*/*/*/tokens.parquet"))
     assert main(["gc"]) == 0
     assert "Nothing to free." in capsys.readouterr().out

@@ -78,7 +78,7 @@ def suite(worded_model: Path, data_dir: Path, tmp_path: Path) -> Path:
     return path
 
 
-def test_help_loads_nothing_heavy() -> None:
+def test_help_imports_no_heavy_packages() -> None:
     code = (
         "import sys\n"
         "from exitbench.harness.cli import main as cli\n"
@@ -91,9 +91,7 @@ def test_help_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("asked", [("--help",), (), ("help",)], ids=["--help", "nothing", "help"])
-def test_help_lists_the_commands_of_every_day_and_fits_half_a_screen(
-    exitbench: Command, asked: tuple[str, ...]
-) -> None:
+def test_help_lists_the_daily_commands_and_fits_half_a_screen(exitbench: Command, asked: tuple[str, ...]) -> None:
     completed = exitbench(*asked)
     lines = completed.stdout.splitlines()
     assert (completed.returncode, len(lines) <= SCREEN_LINES // 2, max(map(len, lines)) <= SCREEN_WIDTH) == (
@@ -113,7 +111,7 @@ def test_help_all_lists_every_command_once_by_purpose(exitbench: Command) -> Non
     assert set(DAILY) <= set(COMMANDS) and "_cell" not in completed.stdout  # for other programs
 
 
-def test_help_of_a_command_is_its_own(exitbench: Command) -> None:
+def test_help_command_equals_the_commands_help_option(exitbench: Command) -> None:
     assert exitbench("help", "run").stdout == exitbench("run", "--help").stdout
     refused = exitbench("help", "rum")
     assert refused.returncode == 2 and "there is no command 'rum'" in refused.stderr and "run" in refused.stderr
@@ -123,7 +121,7 @@ def test_the_version_has_a_short_option(exitbench: Command) -> None:
     assert exitbench("-V").stdout == exitbench("--version").stdout == f"exitbench {__version__}\n"
 
 
-def test_open_names_the_page_and_what_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_opens_the_report_page_and_fails_without_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
     (tmp_path / "runs").mkdir()
@@ -135,7 +133,7 @@ def test_open_names_the_page_and_what_writes_it(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_explains_itself_with_examples_that_are_commands(
+def test_help_examples_of_every_command_parse(
     command: str, tmp_path: Path, exitbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     completed = exitbench(command, "--help")
@@ -152,7 +150,7 @@ def test_every_command_explains_itself_with_examples_that_are_commands(
             assert words[0] == "exitbench" and parse_command_line(words[1:]), example
 
 
-def test_a_suite_from_plan_to_query(
+def test_suite_can_be_planned_run_queried_and_run_again(
     suite: Path, tmp_path: Path, exitbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Plan a suite, run it, query it and run it again, with real workers and several cores."""
@@ -191,7 +189,7 @@ def test_a_suite_from_plan_to_query(
     assert len(list((tmp_path / "elsewhere").glob("*/*/*/DONE"))) == 3
 
 
-def test_a_model_that_can_no_longer_be_loaded_fails_its_cells_with_exit_code_1(
+def test_model_that_breaks_after_planning_fails_its_cells_with_exit_code_1(
     suite: Path, worded_model: Path, tmp_path: Path, exitbench: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "broken"
@@ -226,7 +224,7 @@ def test_a_model_that_can_no_longer_be_loaded_fails_its_cells_with_exit_code_1(
     ids=["method", "task", "parameter", "key", "range", "depth"],
 )
 @pytest.mark.parametrize("command", ["plan", "run"])
-def test_bad_input_is_one_message_and_exit_code_2_and_writes_nothing(
+def test_invalid_suite_prints_one_message_exits_with_2_and_writes_nothing(
     suite: Path, tmp_path: Path, exitbench: Command, command: str, before: str, after: str, says: str
 ) -> None:
     suite.write_text(suite.read_text().replace(before, after))
@@ -244,13 +242,13 @@ def assert_refused(done: Done, says: str) -> None:
     assert (done.returncode, done.stdout) == (2, "")
 
 
-def test_an_unknown_suite_is_refused(tmp_path: Path, exitbench: Command) -> None:
+def test_unknown_suite_is_refused_with_a_suggestion(tmp_path: Path, exitbench: Command) -> None:
     assert_refused(exitbench("run", "bultin"), "Did you mean 'builtin'?")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("runs", ["/proc/runs", "/proc"], ids=["cannot be made", "cannot be written"])
-def test_an_output_folder_that_cannot_be_used_is_refused_before_any_work(
+def test_unwritable_runs_folder_is_refused_before_any_work(
     suite: Path, tmp_path: Path, exitbench: Command, runs: str
 ) -> None:
     completed = exitbench("run", str(suite), "--data-dir", "data", "--runs", runs)  # not even root can
@@ -258,7 +256,7 @@ def test_an_output_folder_that_cannot_be_used_is_refused_before_any_work(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", suite.name]
 
 
-def test_a_database_of_another_version_is_refused_before_any_work(
+def test_database_of_a_newer_schema_is_refused_before_any_work(
     suite: Path, example_database: Path, tmp_path: Path, exitbench: Command
 ) -> None:
     runs = tmp_path / "runs"
@@ -271,7 +269,9 @@ def test_a_database_of_another_version_is_refused_before_any_work(
     assert [path.name for path in runs.iterdir() if not path.name.startswith(".")] == ["exitbench.duckdb"]
 
 
-def test_ctrl_c_keeps_what_is_finished_and_exits_with_130(suite: Path, tmp_path: Path, exitbench: Command) -> None:
+def test_ctrl_c_records_the_interrupted_cell_and_exits_with_130(
+    suite: Path, tmp_path: Path, exitbench: Command
+) -> None:
     for side in ("en", "fr"):
         (tmp_path / "data" / f"text.{side}").write_text("".join(f"line {number}\n" for number in range(5000)))
     command = [sys.executable, "-m", "exitbench.harness.cli.main", "run", str(suite), "--data-dir", "data"]
@@ -304,7 +304,7 @@ def test_ctrl_c_keeps_what_is_finished_and_exits_with_130(suite: Path, tmp_path:
         ("SELECT nothing FROM runs", 'column "nothing" not found'),
     ],
 )
-def test_sql_only_reads_the_database(
+def test_sql_refuses_writes_other_files_and_invalid_queries(
     query: str, says: str, example_database: Path, tmp_path: Path, exitbench: Command
 ) -> None:
     completed = exitbench("sql", "--database", str(example_database), query)
@@ -321,7 +321,7 @@ def test_sql_only_reads_the_database(
         ("json", json.dumps([{"name": "a\x1bb", "list": [1, 2], "half": 0.5, "none": None}], indent=1) + "\n"),
     ],
 )
-def test_sql_prints_in_three_formats_and_a_terminal_gets_no_control_characters(
+def test_sql_prints_three_formats_and_escapes_control_characters_in_tables(
     form: str, expected: str, example_database: Path, exitbench: Command
 ) -> None:
     query = "SELECT 'a' || chr(27) || 'b' AS name, [1, 2] AS list, 0.5::DOUBLE AS half, NULL AS none"
@@ -339,7 +339,7 @@ def test_sql_prints_in_three_formats_and_a_terminal_gets_no_control_characters(
         ("figures", "frontier "),
     ],
 )
-def test_list_names_what_exists(what: str, expected: str, exitbench: Command) -> None:
+def test_list_prints_existing_names(what: str, expected: str, exitbench: Command) -> None:
     completed = exitbench("list", what)
     assert completed.returncode == 0, completed.stderr
     assert any(line.startswith(expected) for line in completed.stdout.splitlines())
@@ -364,15 +364,13 @@ def test_list_names_what_exists(what: str, expected: str, exitbench: Command) ->
     ],
     ids=" ".join,
 )
-def test_a_folder_of_runs_that_is_not_there_is_not_taken_for_an_empty_one(
-    command: tuple[str, ...], exitbench: Command, tmp_path: Path
-) -> None:
+def test_missing_runs_folder_is_refused(command: tuple[str, ...], exitbench: Command, tmp_path: Path) -> None:
     assert_refused(exitbench(*command, "--runs", "typo"), "--runs typo: there is no such folder.")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("command", [("sql", "SELECT 1"), ("export", "folder"), ("report",)])
-def test_a_database_that_is_named_needs_no_folder_of_runs(
+def test_database_option_needs_no_runs_folder(
     command: tuple[str, ...], exitbench: Command, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     database = tmp_path_factory.mktemp("elsewhere") / "empty.duckdb"
@@ -389,13 +387,13 @@ def test_a_database_that_is_named_needs_no_folder_of_runs(
         (("--format", "every-eval-ever", "--with-texts"), "--with-texts: only goes with --format parquet."),
     ],
 )
-def test_an_option_of_another_format_of_export_is_refused(
+def test_option_of_another_export_format_is_refused(
     arguments: tuple[str, ...], says: str, exitbench: Command, example_database: Path, tmp_path: Path
 ) -> None:
     assert_refused(exitbench("export", "folder", "--database", str(example_database), *arguments), says)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_report_needs_a_database(exitbench: Command) -> None:
+def test_report_without_a_database_is_refused(exitbench: Command) -> None:
     Path("runs").mkdir()
     assert_refused(exitbench("report"), "There is no database at runs/exitbench.duckdb")

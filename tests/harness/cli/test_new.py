@@ -61,7 +61,7 @@ def rows(folder: Path, sql: str) -> list[dict[str, Any]]:
         return database.query(sql).to_pylist()
 
 
-def test_the_files_of_each_kind_are_beside_one_another(created_folder: Path) -> None:
+def test_files_of_all_kinds_share_one_folder_layout(created_folder: Path) -> None:
     files = {
         str(path.relative_to(created_folder))
         for name in ("plugins", "tests", "tasks", "data")
@@ -75,20 +75,20 @@ def test_the_files_of_each_kind_are_beside_one_another(created_folder: Path) -> 
     assert {path.stem for path in created_folder.glob("*.toml")} == {METHOD, TASK, PYTHON_TASK}
 
 
-def test_the_method_is_in_the_database_beside_others_and_conforms(created_folder: Path) -> None:
+def test_new_method_is_in_the_database_with_the_baselines_and_conforms(created_folder: Path) -> None:
     result = rows(created_folder, f"SELECT * FROM runs WHERE suite = '{METHOD}' AND kind = 'quality'")
     assert {row["method"] for row in result} == {"full", "static", "max-prob", METHOD}
     assert {row["conforms"] for row in result} == {True}
 
 
-def test_as_it_is_the_gate_is_that_of_max_prob(created_folder: Path) -> None:
+def test_unchanged_method_template_equals_max_prob(created_folder: Path) -> None:
     sql = "SELECT threshold, value, mean_exit_layer FROM frontier WHERE method = $1 AND suite = $2 ORDER BY ALL"
     with open_database(created_folder / "runs" / "exitbench.duckdb") as database:
         mine, theirs = (database.query(sql, [name, METHOD]).to_pylist() for name in (METHOD, "max-prob"))
     assert len(mine) == 2 and mine == theirs
 
 
-def test_thresholds_of_the_method_are_replayed(created_folder: Path) -> None:
+def test_new_method_can_be_replayed_over_thresholds(created_folder: Path) -> None:
     (told,) = (path.read_text() for path in created_folder.glob("*-replay.out"))
     lines = told.splitlines()  # what goes to stderr stands before the table
     rows_from = next(number for number, line in enumerate(lines) if "mean_exit_layer" in line) + 2
@@ -96,7 +96,7 @@ def test_thresholds_of_the_method_are_replayed(created_folder: Path) -> None:
     assert len(depths) == 21 and depths == sorted(depths) and depths[0] < depths[-1]
 
 
-def test_the_tasks_are_in_the_database_with_their_metrics(created_folder: Path) -> None:
+def test_new_tasks_are_in_the_database_with_their_metrics(created_folder: Path) -> None:
     result = rows(
         created_folder, "SELECT DISTINCT task, metric, suite FROM frontier WHERE task_label LIKE 'my-%' ORDER BY ALL"
     )
@@ -106,14 +106,14 @@ def test_the_tasks_are_in_the_database_with_their_metrics(created_folder: Path) 
     ]
 
 
-def test_all_of_it_is_in_the_reports_table(created_folder: Path, snippets: ModuleType) -> None:
+def test_new_method_and_tasks_are_in_the_report_table(created_folder: Path, snippets: ModuleType) -> None:
     told = snippets.output_of(
         created_folder, shlex.split("exitbench report --format md --only summary --draft"), "report"
     )
     assert METHOD in told and TASK in told and PYTHON_TASK in told
 
 
-def test_what_a_model_reads_is_shown(created_folder: Path) -> None:
+def test_show_prompts_prints_the_prompts_of_the_new_tasks(created_folder: Path) -> None:
     told = [path.read_text() for path in created_folder.glob("*-show-prompts.out")]
     assert len(told) == 2 and all("translate English to French: Anna likes the ducks ." in one for one in told)
 
@@ -124,7 +124,7 @@ LONGEST = "-".join(["x" * 9] * 4) + "y"
 
 
 @pytest.mark.parametrize("name", ["a", "my-method", LONGEST])
-def test_the_python_is_as_ruff_wants_it(name: str, tmp_path: Path) -> None:
+def test_generated_python_passes_ruff_check_and_format(name: str, tmp_path: Path) -> None:
     assert len(LONGEST) == MOST_CHARACTERS
     paths = []
     for number, files in enumerate((method_files(name), task_files(name, "run"), python_task_files(name, "run"))):
@@ -150,7 +150,7 @@ def test_the_python_is_as_ruff_wants_it(name: str, tmp_path: Path) -> None:
         assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
-def test_the_method_is_about_forty_lines() -> None:
+def test_method_template_has_at_most_45_lines() -> None:
     assert len(method_files(METHOD)["plugins/my_gate.py"].splitlines()) <= 45
 
 
@@ -193,7 +193,7 @@ def found(folder: Path) -> list[str]:
         ("", "required: KIND"),
     ],
 )
-def test_what_cannot_be_made_is_told_on_a_screen_and_nothing_is_left(
+def test_invalid_arguments_print_a_short_message_and_leave_no_files(
     arguments: str, says: str, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "file").touch()
@@ -211,7 +211,7 @@ def test_what_cannot_be_made_is_told_on_a_screen_and_nothing_is_left(
 
 
 @pytest.mark.parametrize("there", ["plugins/mine.py", "tests/test_mine.py", "mine.toml"])
-def test_nothing_is_written_over(there: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_existing_files_are_not_overwritten(there: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / there).parent.mkdir(exist_ok=True)
     (here / there).write_text("mine")
     before = found(here)
@@ -221,9 +221,7 @@ def test_nothing_is_written_over(there: str, here: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("kind", ["method", "task", "suite"])
-def test_every_kind_explains_itself_with_examples_that_are_commands(
-    kind: str, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_examples_of_every_kind_parse(kind: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "data").mkdir()
     with pytest.raises(SystemExit) as ended:
         main(["new", kind, "--help"])

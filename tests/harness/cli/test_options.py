@@ -32,7 +32,7 @@ def test_every_option_of_run_reaches_the_run(tmp_path: Path) -> None:
     )
 
 
-def test_the_defaults_of_the_command_are_those_of_a_run() -> None:
+def test_command_line_defaults_equal_run_option_defaults() -> None:
     arguments = parse_command_line(["run", "builtin"])
     assert {field.name for field in fields(RunOptions)} <= vars(arguments).keys()
     assert run_options(arguments) == RunOptions("builtin")

@@ -26,7 +26,7 @@ def probed(example_database: Path) -> tuple[str, str]:
     return row["model"], row["task_label"]
 
 
-def test_every_threshold_is_a_row(
+def test_replay_prints_one_row_per_threshold(
     example_database: Path, probed: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("/".join(probed), "calm-softmax", "--thresholds=0,0.2,0.6,1", "--format", "csv")
@@ -42,7 +42,7 @@ def test_every_threshold_is_a_row(
     assert swept["mean_exit_layer"].to_pylist() == pytest.approx(depths)
 
 
-def test_thresholds_may_be_a_range_and_the_sweep_a_picture(
+def test_replay_accepts_a_threshold_range_and_writes_a_figure(
     example_database: Path, probed: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("/".join(probed), "calm-softmax", "--thresholds=0:0.3:0.1", "--format", "csv")
@@ -54,7 +54,7 @@ def test_thresholds_may_be_a_range_and_the_sweep_a_picture(
 
 
 @pytest.mark.parametrize("thresholds", ["0:1:0", "1:0:0.1", "0:1", "0:1:a", "0:1:0.00001", "0:inf:1", "nan:1:0.1", ""])
-def test_a_range_that_is_none_is_refused(
+def test_invalid_threshold_range_is_refused(
     thresholds: str, example_database: Path, probed: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ("/".join(probed), "calm-softmax", f"--thresholds={thresholds}")
@@ -83,7 +83,7 @@ def test_a_range_that_is_none_is_refused(
         (("{probe}", "heads", "--param", "exit_blocks=[0]"), "exit_blocks[0] = 0 is out of range"),
     ],
 )
-def test_bad_input_says_what_is_allowed(
+def test_invalid_input_exits_with_2_and_names_the_allowed_values(
     words: tuple[str, ...],
     says: str,
     example_database: Path,
@@ -94,7 +94,7 @@ def test_bad_input_says_what_is_allowed(
     assert (code, says in stderr) == (2, True), stderr
 
 
-def test_a_probe_of_given_texts_is_none_of_answers(
+def test_probe_of_given_texts_is_not_replayed_as_a_probe_of_answers(
     few_database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = Path(shutil.copy(few_database, tmp_path / "given.duckdb"))

@@ -21,7 +21,7 @@ def runs(example_database: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_one_figure_is_drawn_and_nothing_else(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_option_draws_one_figure_and_nothing_else(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = runs / "report" / "index.html"
     page.parent.mkdir()
     page.write_text("as it was")
@@ -35,7 +35,7 @@ def test_one_figure_is_drawn_and_nothing_else(runs: Path, capsys: pytest.Capture
     assert f"{CHOSEN}.pdf" in printed and "Halfway through the blocks" in printed
 
 
-def test_figures_are_drawn_in_one_kind_of_file(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_format_option_draws_figures_in_one_file_format(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--runs", str(runs), "--only", CHOSEN, "--format", "pdf", "--draft"]) == 0
     assert {path.name for path in (runs / "report" / "figures").glob(f"{CHOSEN}.*")} == {
         f"{CHOSEN}.pdf",
@@ -44,7 +44,7 @@ def test_figures_are_drawn_in_one_kind_of_file(runs: Path, capsys: pytest.Captur
     assert f"{CHOSEN}.pdf  (csv next to it)" in capsys.readouterr().out
 
 
-def test_a_watched_page_follows_the_database(
+def test_watch_rewrites_the_page_only_if_the_database_changes(
     runs: Path, few_database: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page, seen = runs / "report" / "index.html", []
@@ -62,7 +62,7 @@ def test_a_watched_page_follows_the_database(
     assert "index.html is written again when results are added" in capsys.readouterr().err
 
 
-def test_figures_are_the_same_bytes_whatever_matplotlib_is_set_to(runs: Path, tmp_path: Path) -> None:
+def test_figure_bytes_do_not_depend_on_matplotlib_settings(runs: Path, tmp_path: Path) -> None:
     """Compare figures made with matplotlib's defaults and with settings from a file and a notebook's environment."""
     (tmp_path / "matplotlibrc").write_text(
         "text.usetex: True\naxes.facecolor: pink\nfont.size: 20\nsavefig.bbox: tight\npath.simplify: False\n"
@@ -79,7 +79,7 @@ def test_figures_are_the_same_bytes_whatever_matplotlib_is_set_to(runs: Path, tm
     assert file.read_bytes() == expected
 
 
-def test_a_figure_without_data_says_which_command_fills_it(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figure_without_data_names_the_command_that_produces_it(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--runs", str(runs), "--only", "heads_fig1_training", "--draft"]) == 0
     captured = capsys.readouterr()
     assert captured.out == "" and "heads_fig1_training: No data yet: run `nox -s paper -- heads`" in captured.err
@@ -95,7 +95,7 @@ def test_a_figure_without_data_says_which_command_fills_it(runs: Path, capsys: p
         (["--only", "heads*", "--paper", "mee"], "No figure is called 'heads*'"),
     ],
 )
-def test_a_name_that_nothing_has_is_refused_on_one_screen(
+def test_unknown_name_is_refused_with_a_short_message(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", "--runs", str(tmp_path), *arguments]) == 2

@@ -247,7 +247,7 @@ def ask(runs: Path, sql: str) -> list[tuple[Any, ...]]:
         return [tuple(row.values()) for row in database.query(sql).to_pylist()]
 
 
-def test_every_cell_of_it_ends_well(finished: Path) -> None:
+def test_every_cell_of_the_third_party_suite_succeeds(finished: Path) -> None:
     result = cells(finished / "runs")
     assert sorted(result) == sorted(
         f"{label}/{method}"
@@ -257,7 +257,7 @@ def test_every_cell_of_it_ends_well(finished: Path) -> None:
     assert {json.loads((path / "status.json").read_text())["status"] for path in result.values()} == {"ok"}
 
 
-def test_a_group_is_one_task_whose_documents_count_alike(finished: Path) -> None:
+def test_lm_eval_group_is_one_task_averaged_over_all_documents(finished: Path) -> None:
     attempt = cells(finished / "runs")["both/halfway"]
     rows = pq.read_table(attempt / "samples.parquet").to_pylist()
     assert len(rows) == len(RECORDS["red"]) + len(RECORDS["blue"])
@@ -266,7 +266,7 @@ def test_a_group_is_one_task_whose_documents_count_alike(finished: Path) -> None
     assert {row["exit_layer"] for row in pq.read_table(attempt / "tokens.parquet").to_pylist()} == {2}
 
 
-def test_an_answer_that_is_asked_three_times_is_given_once_and_filtered_thrice(finished: Path) -> None:
+def test_repeated_request_is_decoded_once_and_scored_by_every_filter(finished: Path) -> None:
     attempt = cells(finished / "runs")["vote/full"]
     assert len(pq.read_table(attempt / "samples.parquet")) == len(RECORDS["vote"])
     assert {name for name in metrics(attempt) if "," in name} == {
@@ -274,7 +274,7 @@ def test_an_answer_that_is_asked_three_times_is_given_once_and_filtered_thrice(f
     }
 
 
-def test_a_worker_runs_what_the_model_wrote_where_that_is_confirmed(finished: Path) -> None:
+def test_worker_executes_model_written_code_if_confirmed(finished: Path) -> None:
     attempt = cells(finished / "runs")["mbpp/full"]
     rows = pq.read_table(attempt / "samples.parquet").to_pylist()
     assert [row["output_text"] for row in rows] == ["", ""]
@@ -282,7 +282,9 @@ def test_a_worker_runs_what_the_model_wrote_where_that_is_confirmed(finished: Pa
     assert metrics(attempt)["pass_at_1"] == 50
 
 
-def test_without_being_confirmed_nothing_is_run(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_that_executes_model_code_is_refused_without_confirmation(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     head, tail = Path("asked.toml").read_text().split("[tasks.both]")
     mbpp = tail[tail.index("[tasks.mbpp]") : tail.index("[tasks.backwards]")]
     Path("only.toml").write_text(f'{head}{mbpp}[[sweep]]\nmethod = "static"\n')
@@ -291,9 +293,7 @@ def test_without_being_confirmed_nothing_is_run(runs: Path, capsys: pytest.Captu
     assert not Path("other").exists()
 
 
-def test_a_run_that_scores_by_code_is_repeated_where_that_is_confirmed(
-    runs: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_of_code_scored_run_requires_confirmation(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["verify", "*/mbpp/full", "--data-dir", ".", "--runs", str(runs)]
     assert main(asked) == 2
     assert "mbpp/full/quality: scoring runs what the model wrote" in capsys.readouterr().err
@@ -302,7 +302,7 @@ def test_a_run_that_scores_by_code_is_repeated_where_that_is_confirmed(
     assert "equal" in capsys.readouterr().out.splitlines()
 
 
-def test_tasks_of_every_kind_are_in_the_database(finished: Path) -> None:
+def test_tasks_of_every_source_are_in_the_database(finished: Path) -> None:
     sql = "SELECT DISTINCT task, task_label, metric FROM metric_values WHERE role = 'headline' ORDER BY task_label"
     assert ask(finished / "runs", sql) == [
         ("backwards", "backwards", "f1"),
@@ -317,7 +317,7 @@ def test_tasks_of_every_kind_are_in_the_database(finished: Path) -> None:
     assert ask(finished / "runs", sql) == [("full", 4), ("halfway", 2)]
 
 
-def test_plug_ins_are_told_with_what_brought_them(finished: Path) -> None:
+def test_plugins_are_logged_and_cells_store_their_version_and_digest(finished: Path) -> None:
     logs = "".join(path.read_text(errors="replace") for path in (finished / "runs" / "logs").iterdir())
     assert f"Plug-ins of {finished / 'plug'}: backwards.py, halfway.py, words.py" in logs
     result = cells(finished / "runs")
@@ -330,7 +330,7 @@ def test_plug_ins_are_told_with_what_brought_them(finished: Path) -> None:
     assert metrics(result["backwards/halfway"])["mean_exit_layer"] == 2
 
 
-def test_wherever_yaml_and_plug_ins_lie_the_cells_are_the_same(
+def test_cells_depend_on_the_content_of_yaml_and_plugins_not_on_their_path(
     finished: Path, worded_model: Path, tmp_path: Path
 ) -> None:
     elsewhere = tmp_path / "somewhere" / "else"
@@ -346,7 +346,7 @@ def test_wherever_yaml_and_plug_ins_lie_the_cells_are_the_same(
     assert len(states) == 14 and {label.split("/")[1] for label in stale} == {"both", "backwards"}, told
 
 
-def test_runs_of_them_are_compared(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_uses_the_metrics_of_third_party_tasks(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = (("both", "acc"), ("vote", "bleu,three"), ("mbpp", "pass_at_1"), ("mine", "chrf"))
     for label, quantity in asked:
         code = main(["compare", f"m/{label}/full", f"m/{label}/halfway*", "--runs", "runs", "--format", "json"])
@@ -360,7 +360,7 @@ def test_runs_of_them_are_compared(runs: Path, capsys: pytest.CaptureFixture[str
 SCORES = "SELECT task_label, method, metric, value FROM metric_values WHERE is_current AND role IN ('headline', 'task')"
 
 
-def test_what_others_score_is_scored_again(
+def test_third_party_metrics_can_be_rescored(
     runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [f"m/{label}/*" for label in ("both", "vote", "mbpp", "picked")]
@@ -379,7 +379,7 @@ def test_what_others_score_is_scored_again(
     registry._lm_eval_task.cache_clear()
 
 
-def test_a_metric_added_to_the_yaml_is_scored_without_the_model(
+def test_metric_added_to_the_yaml_is_scored_without_the_model(
     runs: Path, finished: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cell stores the folder of the YAML file, so that rescoring can start in any folder."""

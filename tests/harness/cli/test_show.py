@@ -42,7 +42,7 @@ def shown(database: Path, *arguments: str) -> int:
     return main(["show", *arguments, "--database", str(database)])
 
 
-def test_without_colours_every_token_has_its_exit_layer(
+def test_uncoloured_output_prints_the_exit_layer_of_every_token(
     example_database: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     key, tokens = stored(example_database, "calm-softmax", "0.3", 1)
@@ -64,7 +64,9 @@ def test_without_colours_every_token_has_its_exit_layer(
     assert capsys.readouterr().out.splitlines() == lines
 
 
-def test_two_runs_are_shown_on_one_document(example_database: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_against_option_shows_two_runs_and_their_first_difference(
+    example_database: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert shown(example_database, FULL, "--against", STATIC) == 0
     output = capsys.readouterr().out
     assert output.index(FULL) < output.index(STATIC)
@@ -74,7 +76,7 @@ def test_two_runs_are_shown_on_one_document(example_database: Path, capsys: pyte
     assert f"the answers differ from token {parted}\n" in output
 
 
-def test_a_token_has_its_logit_lens_up_to_the_first_difference(
+def test_token_option_prints_the_logit_lens_up_to_the_first_difference(
     example_database: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     key, tokens = stored(example_database, "calm-softmax", "0.3", 1)
@@ -110,14 +112,14 @@ def test_a_token_has_its_logit_lens_up_to_the_first_difference(
         (["world-t5/squad/calm*"], "names 3 quality runs, one is needed"),
     ],
 )
-def test_what_fits_nothing_says_what_would(
+def test_arguments_without_a_match_are_refused_with_suggestions(
     example_database: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
 ) -> None:
     assert shown(example_database, *arguments) == 2
     assert message in capsys.readouterr().err
 
 
-def test_a_terminal_gets_colours_unless_it_says_no(example_database: Path) -> None:
+def test_terminal_output_is_coloured_unless_no_color_is_set(example_database: Path) -> None:
     _, tokens = stored(example_database, "calm-softmax", "0.3", 0)
     coloured = _in_a_terminal(example_database, COLORTERM="truecolor")
     for _, layer, _, _ in tokens:
@@ -166,7 +168,7 @@ def printed(answer: TracedAnswer, texts: dict[int, str], *, colour: bool) -> str
 
 
 @pytest.mark.parametrize("colour", [True, False])
-def test_what_a_model_wrote_does_nothing_to_the_terminal(answer: TracedAnswer, colour: bool) -> None:
+def test_control_characters_and_markup_in_model_output_are_escaped(answer: TracedAnswer, colour: bool) -> None:
     hostile = (" [bold red]x[/]", "\x1b]0;title\x07\x1b[2J", "\u202eevil\u2066", " \n", "w" * 10_000, ":fire:")
     texts = {token_id: hostile[n % len(hostile)] for n, token_id in enumerate(sorted(answer.texts))}
     first = next(iter(answer.tokens))["token_id"]
@@ -179,13 +181,13 @@ def test_what_a_model_wrote_does_nothing_to_the_terminal(answer: TracedAnswer, c
     assert "[bold red]x[/]" in ESCAPE.sub("", printed(answer, every, colour=colour))
 
 
-def test_an_ascii_terminal_gets_ascii(example_database: Path) -> None:
+def test_ascii_terminal_gets_ascii_output(example_database: Path) -> None:
     out = _in_a_terminal(example_database, PYTHONIOENCODING="ascii", NO_COLOR="1")
     _, tokens = stored(example_database, "calm-softmax", "0.3", 0)
     assert out.isascii() and f"#{tokens[0][0]}[{tokens[0][1]}]" in out
 
 
-def test_tokens_are_spelled_as_people_read_them() -> None:
+def test_tokens_are_printed_as_readable_text() -> None:
     assert [readable(text, "sentencepiece", True) for text in ("▁cat", "s", "▁")] == [" cat", "s", " "]
     assert [readable(text, "bytes", True) for text in ("Ġcat", "Ċ", "Ã©", "Ã")] == [" cat", "\n", "é", "\\xc3"]
     assert [readable(text, "wordpiece", False) for text in ("cat", "##s")] == [" cat", "s"]
@@ -194,14 +196,14 @@ def test_tokens_are_spelled_as_people_read_them() -> None:
     assert visible("a\tb\u200fc\U000e0001é") == r"a\tb\u200fc\U000e0001é"
 
 
-def test_older_attempts_are_reached_by_their_id(example_database: Path) -> None:
+def test_superseded_attempts_can_be_found_by_id(example_database: Path) -> None:
     with open_database(example_database) as database:
         assert _ids(database) == {
             answer.run.attempt_id for answer in find_answers(database, sorted(_ids(database)), "1")
         }
 
 
-def test_an_answer_in_another_number_format_says_what_that_changes(
+def test_answer_in_another_number_format_shows_its_gap_to_float32(
     example_database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert shown(example_database, CALM) == 0

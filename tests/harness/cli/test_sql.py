@@ -129,7 +129,7 @@ def test_standard_input_that_is_not_utf8_is_refused(ask: Command, monkeypatch: p
         "SELECT * FROM arguments",
     ],
 )
-def test_whatever_writes_or_looks_elsewhere_is_refused(
+def test_queries_that_write_or_read_other_files_are_refused(
     query: str, ask: Command, example_database: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "secret").write_text("a,b\n1,2\n")
@@ -148,7 +148,7 @@ def test_whatever_writes_or_looks_elsewhere_is_refused(
 
 
 @pytest.mark.parametrize("form", ["csv", "json", "parquet"])
-def test_a_saved_answer_has_the_rows_of_the_query(form: str, ask: Command, tmp_path: Path) -> None:
+def test_out_file_has_the_rows_of_the_query(form: str, ask: Command, tmp_path: Path) -> None:
     completed = ask(MANY, "--out", f"rows.{form}")
     assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", f"rows.{form}: 25000 rows\n")
     path = tmp_path / f"rows.{form}"
@@ -161,7 +161,7 @@ def test_a_saved_answer_has_the_rows_of_the_query(form: str, ask: Command, tmp_p
     assert _left(tmp_path) == {f"rows.{form}"}
 
 
-def test_values_that_python_cannot_hold_are_duckdbs_text(ask: Command, tmp_path: Path) -> None:
+def test_values_outside_pythons_range_are_printed_as_duckdb_text(ask: Command, tmp_path: Path) -> None:
     query = (
         "SELECT DATE 'infinity' AS a, TIMESTAMP '290000-01-01' AS b, [DATE '-infinity'] AS c, DATE '2020-01-02' AS d "
         "UNION ALL SELECT DATE '2020-01-02', NULL, [DATE '2020-01-02'], NULL"
@@ -185,7 +185,7 @@ def test_parquet_keeps_types_and_lists(ask: Command, tmp_path: Path) -> None:
     assert table.to_pylist() == [{"a": 1, "b": [0.5, None], "c": None}]
 
 
-def test_json_is_json_where_values_are_not_numbers_or_are_sums(ask: Command) -> None:
+def test_json_output_is_valid_for_nan_infinity_and_big_integers(ask: Command) -> None:
     completed = ask(
         "SELECT 'nan'::DOUBLE AS a, ['inf'::FLOAT, 1] AS b, sum(2) AS c, '2026-01-02'::DATE AS d", "--format", "json"
     )
@@ -194,7 +194,7 @@ def test_json_is_json_where_values_are_not_numbers_or_are_sums(ask: Command) -> 
 
 
 @pytest.mark.parametrize("form", ["csv", "json", "parquet"])
-def test_columns_of_one_name_are_numbered_in_every_format(form: str, ask: Command, tmp_path: Path) -> None:
+def test_duplicate_column_names_are_numbered_in_every_format(form: str, ask: Command, tmp_path: Path) -> None:
     path = tmp_path / f"rows.{form}"
     assert ask("SELECT 1 AS a, 2 AS a, 3 AS a_1, 4 AS a", "--out", path.name).returncode == 0
     readers: dict[str, Callable[[], list[dict[str, Any]]]] = {
@@ -205,14 +205,14 @@ def test_columns_of_one_name_are_numbered_in_every_format(form: str, ask: Comman
     assert readers[form]() == [{"a": 1, "a_2": 2, "a_1": 3, "a_3": 4}]
 
 
-def test_a_type_that_parquet_lacks_is_refused(ask: Command, tmp_path: Path) -> None:
+def test_type_not_supported_by_parquet_is_refused(ask: Command, tmp_path: Path) -> None:
     completed = ask("SELECT INTERVAL 1 DAY AS i", "--out", "rows.parquet")
     assert (completed.returncode, _left(tmp_path)) == (2, set())
     assert completed.stderr.startswith("exitbench: rows.parquet cannot be written as parquet: ")
     assert ask("SELECT INTERVAL 1 DAY AS i", "--out", "rows.csv").returncode == 0
 
 
-def test_a_file_that_is_there_is_kept_unless_forced(ask: Command, tmp_path: Path) -> None:
+def test_existing_out_file_is_kept_without_force(ask: Command, tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("mine")
     completed = ask("SELECT 1 AS a", "--out", "rows.csv")
     assert completed.returncode == 2 and "is there already" in completed.stderr
@@ -222,7 +222,7 @@ def test_a_file_that_is_there_is_kept_unless_forced(ask: Command, tmp_path: Path
 
 
 @pytest.mark.parametrize("form", ["csv", "json", "parquet"])
-def test_an_answer_that_breaks_off_leaves_no_file_and_keeps_the_old_one(
+def test_failing_query_keeps_the_existing_out_file_and_leaves_no_partial_file(
     form: str, ask: Command, tmp_path: Path
 ) -> None:
     (tmp_path / "rows").write_text("mine")
@@ -242,7 +242,7 @@ def test_an_answer_that_breaks_off_leaves_no_file_and_keeps_the_old_one(
         (("--format", "parquet"), "Add --out FILE"),
     ],
 )
-def test_a_file_or_format_that_cannot_be_is_refused(
+def test_invalid_out_file_or_format_is_refused(
     arguments: tuple[str, ...], says: str, ask: Command, tmp_path: Path
 ) -> None:
     completed = ask("SELECT 1 AS a", *arguments)
@@ -256,7 +256,7 @@ def test_the_database_itself_is_never_replaced(ask: Command, example_database: P
     assert completed.returncode == 2 and "is the database itself" in completed.stderr
 
 
-def test_a_table_shows_the_first_rows_and_says_so(ask: Command) -> None:
+def test_table_is_limited_to_the_first_rows_with_a_note(ask: Command) -> None:
     completed = ask(MANY)
     assert len(completed.stdout.splitlines()) == 2 + MAX_SCREEN_ROWS
     assert completed.stderr == f"The first {MAX_SCREEN_ROWS} rows; --all prints every one, --out FILE saves them.\n"
@@ -281,7 +281,7 @@ class Terminal(io.StringIO):
     ],
     ids=["fits", "cut", "a line each"],
 )
-def test_a_terminal_shows_a_table_that_fits_it(columns: int, shown: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_fits_the_terminal_width(columns: int, shown: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     terminal, pipe = Terminal(), io.StringIO()
     for out in (terminal, pipe):
@@ -295,7 +295,7 @@ CELLS = st.builds(lambda head, tail: LONG[:head] + tail, st.integers(0, len(LONG
 
 
 @given(st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=12, unique=True), st.integers(8, 200))
-def test_rows_that_differ_look_different_on_a_terminal_of_any_width(rows: list[tuple[str, str]], columns: int) -> None:
+def test_distinct_rows_stay_distinct_at_any_terminal_width(rows: list[tuple[str, str]], columns: int) -> None:
     terminal = Terminal()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COLUMNS", str(columns))
@@ -327,7 +327,7 @@ def test_a_wide_table_without_rows_shows_its_columns(monkeypatch: pytest.MonkeyP
     assert terminal.getvalue() == "one  two\n---  ---\n"
 
 
-def test_a_big_answer_is_not_held_in_memory(example_database: Path) -> None:
+def test_large_results_are_streamed(example_database: Path) -> None:
     pool = pa.total_allocated_bytes()
     with open_database(example_database) as database, answer(database, "FROM range(1000000000)", {}) as result:
         assert next(result.batches).num_rows > 0
@@ -337,7 +337,7 @@ def test_a_big_answer_is_not_held_in_memory(example_database: Path) -> None:
 # ------------------------------------------------------------------------------------------ saved queries, parameters
 
 
-def test_saved_queries_are_listed_with_what_they_answer_and_run_by_name(ask: Command) -> None:
+def test_saved_queries_are_listed_and_run_by_name(ask: Command) -> None:
     listed = ask("--queries").stdout
     assert all(f"@{name}\n    " in listed for name in query_names())
     assert "    --set agreement=0.99: share of tokens" in listed
@@ -345,7 +345,7 @@ def test_saved_queries_are_listed_with_what_they_answer_and_run_by_name(ask: Com
     assert {row["token_kind"] for row in json.loads(completed.stdout)} == {"hop1", "hop2"}
 
 
-def test_a_parameter_has_its_default_or_what_is_set(ask: Command) -> None:
+def test_query_parameters_use_the_default_unless_set(ask: Command) -> None:
     rows = {
         share: json.loads(ask("@threshold_for_agreement", "--format", "json", *share).stdout)
         for share in ((), ("--set", "agreement=0.99"), ("--set", "agreement=0"))
@@ -358,7 +358,7 @@ def test_a_parameter_has_its_default_or_what_is_set(ask: Command) -> None:
     ("text", "expected"),
     [("7", 7), ("0.5", 0.5), ("true", True), ("null", None), ("world-t5", "world-t5"), ("a=b", "a=b"), ("", "")],
 )
-def test_parameters_are_what_they_look_like(text: str, expected: Any, ask: Command) -> None:
+def test_query_parameters_are_parsed_by_their_literal_type(text: str, expected: Any, ask: Command) -> None:
     completed = ask("SELECT $x AS x", "--set", f"x={text}", "--format", "json")
     assert json.loads(completed.stdout) == [{"x": expected}]
 
@@ -382,7 +382,9 @@ def test_parameters_are_what_they_look_like(text: str, expected: Any, ask: Comma
         (("--all",), "There is no query."),
     ],
 )
-def test_what_is_missing_or_unknown_is_named(arguments: tuple[str, ...], says: str, ask: Command) -> None:
+def test_invalid_parameters_and_option_combinations_are_refused(
+    arguments: tuple[str, ...], says: str, ask: Command
+) -> None:
     completed = ask(*arguments)
     assert (completed.returncode, completed.stdout) == (2, "")
     assert says in completed.stderr
@@ -391,7 +393,7 @@ def test_what_is_missing_or_unknown_is_named(arguments: tuple[str, ...], says: s
 # ------------------------------------------------------------------------------------------ views
 
 
-def test_views_are_listed_with_a_sentence_each_without_any_database(exitbench: Command) -> None:
+def test_views_are_listed_with_a_description_without_a_database(exitbench: Command) -> None:
     completed = exitbench("sql", "--views")
     lines = completed.stdout.splitlines()
     assert [line.split()[0] for line in lines] == [view.name for view in described_views()]
@@ -417,7 +419,7 @@ def test_an_unknown_view_is_refused_with_a_suggestion(exitbench: Command) -> Non
 # ------------------------------------------------------------------------------------------ waiting, Ctrl-C
 
 
-def test_whoever_has_the_database_is_named_while_waiting_and_the_answer_comes_then(
+def test_sql_waits_for_a_locked_database_and_names_the_locking_process(
     exitbench: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "exitbench.duckdb"

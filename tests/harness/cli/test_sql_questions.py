@@ -7,7 +7,7 @@ from exitbench.results.queries import query_names, saved_query
 from exitbench.results.queries.cookbook import SECTIONS
 
 
-def test_every_question_stands_below_its_topic(capsys: pytest.CaptureFixture[str]) -> None:
+def test_saved_queries_are_listed_by_topic(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sql"]) == 0
     lines = capsys.readouterr().out.splitlines()
     topic, result = "", {}
@@ -20,12 +20,12 @@ def test_every_question_stands_below_its_topic(capsys: pytest.CaptureFixture[str
     assert result == {name: (saved_query(name).section, saved_query(name).question) for name in query_names()}
 
 
-def test_words_pick_questions_out_and_tell_all_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_queries_option_shows_matching_queries_in_full(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sql", "--queries", "NEAR-TIES", "agreement"]) == 0
     output = capsys.readouterr().out
     assert output.count("@") == 1 and "@near_ties" in output and "--set margin=0.1" in output
 
 
-def test_words_that_no_question_has_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_search_words_without_a_match_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sql", "--queries", "xyzzy", "ties"]) == 2
     assert "No question has 'xyzzy' and 'ties'" in capsys.readouterr().err

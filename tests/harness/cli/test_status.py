@@ -20,7 +20,7 @@ from exitbench.results.spool.attempts import AttemptWriter
 Writer = Callable[..., Path]
 
 
-def test_counts_running_failures_and_size_while_the_database_is_busy(
+def test_status_shows_running_and_failed_cells_while_the_database_is_locked(
     tmp_path: Path, example: ModuleType, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, "BEAT_S", 0.0)
@@ -45,7 +45,7 @@ def test_counts_running_failures_and_size_while_the_database_is_busy(
     writing.finish("ok")
 
 
-def test_it_loads_neither_torch_nor_the_database(tmp_path: Path) -> None:
+def test_status_imports_neither_torch_nor_duckdb(tmp_path: Path) -> None:
     code = (
         "import sys; from exitbench.harness.cli import main as cli\n"
         f"cli.main(['status', '--runs', {str(tmp_path)!r}])\n"
@@ -55,19 +55,19 @@ def test_it_loads_neither_torch_nor_the_database(tmp_path: Path) -> None:
     assert run.stdout.splitlines()[-1] == "set()"
 
 
-def test_no_spool_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_without_a_spool_succeeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--runs", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "0 cells: none; 0 attempts, 0 bytes\n"
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_database_without_a_spool_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_without_a_spool_mentions_the_database(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "exitbench.duckdb").touch()
     assert main(["status", "--runs", str(tmp_path)]) == 0
     assert f"{tmp_path / 'exitbench.duckdb'} is not read; `exitbench sql` queries it." in capsys.readouterr().out
 
 
-def test_of_a_suite_it_tells_what_is_left(
+def test_status_of_a_suite_shows_remaining_cells_and_time_left(
     write_suite: Writer, data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write_suite()
@@ -89,10 +89,10 @@ def test_of_a_suite_it_tells_what_is_left(
     ("seconds", "text"),
     [(0.04, "0.0 s"), (9.5, "9.5 s"), (45, "45 s"), (725, "12 min 5 s"), (12_000, "3 h 20 min"), (187_200, "2 d 4 h")],
 )
-def test_times_are_short(seconds: float, text: str) -> None:
+def test_durations_are_abbreviated(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
 @pytest.mark.parametrize(("count", "text"), [(12, "12 bytes"), (1_234, "1.23 kB"), (9.8e6, "9.8 MB"), (2e12, "2 TB")])
-def test_sizes_are_short(count: float, text: str) -> None:
+def test_data_sizes_are_abbreviated(count: float, text: str) -> None:
     assert data_size(count) == text

@@ -103,12 +103,12 @@ def exitbench(capsys: pytest.CaptureFixture[str]) -> Command:
     return run
 
 
-def test_without_the_folder_the_task_is_not_known(folder: Path, exitbench: Command) -> None:
+def test_plugin_task_is_unknown_without_the_plugins_option(folder: Path, exitbench: Command) -> None:
     code, _, err = exitbench("plan", "others.toml", "--data-dir", ".")
     assert code == 2 and "unknown task 'backwards'" in err
 
 
-def test_tasks_are_listed_with_where_they_are_from(folder: Path, exitbench: Command) -> None:
+def test_listed_tasks_name_their_plugin_source(folder: Path, exitbench: Command) -> None:
     code, stdout, _ = exitbench("list", "tasks", "--plugins", "plug")
     lines = {line.split()[0]: line for line in stdout.splitlines()}
     assert code == 0 and {"squad", "backwards", "said", "lm-eval:NAME"} <= set(lines)
@@ -121,17 +121,17 @@ def test_tasks_are_listed_with_where_they_are_from(folder: Path, exitbench: Comm
     ("pattern", "listed"),
     [("hellasw*", "lm-eval:hellaswag"), ("sq*", "squad"), ("lm-eval:mmlu", "lm-eval:mmlu")],
 )
-def test_tasks_are_listed_by_a_pattern(exitbench: Command, pattern: str, listed: str) -> None:
+def test_list_tasks_accepts_a_pattern(exitbench: Command, pattern: str, listed: str) -> None:
     code, stdout, _ = exitbench("list", "tasks", pattern)
     assert code == 0 and stdout.startswith(listed)
 
 
-def test_a_pattern_that_fits_nothing_or_nowhere_is_told(exitbench: Command) -> None:
+def test_list_pattern_without_a_match_or_not_supported_is_refused(exitbench: Command) -> None:
     assert "no task is named 'qqqq*'" in exitbench("list", "tasks", "qqqq*")[2]
     assert "only methods and tasks are listed by a pattern" in exitbench("list", "suites", "b*")[2]
 
 
-def test_prompts_are_shown_as_each_kind_of_model_reads_them(folder: Path, exitbench: Command) -> None:
+def test_show_prompts_prints_the_prompt_of_each_model_kind(folder: Path, exitbench: Command) -> None:
     settings = ("--set", 'files = { data = "echo.csv" }', "--data-dir", ".")
     code, stdout, stderr = exitbench("show-prompts", "echo.toml", "-n", "2", *settings)
     assert code == 0, stderr
@@ -153,7 +153,7 @@ def test_prompts_are_shown_as_each_kind_of_model_reads_them(folder: Path, exitbe
     assert exitbench("show-prompts", "echo.toml", "-n", "1", *settings)[1].count("target") == 1
 
 
-def test_prompts_of_a_suites_task_have_its_settings(folder: Path, exitbench: Command) -> None:
+def test_show_prompts_uses_the_task_settings_of_a_suite(folder: Path, exitbench: Command) -> None:
     code, stdout, stderr = exitbench(
         "show-prompts", "mine", "--suite", "others.toml", "--data-dir", ".", "--plugins", "plug", "-n", "1"
     )
@@ -164,7 +164,7 @@ def test_prompts_of_a_suites_task_have_its_settings(folder: Path, exitbench: Com
     )
 
 
-def test_prompts_of_a_task_of_lm_eval_are_its_requests(folder: Path, exitbench: Command) -> None:
+def test_show_prompts_prints_the_requests_of_an_lm_eval_task(folder: Path, exitbench: Command) -> None:
     (folder / "yaml").mkdir()
     (folder / "yaml" / "pick.yaml").write_text(
         "task: pick\ndataset_path: json\ntest_split: test\ndataset_kwargs: {data_files: {test: pick.jsonl}}\n"
@@ -180,7 +180,7 @@ def test_prompts_of_a_task_of_lm_eval_are_its_requests(folder: Path, exitbench: 
     ]
 
 
-def test_prompts_of_a_task_of_classification_have_its_labels(exitbench: Command) -> None:
+def test_show_prompts_prints_the_labels_of_a_classification_task(exitbench: Command) -> None:
     code, stdout, stderr = exitbench("show-prompts", "sst2", "-n", "1")
     assert code == 0, stderr
     assert stdout.splitlines()[1:3] == ["metrics: acc", "labels: negative, positive"]
@@ -196,7 +196,7 @@ def test_prompts_of_a_task_of_classification_have_its_labels(exitbench: Command)
         (("squad", "--set", "level=1", "--suite", "builtin"), "does not go with --suite"),
     ],
 )
-def test_what_cannot_be_shown_is_told(
+def test_show_prompts_refuses_invalid_arguments(
     folder: Path, exitbench: Command, arguments: tuple[str, ...], message: str
 ) -> None:
     code, _, err = exitbench("show-prompts", *arguments)
@@ -212,7 +212,7 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lm_eval.__main__.setup_logging", lambda: None)
 
 
-def test_every_argument_is_lm_evals() -> None:
+def test_lm_eval_command_passes_all_arguments_through() -> None:
     given = ["run", "--model", "exitbench", "--tasks", "x", "-h"]
     assert parse_command_line(["lm-eval", *given]).arguments == given
     assert parse_command_line(["lm-eval", "--model", "exitbench"]).arguments == ["--model", "exitbench"]
@@ -221,7 +221,7 @@ def test_every_argument_is_lm_evals() -> None:
     assert end.value.code == 0
 
 
-def test_it_evaluates_and_writes_its_results(
+def test_lm_eval_command_evaluates_and_writes_results(
     folder: Path, worded_model: Path, exitbench: Command, monkeypatch: pytest.MonkeyPatch, quiet: None
 ) -> None:
     import lm_eval.tasks
@@ -258,7 +258,7 @@ def test_it_evaluates_and_writes_its_results(
         (("--model_args", "method=full"), "--model exitbench: pretrained is missing"),
     ],
 )
-def test_bad_input_is_told_without_a_traceback(
+def test_invalid_lm_eval_arguments_are_refused_without_a_traceback(
     exitbench: Command, monkeypatch: pytest.MonkeyPatch, quiet: None, arguments: tuple[str, ...], message: str
 ) -> None:
     import lm_eval.config.evaluate_config as config

@@ -23,7 +23,7 @@ def tried(snippets: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tup
     return runs, snippets.output_of(runs, ["exitbench", *WORDS, "--runs", str(runs)], "try")
 
 
-def test_a_trial_ends_with_a_verdict_and_the_next_step(tried: tuple[Path, str]) -> None:
+def test_try_prints_a_verdict_and_the_next_step(tried: tuple[Path, str]) -> None:
     _, printed = tried
     for heading in ("1. Pilot", "2. Probing", "3. Decoding", "4. Timing"):
         assert heading in printed
@@ -31,7 +31,7 @@ def test_a_trial_ends_with_a_verdict_and_the_next_step(tried: tuple[Path, str]) 
     assert verdict < next_step
 
 
-def test_settings_are_reported_on_other_documents_than_they_were_chosen_on(tried: tuple[Path, str]) -> None:
+def test_settings_are_chosen_and_reported_on_disjoint_documents(tried: tuple[Path, str]) -> None:
     runs, _ = tried
     with eb.open_results(runs) as results:
         rows = results.sql(
@@ -42,7 +42,7 @@ def test_settings_are_reported_on_other_documents_than_they_were_chosen_on(tried
     assert chosen and reported and not chosen & reported
 
 
-def test_the_same_command_goes_on_and_the_suite_can_be_run_by_itself(
+def test_repeated_try_runs_no_new_cells_and_writes_a_loadable_suite(
     tried: tuple[Path, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs, _ = tried
@@ -75,7 +75,7 @@ def test_the_same_command_goes_on_and_the_suite_can_be_run_by_itself(
         (("builtin-weighted", "--minutes", "0"), "'0' is not a number of minutes from 0.1 to 10000"),
     ],
 )
-def test_bad_input_is_reported_before_anything_runs(
+def test_invalid_input_is_refused_before_running(
     words: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["try", *words, "--runs", str(tmp_path / "runs")]) == 2
@@ -94,7 +94,7 @@ def test_a_classifier_is_tried_on_the_task_with_its_labels(snippets: ModuleType,
     assert "random" not in tried, "its seed is no number of blocks"
 
 
-def test_an_encoder_of_embeddings_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_encoder_without_a_classifier_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
     assert main(["try", str(tmp_path), "--task", "mrpc", "--runs", str(tmp_path / "runs")]) == 2
     assert "`exitbench train` makes a classifier of an encoder" in " ".join(capsys.readouterr().err.split())
@@ -115,7 +115,7 @@ PACE = Pace(together_s=0.5, alone_s=1.0, stage_s=5.0, pilot_s=30.0, minutes=10.0
 
 
 @pytest.mark.parametrize("minutes", [2.0, 10.0, 60.0])
-def test_what_is_planned_fits_the_time(minutes: float) -> None:
+def test_planned_work_fits_the_given_minutes(minutes: float) -> None:
     pace = dataclasses.replace(PACE, minutes=minutes)
     timing = pace.timing(settings=4)
     choosing_s = pace.n_search_documents(decodes=11) * pace.together_s * (3 + 8)
@@ -126,7 +126,7 @@ def test_what_is_planned_fits_the_time(minutes: float) -> None:
     assert stages_s + choosing_s + reporting_s + max(timing_s - floor_s, 0) <= 60 * minutes
 
 
-def test_a_fast_model_is_timed_as_usual() -> None:
+def test_fast_model_uses_the_default_timing_settings() -> None:
     assert dataclasses.replace(PACE, alone_s=0.01).timing(settings=4) == TimingSettings()
 
 

@@ -35,7 +35,7 @@ TOLD: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("method", TOLD)
-def test_candidates_are_the_shallowest_that_keep_a_share_of_full_depths_tokens(method: str, tuned: Path) -> None:
+def test_candidates_are_the_shallowest_thresholds_per_token_match_level(method: str, tuned: Path) -> None:
     score, token = TOLD[method]
     with eb.open_results(tuned) as results:
         rows = results.sql(
@@ -70,7 +70,7 @@ def final_cells(runs: Path) -> list[dict[str, Any]]:
     return result
 
 
-def test_the_suite_that_repeats_the_choice_has_nothing_left_to_run(tuned: Path, tmp_path: Path) -> None:
+def test_suite_of_the_chosen_setting_has_no_cells_left_to_run(tuned: Path, tmp_path: Path) -> None:
     cell = final_cells(tuned)[0]
     with open_database(tuned / "exitbench.duckdb") as database:
         text = stored_suite(database, str(cell["cell_id"]), "again")
@@ -82,7 +82,9 @@ def test_the_suite_that_repeats_the_choice_has_nothing_left_to_run(tuned: Path, 
     assert set(plan.states().elements()) == {"done"}
 
 
-def test_the_choice_goes_on_where_it_stopped(tuned: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_repeated_tune_runs_no_new_cells_and_prints_the_recommendation(
+    tuned: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def attempts() -> int:
         with eb.open_results(tuned) as results:
             return int(results.sql("SELECT count(*) AS n FROM attempt")["n"][0].as_py())
@@ -99,7 +101,7 @@ def test_the_choice_goes_on_where_it_stopped(tuned: Path, capsys: pytest.Capture
     assert not (tuned / "tuned").exists()
 
 
-def test_a_confirmed_setting_is_written_as_a_suite(
+def test_recommended_setting_is_written_as_a_suite(
     tuned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cell = final_cells(tuned)[0]
@@ -130,7 +132,7 @@ def test_a_confirmed_setting_is_written_as_a_suite(
         (("weighted", "squad", "--suite", "nowhere.toml"), "no suite 'nowhere.toml'"),
     ],
 )
-def test_bad_input_is_told_before_anything_runs(
+def test_invalid_input_is_refused_before_running(
     words: tuple[str, ...], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["tune", *words, "--runs", str(tmp_path / "runs")]) == 2

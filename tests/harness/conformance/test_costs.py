@@ -23,7 +23,7 @@ def products() -> None:
 
 
 @pytest.mark.parametrize("inferring", [True, False], ids=["inference mode", "usual"])
-def test_products_are_counted_as_torchs_counter_counts_them(inferring: bool) -> None:
+def test_matrix_product_flops_equal_torchs_flop_counter(inferring: bool) -> None:
     with torch.inference_mode(inferring):
         with _FlopCounter() as ours:
             products()

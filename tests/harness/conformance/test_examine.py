@@ -39,32 +39,32 @@ APART = {"Hangs", "Exits", "Crashes"}
 
 
 @pytest.mark.parametrize("name", method_names())
-def test_every_method_that_ships_conforms(name: str) -> None:
+def test_every_bundled_method_conforms(name: str) -> None:
     assert str(examine(get_method(name)())) == "conforms"
 
 
-def test_the_file_of_methods_that_need_not_be_tried_is_of_these_sources_and_checks() -> None:
+def test_file_of_preapproved_methods_matches_the_current_sources() -> None:
     ours = [cls for cls in map(get_method, method_names()) if distribution(cls)[0] == "exitbench"]
     again = f"python -m exitbench.harness.conformance.shipped ({FILE.name})"
     assert conforming_sources() == {cls.name: syntax_sha256(cls) for cls in ours}, again
 
 
 @pytest.mark.parametrize("shape", [Shape(12, (3, 6, 9)), Shape(3, ())], ids=["deep", "shallow"])
-def test_a_method_is_tried_on_a_decoder_of_the_models_depth(shape: Shape) -> None:
+def test_method_is_examined_on_a_decoder_of_the_models_shape(shape: Shape) -> None:
     static = get_method("static")
     assert examine(static.from_params({"exit_layer": shape.n_blocks - 1}), shape).conforms
     assert examine(get_method("max-prob")(), shape).conforms
 
 
-def test_every_kind_of_breach_has_its_expectation(broken: ModuleType) -> None:
+def test_every_broken_gate_has_an_expected_finding(broken: ModuleType) -> None:
     assert set(broken.GATES) == {"Honest", "NotReplayable", *SAYS, *APART}
 
 
 @pytest.mark.parametrize("how", ["Honest", "NotReplayable"])
-def test_a_gate_that_keeps_its_contract_conforms_with_and_without_sql(broken: ModuleType, how: str) -> None:
+def test_honest_gate_conforms_with_and_without_sql(broken: ModuleType, how: str) -> None:
     assert examine(broken.Broken(how=how)).conforms
 
 
 @pytest.mark.parametrize(("how", "says"), SAYS.items())
-def test_a_method_that_breaks_a_contract_is_told_which(broken: ModuleType, how: str, says: str) -> None:
+def test_broken_method_names_the_violated_contract(broken: ModuleType, how: str, says: str) -> None:
     assert says in str(examine(broken.Broken(how=how)))

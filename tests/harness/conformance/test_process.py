@@ -23,7 +23,7 @@ def asked(name: str, **params: Any) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("installed")
-def test_what_hangs_or_dies_fails_and_the_others_are_tried() -> None:
+def test_hanging_or_crashing_method_fails_and_other_methods_are_still_examined() -> None:
     (hanging,) = examine_apart([asked("broken", how="Hangs")], timeout_s=1.0)
     assert str(hanging) == "fails: hangs: no answer within 1 s"
     (crashing,) = examine_apart([asked("broken", how="Crashes")])
@@ -35,7 +35,7 @@ def test_what_hangs_or_dies_fails_and_the_others_are_tried() -> None:
     assert other.conforms
 
 
-def test_a_method_that_is_not_there_fails_and_says_so() -> None:
+def test_unknown_method_fails_with_its_name() -> None:
     (result,) = examine_apart([asked("no-such")])
     assert not result.conforms
     assert "unknown method 'no-such'" in result.problems[0]
@@ -59,7 +59,7 @@ def setting(syntax_sha256: str = "0" * 64, **params: Any) -> Setting:
     return replace(result, syntax_sha256=syntax_sha256)
 
 
-def test_a_verdict_is_kept_by_parameters_and_source(tmp_path: Path, trials: list[str]) -> None:
+def test_verdicts_are_cached_by_parameters_and_source(tmp_path: Path, trials: list[str]) -> None:
     first = verdicts([setting()], tmp_path)
     assert verdicts([setting(), setting()], tmp_path) == first
     assert trials == ["static"]
@@ -70,7 +70,7 @@ def test_a_verdict_is_kept_by_parameters_and_source(tmp_path: Path, trials: list
 
 
 @pytest.mark.parametrize("damage", ["", "[]", '{"x": 1}', '{"x": {"verdict": "conforms", "problems": ["no"]}}'])
-def test_a_damaged_file_of_verdicts_is_made_anew(tmp_path: Path, trials: list[str], damage: str) -> None:
+def test_damaged_verdict_cache_is_rebuilt(tmp_path: Path, trials: list[str], damage: str) -> None:
     (tmp_path / CACHE).write_text(damage)
     verdicts([setting()], tmp_path)
     verdicts([setting()], tmp_path)

@@ -53,7 +53,7 @@ def exitbench(folder: Path, *arguments: str) -> tuple[int, str, str]:
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_method_that_breaks_its_contract_is_marked_wherever_it_stands(
+def test_broken_method_is_marked_in_plan_run_check_reports_and_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "broken.toml").write_text(SUITE)
@@ -117,7 +117,7 @@ def test_a_method_that_breaks_its_contract_is_marked_wherever_it_stands(
 
 
 @pytest.mark.usefixtures("installed")
-def test_methods_that_cannot_be_used_are_listed_and_stop_no_other(tmp_path: Path) -> None:
+def test_unusable_methods_are_listed_with_the_error_and_do_not_affect_others(tmp_path: Path) -> None:
     code, listed, _ = exitbench(tmp_path, "list", "methods")
     assert code == 0
     plain = next(line for line in listed.splitlines() if line.startswith("plain "))

@@ -161,21 +161,23 @@ def edit_tensors(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> N
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_family_and_option(name: str, tmp_path: Path) -> None:
+def test_every_family_and_option_equals_transformers(name: str, tmp_path: Path) -> None:
     saved(MODELS[name], tmp_path)
     agree(tmp_path)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_weights_stored_in_another_format(dtype: torch.dtype, engine: EngineChoice, tmp_path: Path) -> None:
+def test_weights_in_other_number_formats_equal_transformers(
+    dtype: torch.dtype, engine: EngineChoice, tmp_path: Path
+) -> None:
     saved(llama(), tmp_path, dtype)
     agree(tmp_path, engine)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", ["t5 v1.1", "llama tied", "gpt2"])
-def test_weights_in_several_files(name: str, engine: EngineChoice, tmp_path: Path) -> None:
+def test_sharded_weights_equal_transformers(name: str, engine: EngineChoice, tmp_path: Path) -> None:
     saved(MODELS[name], tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     agree(tmp_path, engine)
@@ -183,7 +185,7 @@ def test_weights_in_several_files(name: str, engine: EngineChoice, tmp_path: Pat
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_several_end_tokens(engine: EngineChoice, tmp_path: Path) -> None:
+def test_answers_stop_at_any_of_several_end_tokens(engine: EngineChoice, tmp_path: Path) -> None:
     saved(llama(), tmp_path)
     whole = answers(tmp_path, engine)
     path = tmp_path / "generation_config.json"
@@ -222,20 +224,20 @@ LAYER_SKIP = {
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_checkpoints_trained_with_layer_dropout_are_plain(engine: EngineChoice, tmp_path: Path) -> None:
+def test_checkpoints_trained_with_layer_dropout_equal_transformers(engine: EngineChoice, tmp_path: Path) -> None:
     saved(llama(tie_word_embeddings=True), tmp_path, torch.bfloat16, max_shard_size="20KB")
     edit_config(tmp_path, "rope_parameters", "dtype", **LAYER_SKIP)
     agree(tmp_path, engine)
 
 
-def test_configuration_of_earlier_versions(tmp_path: Path) -> None:
+def test_config_of_older_transformers_versions_equals_transformers(tmp_path: Path) -> None:
     saved(llama(rope_parameters={"rope_type": "llama3", **LLAMA3}), tmp_path)
     scaling = {"rope_type": "llama3", **{key: value for key, value in LLAMA3.items() if key != "rope_theta"}}
     edit_config(tmp_path, "rope_parameters", "dtype", rope_theta=10000.0, rope_scaling=scaling, torch_dtype="float32")
     agree(tmp_path)
 
 
-def test_keys_that_say_nothing(tmp_path: Path) -> None:
+def test_config_keys_without_effect_are_accepted(tmp_path: Path) -> None:
     saved(qwen2(), tmp_path)
     edit_config(
         tmp_path,
@@ -252,13 +254,13 @@ def test_keys_that_say_nothing(tmp_path: Path) -> None:
     agree(tmp_path)
 
 
-def test_no_generation_config(tmp_path: Path) -> None:
+def test_checkpoint_without_generation_config_equals_transformers(tmp_path: Path) -> None:
     saved(llama(), tmp_path)
     (tmp_path / "generation_config.json").unlink()
     agree(tmp_path)
 
 
-def test_links_into_a_cache_are_followed(tmp_path: Path) -> None:
+def test_symlinks_into_a_cache_are_followed(tmp_path: Path) -> None:
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "0123"
     saved(llama(), blobs)
     snapshot.mkdir(parents=True)
@@ -306,14 +308,14 @@ STACKS = ("encoder", "decoder")
 
 
 @pytest.mark.parametrize("what", EXTRA)
-def test_tensors_that_change_nothing_or_what_transformers_does_with_them(what: str, tmp_path: Path) -> None:
+def test_extra_tensors_are_handled_as_in_transformers(what: str, tmp_path: Path) -> None:
     name, edit = EXTRA[what]
     saved(MODELS[name], tmp_path)
     edit_tensors(tmp_path, edit)
     agree(tmp_path)
 
 
-def test_stray_weights_are_named_and_not_read(tmp_path: Path) -> None:
+def test_stray_weight_files_are_named_and_not_read(tmp_path: Path) -> None:
     saved(llama(), tmp_path)
     before = answers(tmp_path)
     tensors = {name: torch.randn_like(tensor) for name, tensor in load_file(tmp_path / "model.safetensors").items()}

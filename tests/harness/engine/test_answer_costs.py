@@ -38,7 +38,7 @@ def beginning(made: Generation, n: int) -> Generation:
 
 
 @pytest.mark.parametrize(("name", "first_token", "method"), CASES)
-def test_answers_of_1_to_16_tokens_cost_what_is_counted(
+def test_declared_flops_equal_counted_flops_for_answers_of_1_to_16_tokens(
     twin: Any, prompts: Any, name: str, first_token: Any, method: Method
 ) -> None:
     checkpoint = dataclasses.replace(twin(name).checkpoint, eos_ids=frozenset())
@@ -56,7 +56,7 @@ def test_answers_of_1_to_16_tokens_cost_what_is_counted(
     assert [sum(part.matmul_flops for part in parts.values()) for parts in by_part] == pytest.approx(counted, rel=1e-9)
 
 
-def test_a_first_token_from_the_prompts_own_pass_costs_its_read_out(twin: Any, prompts: Any) -> None:
+def test_first_token_read_from_the_prefill_costs_one_lm_head_read(twin: Any, prompts: Any) -> None:
     checkpoint = twin("llama").checkpoint
     generation = Generation([7], full_depth_records([7], checkpoint.model))
     (cost,) = answer_costs(checkpoint, Full().parts(L), [generation], [len(prompts[0])], "full")

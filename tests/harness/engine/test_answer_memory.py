@@ -50,7 +50,7 @@ def by_definition(name: str, answer: Generation) -> list[int]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_token_exits_by_the_tokens_before_it(name: str) -> None:
+def test_exit_layers_follow_the_gates_memory_of_earlier_tokens(name: str) -> None:
     answers = alone(name, summing(name))
     assert len({layer for answer in answers for layer in answer.exit_layers}) >= 4
     for answer in answers:
@@ -59,7 +59,7 @@ def test_a_token_exits_by_the_tokens_before_it(name: str) -> None:
 
 @pytest.mark.parametrize("rows", [64, 3, 2])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_batch_decodes_what_its_rows_decode_alone(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_equals_its_rows_decoded_alone(name: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     batches = Batches(monkeypatch)
     stream = streamed(name, [summing(name)], rows)
     assert batches.joined or rows == 64
@@ -68,5 +68,5 @@ def test_a_batch_decodes_what_its_rows_decode_alone(name: str, rows: int, monkey
     )
 
 
-def test_given_tokens_have_no_memory() -> None:
+def test_gates_with_memory_do_not_support_given_tokens() -> None:
     assert "decides by earlier tokens of its own answer" in str(why_not(summing("builtin-weighted")))

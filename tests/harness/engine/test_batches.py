@@ -113,7 +113,9 @@ def test_thresholds_decays_and_patiences_of_a_method_and_policy_share_a_pass(att
 
 
 @pytest.mark.parametrize("table", ["samples", "tokens"])
-def test_every_method_answers_by_eight_shared_rows_as_by_one(runs: dict[int, dict[str, Path]], table: str) -> None:
+def test_every_method_answers_equally_with_eight_shared_rows_and_with_one(
+    runs: dict[int, dict[str, Path]], table: str
+) -> None:
     labels = [label for label in runs[1] if label.endswith("/quality")]
     assert {label.split("/")[2].partition(":")[0] for label in labels} > {"calm-softmax", "free", "full", "mee-lstm"}
     for label in labels:
@@ -123,7 +125,7 @@ def test_every_method_answers_by_eight_shared_rows_as_by_one(runs: dict[int, dic
         assert scores[0] == pytest.approx(scores[1], abs=NEAR_TIE, nan_ok=True), label
 
 
-def test_rows_of_a_batch_leave_at_different_blocks(runs: dict[int, dict[str, Path]]) -> None:
+def test_rows_of_a_batch_exit_at_different_blocks(runs: dict[int, dict[str, Path]]) -> None:
     """Otherwise, the comparison above would not test different exits within a batch."""
     layers = {
         label: set(pq.read_table(path / "tokens.parquet")["exit_layer"].to_pylist())
@@ -133,13 +135,13 @@ def test_rows_of_a_batch_leave_at_different_blocks(runs: dict[int, dict[str, Pat
     assert sum(len(result) > 1 for result in layers.values()) >= 8, layers
 
 
-def test_a_calibration_finds_the_same_by_eight_rows(runs: dict[int, dict[str, Path]]) -> None:
+def test_calibration_with_eight_rows_equals_calibration_with_one(runs: dict[int, dict[str, Path]]) -> None:
     for label in (label for label in runs[1] if label.endswith("/calibration")):
         one, eight = (pq.read_table(runs[rows][label] / "calibration.parquet").to_pydict() for rows in (1, 8))
         assert one == eight
 
 
-def test_a_batch_without_memory_is_run_again_by_half() -> None:
+def test_out_of_memory_batches_are_retried_with_half_the_rows() -> None:
     tried: list[int] = []
     done: list[int] = []
 
@@ -155,7 +157,7 @@ def test_a_batch_without_memory_is_run_again_by_half() -> None:
     assert done == list(range(7)) and told == list(range(1, 8))
 
 
-def test_one_row_that_has_no_memory_fails_and_so_does_any_other_error() -> None:
+def test_out_of_memory_with_one_row_and_other_errors_are_raised() -> None:
     def no_memory(batch: Sequence[int]) -> None:
         raise MemoryError
 

@@ -100,7 +100,7 @@ PAIRS = [
     indirect=["folder"],
     ids=[" ".join(map(str, (recipe, name, *params.values()))) for recipe, (name, params) in PAIRS],
 )
-def test_tokens_and_exit_layers_are_those_of_the_exact_head(
+def test_tokens_and_exit_layers_equal_those_of_the_exact_head(
     checkpoint: Checkpoint, prompts: list[list[int]], setting: tuple[str, dict[str, Any]]
 ) -> None:
     parts = parts_of(checkpoint, *setting)
@@ -111,7 +111,7 @@ def test_tokens_and_exit_layers_are_those_of_the_exact_head(
             assert_scores_lie_within(ours, theirs)
 
 
-def test_rows_with_thresholds_of_their_own_decide_as_with_the_exact_head(
+def test_rows_with_different_thresholds_decide_as_with_the_exact_head(
     checkpoint: Checkpoint, prompts: list[list[int]]
 ) -> None:
     parts = parts_of(checkpoint, "calm-softmax", {})
@@ -124,13 +124,13 @@ def test_rows_with_thresholds_of_their_own_decide_as_with_the_exact_head(
     assert decisions(swept(parts.certified())) == decisions(swept(parts))
 
 
-def test_in_bfloat16_too(folder: Path, prompts: list[list[int]]) -> None:
+def test_bfloat16_decisions_equal_those_of_the_exact_head(folder: Path, prompts: list[list[int]]) -> None:
     half = load_checkpoint(folder, torch.bfloat16)
     parts = parts_of(half, "calm-softmax", {"threshold": 0.7})
     assert decisions(answered(half, prompts, parts.certified())) == decisions(answered(half, prompts, parts))
 
 
-def test_tokens_chosen_under_rules_are_those_of_the_exact_head(
+def test_decisions_under_logit_rules_equal_those_of_the_exact_head(
     checkpoint: Checkpoint, prompts: list[list[int]]
 ) -> None:
     settings = GenerationSettings(NEW_TOKENS, repetition_penalty=1.3, no_repeat_ngram_size=3)
@@ -139,9 +139,7 @@ def test_tokens_chosen_under_rules_are_those_of_the_exact_head(
     assert decisions(answered(checkpoint, prompts, parts.certified(), settings)) == decisions(exact)
 
 
-def test_a_threshold_that_nobody_reaches_is_decided_without_the_head(
-    checkpoint: Checkpoint, prompts: list[list[int]]
-) -> None:
+def test_unreachable_threshold_skips_the_lm_head(checkpoint: Checkpoint, prompts: list[list[int]]) -> None:
     vocab_size, n_blocks = checkpoint.model.vocab_size, checkpoint.model.n_blocks
     parts = parts_of(checkpoint, "calm-softmax", {"threshold": 1.0}).certified()
     (result,) = answered(checkpoint, prompts[:1], parts)
@@ -151,7 +149,9 @@ def test_a_threshold_that_nobody_reaches_is_decided_without_the_head(
     assert tied <= 1 and sum(result.head_rows) < vocab_size * (tied + 1)
 
 
-def test_scores_that_bounds_leave_open_are_exact_and_counted(checkpoint: Checkpoint, prompts: list[list[int]]) -> None:
+def test_undecided_scores_fall_back_to_the_exact_head_and_are_counted(
+    checkpoint: Checkpoint, prompts: list[list[int]]
+) -> None:
     exact = parts_of(checkpoint, "calm-softmax", {"threshold": 0.5})
     result = answered(checkpoint, prompts, exact)
     near = next(score for one in result for score in one.scores if score is not None)

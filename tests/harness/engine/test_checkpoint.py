@@ -57,7 +57,7 @@ def test_generation_config_may_name_several_end_tokens(folder: Path) -> None:
     assert load_checkpoint(folder).eos_ids == {7, 9}
 
 
-def test_a_checkpoint_in_several_files_is_one_checkpoint(twin: Twins, tmp_path: Path) -> None:
+def test_sharded_checkpoint_loads_the_same_weights(twin: Twins, tmp_path: Path) -> None:
     whole = twin("llama")
     whole.reference.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
@@ -65,18 +65,18 @@ def test_a_checkpoint_in_several_files_is_one_checkpoint(twin: Twins, tmp_path: 
     assert torch.equal(parts.model.weights.blocks[-1].qkv.weight, whole.checkpoint.model.weights.blocks[-1].qkv.weight)
 
 
-def test_folder_without_config(tmp_path: Path) -> None:
+def test_folder_without_config_is_refused(tmp_path: Path) -> None:
     missing = tmp_path / "nowhere"
     assert complaint(missing) == f"{missing}: not a Hugging Face checkpoint folder (no config.json)."
 
 
-def test_config_that_is_not_json(folder: Path) -> None:
+def test_config_that_is_not_json_is_refused(folder: Path) -> None:
     (folder / "config.json").write_text('{\n  "model_type": llama\n}')
     assert complaint(folder).startswith(f"{folder / 'config.json'}, line 2: not valid JSON")
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "{}"])
-def test_config_without_a_family(folder: Path, text: str) -> None:
+def test_config_without_a_family_is_refused(folder: Path, text: str) -> None:
     (folder / "config.json").write_text(text)
     message = complaint(folder)
     assert message.startswith(f"{folder / 'config.json'}: ")
@@ -84,7 +84,7 @@ def test_config_without_a_family(folder: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["nonesuch", 7, ["llama"], None])
-def test_a_family_that_is_not_supported_is_not_taken_for_another(folder: Path, family: Any) -> None:
+def test_unsupported_family_is_refused_without_a_suggestion(folder: Path, family: Any) -> None:
     edit_config(folder, model_type=family)
     message = complaint(folder)
     assert message.startswith(f"{folder / 'config.json'}: model_type {family!r} is not supported.")
@@ -99,7 +99,7 @@ def test_weights_under_another_familys_name_are_refused(folder: Path, family: st
     assert re.match(rf"{re.escape(str(folder))}: \d+ tensors are missing from the checkpoint: ", complaint(folder))
 
 
-def test_no_weights(folder: Path) -> None:
+def test_folder_without_weights_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     message = complaint(folder)
     assert message.startswith(
@@ -107,7 +107,7 @@ def test_no_weights(folder: Path) -> None:
     )
 
 
-def test_only_pickled_weights_are_never_opened(folder: Path) -> None:
+def test_folder_with_only_pickled_weights_is_refused(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(b"not even a pickle")
     message = complaint(folder)
@@ -117,7 +117,7 @@ def test_only_pickled_weights_are_never_opened(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", [0, 4, 200, 30_000])
-def test_truncated_weights(folder: Path, kept: int) -> None:
+def test_truncated_weights_are_refused(folder: Path, kept: int) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
     assert complaint(folder).startswith(f"{path}: not a complete safetensors file (")
@@ -140,7 +140,7 @@ def test_truncated_weights(folder: Path, kept: int) -> None:
         ("gpt2", "transformer.h.0.attn.c_attn.bias"),
     ],
 )
-def test_missing_tensor(twin: Twins, tmp_path: Path, family: str, name: str) -> None:
+def test_missing_tensor_is_reported(twin: Twins, tmp_path: Path, family: str, name: str) -> None:
     folder = Path(shutil.copytree(twin(family).folder, tmp_path / family))
     edit_tensors(folder, lambda tensors: tensors.pop(name))
     assert re.search(rf"^{re.escape(str(folder))}: tensor '[^']+' is missing from the checkpoint", complaint(folder))
@@ -153,12 +153,12 @@ def test_missing_tensor(twin: Twins, tmp_path: Path, family: str, name: str) -> 
         ("model.embed_tokens.weight", "has shape [100, 31], config.json requires [100, 32]"),
     ],
 )
-def test_wrong_shape(folder: Path, name: str, says: str) -> None:
+def test_tensor_of_wrong_shape_is_refused(folder: Path, name: str, says: str) -> None:
     edit_tensors(folder, lambda tensors: tensors.update({name: tensors[name][:, :-1].contiguous()}))
     assert complaint(folder) == f"{folder}: tensor {name!r} {says}."
 
 
-def test_embedding_of_another_size(twin: Twins, tmp_path: Path) -> None:
+def test_embedding_of_another_width_is_refused(twin: Twins, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(twin("t5").folder, tmp_path / "t5"))
     edit_tensors(folder, lambda tensors: tensors.update({"shared.weight": tensors["shared.weight"][:, :-1].clone()}))
     assert complaint(folder) == f"{folder}: tensor 'shared.weight' has shape [100, 31], config.json requires [100, 32]."
@@ -181,7 +181,7 @@ def test_embedding_of_another_size(twin: Twins, tmp_path: Path) -> None:
         ("t5", "num_decoder_layers", 6, "decoder.block", 5),
     ],
 )
-def test_config_and_weights_of_different_depths(
+def test_depth_mismatch_between_config_and_weights_is_refused(
     twin: Twins, tmp_path: Path, family: str, key: str, asked: int, prefix: str, found: int
 ) -> None:
     folder = Path(shutil.copytree(twin(family).folder, tmp_path / family))
@@ -199,7 +199,9 @@ def test_config_and_weights_of_different_depths(
         ({"rope_parameters": {"rope_type": "linaer", "rope_theta": 1e4, "factor": 2.0}}, "Did you mean 'linear'?"),
     ],
 )
-def test_options_that_nobody_knows_say_what_is_allowed(folder: Path, values: dict[str, Any], says: str) -> None:
+def test_unknown_option_values_are_refused_with_the_allowed_ones(
+    folder: Path, values: dict[str, Any], says: str
+) -> None:
     edit_config(folder, **values)
     message = complaint(folder)
     assert message.startswith(f"{folder}/config.json: ")
@@ -244,7 +246,7 @@ def unsupported(request: pytest.FixtureRequest, twin: Twins, tmp_path: Path) -> 
     return folder, says
 
 
-def test_options_that_the_lean_engine_lacks_are_left_to_the_other(
+def test_options_that_the_lean_engine_lacks_run_on_the_hosted_engine(
     unsupported: tuple[Path, str], prompts: list[list[int]]
 ) -> None:
     folder, says = unsupported
@@ -262,19 +264,19 @@ def test_options_that_the_lean_engine_lacks_are_left_to_the_other(
         torch.testing.assert_close(checkpoint.model.logits(state)[0], expected, atol=1e-4, rtol=0)
 
 
-def test_which_engine_is_decided_without_weights(unsupported: tuple[Path, str]) -> None:
+def test_engine_is_chosen_without_reading_weights(unsupported: tuple[Path, str]) -> None:
     path = unsupported[0] / "config.json"
     (unsupported[0] / "model.safetensors").unlink()
     assert engine_for(path, json.loads(path.read_text())) == "hosted"
 
 
-def test_windows_without_a_size_are_refused(twin: Twins, tmp_path: Path) -> None:
+def test_sliding_layers_without_a_window_size_are_refused(twin: Twins, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(twin("qwen2-tied").folder, tmp_path / "qwen2"))
     edit_config(folder, **SLIDES)
     assert complaint(folder) == f'{folder}/config.json: layer_types: allowed: "full_attention" for every block.'
 
 
-def test_a_model_whose_window_is_left_out_has_that_of_its_family(twin: Twins, tmp_path: Path) -> None:
+def test_missing_sliding_window_takes_the_family_default(twin: Twins, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(twin("mistral").folder, tmp_path / "mistral"))
     path = folder / "config.json"
     path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "sliding_window"}))
@@ -282,14 +284,14 @@ def test_a_model_whose_window_is_left_out_has_that_of_its_family(twin: Twins, tm
 
 
 @pytest.mark.parametrize("part", [0.4, 1.5, 9e30, "1", True])
-def test_a_part_of_a_head_that_cannot_be_rotated(twin: Twins, tmp_path: Path, part: Any) -> None:
+def test_invalid_partial_rotary_factor_is_refused(twin: Twins, tmp_path: Path, part: Any) -> None:
     folder = Path(shutil.copytree(twin("phi3-partly-rotated").folder, tmp_path / "phi3"))
     edit_config(folder, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": part})
     assert re.search(r"partial_rotary_factor is .*; allowed: (a number|one that makes an even part)", complaint(folder))
 
 
 @pytest.mark.parametrize("said", [[1, 0], [1] * 4])
-def test_positions_that_are_not_said_of_every_block(twin: Twins, tmp_path: Path, said: list[int]) -> None:
+def test_no_rope_layers_of_wrong_length_are_refused(twin: Twins, tmp_path: Path, said: list[int]) -> None:
     folder = Path(shutil.copytree(twin("smollm3").folder, tmp_path / "smollm3"))
     edit_config(folder, no_rope_layers=said)
     assert f"no_rope_layers has {len(said)} entries; allowed: one for each block." in complaint(folder)

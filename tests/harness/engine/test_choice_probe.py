@@ -31,7 +31,7 @@ def outputs(asked: list[Context]) -> tuple[list[list[int]], list[list[int]]]:
     return [prompt for prompt, _ in pairs], [output for _, output in pairs]
 
 
-def test_states_are_those_of_every_choice_alone(family: Any, prompts: Any) -> None:
+def test_states_equal_those_of_each_choice_alone(family: Any, prompts: Any) -> None:
     asked = contexts(prompts)
     with torch.inference_mode():
         expected = states_of(family.checkpoint, *outputs(asked))
@@ -40,7 +40,7 @@ def test_states_are_those_of_every_choice_alone(family: Any, prompts: Any) -> No
             torch.testing.assert_close(result, expected, atol=2e-4, rtol=2e-4)
 
 
-def test_rows_are_a_probes_with_choice_and_log_probability(family: Any, prompts: Any) -> None:
+def test_rows_equal_those_of_a_probe_plus_choice_and_log_probability(family: Any, prompts: Any) -> None:
     asked = contexts(prompts)
     keys, numbers = [f"doc{place}" for place in range(5)], [[7 + n for n in range(1 + place)] for place in range(5)]
     table = choice_probe_table(family.checkpoint, keys, numbers, asked, rows=4)
@@ -67,7 +67,7 @@ METHODS = ("calm-softmax", "calm-saturation", "entropy", "patience", "random")
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_choices_of_one_token_are_replayed_as_they_are_decoded(position_family: Any, prompts: Any, name: str) -> None:
+def test_replayed_single_token_choices_equal_decoded_ones(position_family: Any, prompts: Any, name: str) -> None:
     """With one token, nothing follows the exit, so the simulated choice is the real one."""
     family, asked = position_family, contexts(prompts, [[11], [9], [30], [10], [20]])
     parts = get_method(name).from_params({"mean_exit": 3.0} if name == "random" else {}).parts(L)
@@ -85,7 +85,7 @@ def test_choices_of_one_token_are_replayed_as_they_are_decoded(position_family: 
     assert exits_N.min() < L
 
 
-def test_the_hosted_engine_probes_the_same(twin: Any, prompts: Any) -> None:
+def test_both_engines_probe_the_same_states(twin: Any, prompts: Any) -> None:
     for name in ("llama", "t5"):
         asked = contexts(prompts)
         lean, hosted = twin(name).checkpoint, load_checkpoint(twin(name).folder, engine="hosted")

@@ -107,7 +107,7 @@ def test_a_block_that_no_row_needs_is_never_called(position_family: Any, prompts
 
 
 @pytest.mark.parametrize("gathered_numel", [0, model_module.GATHERED_NUMEL])
-def test_rows_of_one_step_exit_at_different_blocks_and_agree_with_rows_alone(
+def test_rows_exiting_at_different_blocks_equal_the_same_rows_decoded_alone(
     position_family: Any, prompts: Any, gathered_numel: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keys and values of the remaining rows may be copied, or read as ranges of neighbouring rows."""
@@ -151,7 +151,7 @@ def test_stop_callback_ends_a_row(position_family: Any, prompts: Any) -> None:
     assert "stop_string" in reasons
 
 
-def test_the_trace_has_one_entry_a_token_and_scores_where_a_gate_decided(position_family: Any, prompts: Any) -> None:
+def test_trace_has_one_entry_per_token_and_scores_only_for_early_exits(position_family: Any, prompts: Any) -> None:
     generations = decode(
         position_family.checkpoint,
         start(position_family, prompts[:20], [1 + i % L for i in range(20)]),
@@ -166,7 +166,7 @@ def test_the_trace_has_one_entry_a_token_and_scores_where_a_gate_decided(positio
         assert not any(eos[:-1])
 
 
-def test_oracles_run_every_block_but_record_the_exit_they_found(
+def test_oracles_run_every_block_but_record_the_early_exit(
     position_family: Any, prompts: Any, recorder: Recorder
 ) -> None:
     batch = start(position_family, prompts[:20])
@@ -178,7 +178,7 @@ def test_oracles_run_every_block_but_record_the_exit_they_found(
     assert recorder.rows() == [len(tokens)] * L
 
 
-def test_bfloat16_decodes_with_every_kind_of_exit(family: Any, prompts: Any) -> None:
+def test_bfloat16_decodes_with_exits_at_every_block(family: Any, prompts: Any) -> None:
     from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 
     half = load_checkpoint(family.folder, dtype=torch.bfloat16)
@@ -235,7 +235,7 @@ class LeastProbableToken(ExitAtSeed):
 
 
 @pytest.mark.parametrize("gate", [ExitAtSeed(), LeastProbableToken()], ids=["most-probable", "own-choice"])
-def test_rows_that_left_after_different_blocks_are_read_out_together(
+def test_rows_exiting_at_different_blocks_share_one_lm_head_product(
     position_family: Any, prompts: Any, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows share one LM-head product per step, unless the gate chooses tokens itself."""
@@ -256,7 +256,9 @@ def test_rows_that_left_after_different_blocks_are_read_out_together(
     assert trace.head_rows == [model.vocab_size] * 10
 
 
-def test_an_exit_selects_rows_once(position_family: Any, prompts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_exit_selects_exiting_and_remaining_rows_once(
+    position_family: Any, prompts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At every block with exits, exiting and remaining rows are selected once."""
     sizes: list[int] = []
     take = ActiveRows.take
@@ -274,7 +276,7 @@ def test_an_exit_selects_rows_once(position_family: Any, prompts: Any, monkeypat
     assert sizes == [2, 8, 2, 6, 2, 4, 2, 2]
 
 
-def test_skipped_blocks_hold_the_projections_of_the_exit_state(family: Any, prompts: Any) -> None:
+def test_skipped_blocks_hold_keys_and_values_of_the_exit_state(family: Any, prompts: Any) -> None:
     """The prompts have mixed lengths, so that left padding and rotary positions differ between rows."""
     rows, seeds = prompts[:10], [1 + i % L for i in range(10)]
     model = family.checkpoint.model
@@ -302,7 +304,7 @@ def test_skipped_blocks_hold_the_projections_of_the_exit_state(family: Any, prom
 
 
 @pytest.mark.parametrize("some", [False, True])
-def test_skipped_blocks_are_filled_with_what_they_would_have_kept(family: Any, prompts: Any, some: bool) -> None:
+def test_fill_equals_running_each_skipped_block_on_the_exit_state(family: Any, prompts: Any, some: bool) -> None:
     """All exiting rows are filled with one product if they exit after the same block."""
     model = family.checkpoint.model
     cache, _ = model.start(prompts[:6], room=3)
@@ -323,7 +325,7 @@ def test_skipped_blocks_are_filled_with_what_they_would_have_kept(family: Any, p
 
 
 @pytest.mark.parametrize("exit_layer", [1, 3])
-def test_executed_blocks_hold_what_full_depth_holds(family: Any, prompts: Any, exit_layer: int) -> None:
+def test_executed_blocks_hold_the_keys_and_values_of_full_depth(family: Any, prompts: Any, exit_layer: int) -> None:
     """An exit must not touch the keys and values of the blocks that did run."""
     rows = prompts[:6]
     token = torch.full((6,), 7)

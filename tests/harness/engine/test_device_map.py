@@ -17,7 +17,7 @@ GIB = 2**30
 TWO_DEVICES = Path(__file__).with_name("two_devices.py")
 
 
-def test_two_devices_decode_what_one_does_and_never_mix(twin: Any) -> None:
+def test_two_devices_decode_as_one_without_mixing_their_tensors(twin: Any) -> None:
     """The script two_devices.py fakes two devices, and tries each way in which gates and KV policies skip blocks."""
     folders = [twin(name).folder for name in ("llama", "t5")]
     ran = subprocess.run([sys.executable, TWO_DEVICES, *folders], capture_output=True, text=True, check=False)
@@ -27,7 +27,7 @@ def test_two_devices_decode_what_one_does_and_never_mix(twin: Any) -> None:
     assert all({"full", "saturation", "state-copy", "recompute-backlog", "scored"} <= set(ways) for _, *ways in told)
 
 
-def test_all_but_the_later_blocks_is_on_the_first_device(twin: Any) -> None:
+def test_all_modules_but_the_later_blocks_are_on_the_first_device(twin: Any) -> None:
     stack = load_checkpoint(twin("t5").folder, engine="hosted").model.stack  # type: ignore[attr-defined]
     places = modules_on(stack.lm, stack.blocks, (("cuda:0", 2), ("cuda:1", 3)))
     assert {name for name, device in places.items() if device == "cuda:1"} == {f"decoder.block.{n}" for n in (2, 3, 4)}
@@ -48,14 +48,14 @@ def test_all_but_the_later_blocks_is_on_the_first_device(twin: Any) -> None:
         (0, {"cuda:0": 3 * GIB, "cuda:1": GIB, "cuda:2": 4 * GIB}, (("cuda:0", 12), ("cuda:1", 4), ("cuda:2", 16))),
     ],
 )
-def test_blocks_are_shared_by_the_room_that_is_left(rest: int, room: dict[str, int], expected: Any) -> None:
+def test_blocks_are_assigned_in_proportion_to_free_memory(rest: int, room: dict[str, int], expected: Any) -> None:
     assert assign_blocks(32, rest, room) == expected
 
 
-def test_one_block_is_at_home_whatever_is_there() -> None:
+def test_first_device_gets_at_least_one_block() -> None:
     assert assign_blocks(2, 2 * GIB, {"cuda:0": GIB, "cuda:1": GIB}) == (("cuda:0", 1), ("cuda:1", 1))
 
 
-def test_a_map_of_another_depth_is_refused(twin: Any) -> None:
+def test_device_map_of_another_depth_is_refused(twin: Any) -> None:
     with pytest.raises(UserError, match="device_map has 4 blocks; allowed: 5, those of the model"):
         load_checkpoint(twin("llama").folder, device_map=(("cpu", 4),))

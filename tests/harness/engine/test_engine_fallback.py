@@ -58,7 +58,7 @@ def changed(twin: Any, tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.mark.parametrize("family", OTHERS)
-def test_the_hosted_engine_runs_what_the_lean_one_does_not_read(
+def test_hosted_engine_runs_checkpoints_that_the_lean_engine_cannot_read(
     twin: Any, prompts: Any, changed: Callable[..., Path], family: str
 ) -> None:
     folder = changed(family, OTHERS[family], **({"tie_word_embeddings": False} if family == "t5" else {}))
@@ -78,7 +78,7 @@ def test_the_hosted_engine_runs_what_the_lean_one_does_not_read(
 
 
 @pytest.mark.parametrize("family", OTHERS)
-def test_the_lean_engine_asked_for_is_not_replaced(changed: Callable[..., Path], family: str) -> None:
+def test_explicitly_requested_lean_engine_or_int8_has_no_fallback(changed: Callable[..., Path], family: str) -> None:
     folder = changed(family, OTHERS[family])
     with pytest.raises(UserError, match=f"tensor '{MISSING[family]}' is missing"):
         load_checkpoint(folder, engine="lean")
@@ -87,7 +87,7 @@ def test_the_lean_engine_asked_for_is_not_replaced(changed: Callable[..., Path],
     assert [one.engine for one in inspect_folder(folder, "lean").engines] == ["lean", "hosted"]
 
 
-def test_a_checkpoint_that_no_engine_reads_is_told_as_the_lean_one_does(changed: Callable[..., Path]) -> None:
+def test_checkpoint_that_no_engine_reads_gets_the_lean_engines_message(changed: Callable[..., Path]) -> None:
     folder = changed("llama", lambda tensors: {**tensors, "model.extra.weight": torch.ones(3)})
     with pytest.raises(UserError, match=r"1 tensor is not part of the model .*: model\.extra\.weight\. The model"):
         load_checkpoint(folder)
@@ -101,7 +101,7 @@ def test_a_checkpoint_that_no_engine_reads_is_told_as_the_lean_one_does(changed:
         ("hosted", "language_model.", ""),
     ],
 )
-def test_a_prefix_is_named_and_the_command_takes_it_off(
+def test_tensor_name_prefix_is_reported_and_the_suggested_command_removes_it(
     changed: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, engine: Any, prefix: str, who: str
 ) -> None:
     folder = changed("llama", lambda tensors: {prefix + name: tensor for name, tensor in tensors.items()})

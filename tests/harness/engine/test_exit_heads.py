@@ -94,7 +94,9 @@ def torch_head(tensors: dict[str, Tensor], block: int, norm: nn.Module) -> nn.Mo
 
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
 @pytest.mark.parametrize(("norm", "reference"), [("layer", nn.LayerNorm(D, 1e-5)), ("rms", nn.RMSNorm(D, 1e-6))])
-def test_a_head_is_norm_and_linear_maps(kind: Any, norm: str, reference: nn.Module, hidden: Tensor) -> None:
+def test_head_logits_equal_those_of_torch_norm_and_linear_layers(
+    kind: Any, norm: str, reference: nn.Module, hidden: Tensor
+) -> None:
     tensors = heads(kind, norm)
     for block in (2, 4):
         expected = torch_head(tensors, block, reference)(hidden)
@@ -102,7 +104,7 @@ def test_a_head_is_norm_and_linear_maps(kind: Any, norm: str, reference: nn.Modu
     assert not torch.allclose(*(exit_logits(tensors, kind, block, hidden, NONE) for block in (2, 4)), atol=0.1)
 
 
-def test_a_lens_maps_the_state_and_reads_out_as_the_model_does(hidden: Tensor) -> None:
+def test_lens_adds_a_linear_map_to_the_state_before_the_models_read_out(hidden: Tensor) -> None:
     tensors, lens, read_out = heads("lens"), nn.Linear(D, D), ReadOut()
     lens.load_state_dict({"weight": tensors["4.lens.weight"], "bias": tensors["4.lens.bias"]})
     expected = read_out.logits(hidden + lens(hidden))
@@ -110,7 +112,7 @@ def test_a_lens_maps_the_state_and_reads_out_as_the_model_does(hidden: Tensor) -
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
-def test_a_gain_scales_and_shifts_what_the_final_norm_gives(hidden: Tensor, has_bias: bool) -> None:
+def test_gain_scales_and_shifts_the_output_of_the_final_norm(hidden: Tensor, has_bias: bool) -> None:
     """Compare with arithmetic per state: divide by its root mean square, then scale, and shift if there is a bias."""
     tensors, read_out = heads("norm", final_bias=torch.ones(D) if has_bias else None), ReadOut()
     assert ("4.gain.bias" in tensors) == has_bias
@@ -124,7 +126,7 @@ def test_a_gain_scales_and_shifts_what_the_final_norm_gives(hidden: Tensor, has_
 
 
 @pytest.mark.parametrize("norm", ["layer", "rms"])
-def test_a_residual_mlp_comes_before_the_norm(hidden: Tensor, norm: str) -> None:
+def test_residual_mlp_is_added_before_the_final_norm(hidden: Tensor, norm: str) -> None:
     tensors, read_out = heads("residual-mlp", norm), ReadOut()
     own = {name.removeprefix("4."): tensor for name, tensor in tensors.items() if name.startswith("4.")}
     assert ("norm.bias" in own) == (norm == "layer")
@@ -140,7 +142,7 @@ def test_a_residual_mlp_comes_before_the_norm(hidden: Tensor, norm: str) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_tensor_of_a_head_learns(kind: Any, hidden: Tensor) -> None:
+def test_every_tensor_of_a_head_gets_a_gradient(kind: Any, hidden: Tensor) -> None:
     with torch.enable_grad():
         tensors = {name: tensor.requires_grad_() for name, tensor in heads(kind).items()}
         exit_logits(tensors, kind, 2, hidden, ReadOut()).square().sum().backward()
@@ -179,7 +181,7 @@ MLP = {
 
 @pytest.mark.parametrize("init", ["scratch", "copy"])
 @pytest.mark.parametrize("kind", sorted(WITH_LM_HEAD))
-def test_a_new_head_that_ends_in_the_lm_head_is_the_logit_lens_to_the_bit(family: Any, kind: Any, init: Any) -> None:
+def test_new_heads_that_end_in_the_lm_head_equal_the_logit_lens_bit_for_bit(family: Any, kind: Any, init: Any) -> None:
     model, tensors = family.checkpoint.model, new_heads(family, kind, init)
     states = torch.randn(6, 32, generator=torch.Generator().manual_seed(3))
     assert torch.equal(exit_logits(tensors, kind, 3, states, model), model.logits(states))
@@ -188,7 +190,7 @@ def test_a_new_head_that_ends_in_the_lm_head_is_the_logit_lens_to_the_bit(family
     } == {}
 
 
-def test_a_copied_head_reads_out_as_the_model_does(family: Any) -> None:
+def test_copied_head_gives_the_models_logits(family: Any) -> None:
     model, tensors = family.checkpoint.model, new_heads(family, "linear", "copy")
     states = torch.randn(6, 32, generator=torch.Generator().manual_seed(3))
     expected = model.logits(states)
@@ -209,7 +211,7 @@ def test_heads_from_scratch_differ_by_block_and_are_drawn_from_the_generator(twi
     assert {"1.norm.bias", "1.out.bias"}.isdisjoint(new_heads(twin("llama"), "linear", "scratch"))
 
 
-def test_a_copy_behind_a_hidden_layer_needs_the_models_width(twin: Twins) -> None:
+def test_copying_the_lm_head_into_an_mlp_head_needs_the_models_width(twin: Twins) -> None:
     copied = new_heads(twin("llama"), "mlp", "copy", hidden_width=32)
     assert torch.equal(copied["1.out.weight"], twin("llama").checkpoint.model.weights.lm_head.weight)
     with pytest.raises(UserError, match="need hidden_width = 32, the model's width, not 5"):
@@ -221,7 +223,7 @@ def test_a_copy_behind_a_hidden_layer_needs_the_models_width(twin: Twins) -> Non
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("norm", ["layer", "rms"])
-def test_heads_survive_their_file(tmp_path: Path, kind: Any, norm: str, hidden: Tensor) -> None:
+def test_saved_heads_load_unchanged(tmp_path: Path, kind: Any, norm: str, hidden: Tensor) -> None:
     tensors = heads(kind, norm, blocks=(4, 2))
     save_exit_heads(tmp_path / EXIT_HEADS_FILE, kind, tensors)
     loaded = load_exit_heads(tmp_path, L, D, V)
@@ -235,12 +237,12 @@ def test_heads_survive_their_file(tmp_path: Path, kind: Any, norm: str, hidden: 
     }[kind]  # fmt: skip
 
 
-def test_a_folder_without_heads_has_none(tmp_path: Path) -> None:
+def test_folder_without_a_heads_file_has_no_exit_heads(tmp_path: Path) -> None:
     assert load_exit_heads(tmp_path, L, D, V) is None
     assert read_exit_blocks(tmp_path) == ()
 
 
-def test_the_same_heads_are_the_same_bytes(tmp_path: Path) -> None:
+def test_saving_equal_heads_gives_identical_bytes(tmp_path: Path) -> None:
     files = [tmp_path / str(n) for n in range(8)]
     for path in files:
         save_exit_heads(path, "mlp", heads("mlp"))
@@ -292,7 +294,7 @@ def test_tensors_that_do_not_fit_are_refused_with_name_and_shapes(tmp_path: Path
         ({"blocks": "2,6"}, "exit block 6 is not before the last; the model has 6 decoder blocks, allowed: between"),
     ],
 )
-def test_metadata_that_say_nothing_useful_are_refused(tmp_path: Path, metadata: dict[str, str], says: str) -> None:
+def test_invalid_metadata_values_are_refused(tmp_path: Path, metadata: dict[str, str], says: str) -> None:
     assert spoiled(tmp_path, lambda tensors: None, **metadata).startswith(says)
 
 
@@ -300,13 +302,13 @@ def test_metadata_that_say_nothing_useful_are_refused(tmp_path: Path, metadata: 
     ("metadata", "says"),
     [("[]", "metadata 'kind' is None"), ('{"kind": "linear", "blocks": 2}', "metadata 'blocks' is 2;")],
 )
-def test_metadata_of_another_type_are_refused(tmp_path: Path, metadata: str, says: str) -> None:
+def test_metadata_of_wrong_type_is_refused(tmp_path: Path, metadata: str, says: str) -> None:
     save_file(heads("linear"), tmp_path / EXIT_HEADS_FILE, metadata={"exit_heads": metadata})
     with pytest.raises(UserError, match=says):
         load_exit_heads(tmp_path, L, D, V)
 
 
-def test_a_cut_file_is_refused(tmp_path: Path) -> None:
+def test_truncated_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / EXIT_HEADS_FILE
     save_exit_heads(path, "linear", heads("linear"))
     path.write_bytes(path.read_bytes()[:-9])
@@ -326,7 +328,7 @@ def folder(request: pytest.FixtureRequest, twin: Twins, tmp_path: Path) -> Path:
     return copied
 
 
-def test_a_loaded_model_has_its_heads_in_its_number_format(folder: Path) -> None:
+def test_loaded_heads_have_the_models_number_format(folder: Path) -> None:
     model = load_checkpoint(folder, dtype=torch.bfloat16).model
     assert model.exit_heads is not None
     assert {tensor.dtype for tensor in model.exit_heads.tensors.values()} == {torch.bfloat16}
@@ -338,7 +340,7 @@ def test_a_loaded_model_has_its_heads_in_its_number_format(folder: Path) -> None
     assert load_checkpoint(folder).model.exit_blocks == ()
 
 
-def test_heads_that_end_in_the_lm_head_multiply_it_too(folder: Path) -> None:
+def test_heads_that_end_in_the_lm_head_use_and_count_its_weights(folder: Path) -> None:
     zeros = {"2.lens.weight": torch.zeros(32, 32), "2.lens.bias": torch.zeros(32)}
     save_exit_heads(folder / EXIT_HEADS_FILE, "lens", zeros)
     model, states = load_checkpoint(folder).model, torch.randn(4, 32)
@@ -350,7 +352,7 @@ def test_heads_that_end_in_the_lm_head_multiply_it_too(folder: Path) -> None:
     assert model.exit_head_numel(2) == model.vocab_size * 32
 
 
-def test_transformers_still_loads_the_folder(folder: Path, twin: Twins) -> None:
+def test_transformers_loads_a_folder_with_exit_heads(folder: Path, twin: Twins) -> None:
     is_t5 = "t5" in (folder / "config.json").read_text()
     auto = transformers.AutoModelForSeq2SeqLM if is_t5 else transformers.AutoModelForCausalLM
     loaded, told = auto.from_pretrained(folder, output_loading_info=True)
@@ -359,13 +361,13 @@ def test_transformers_still_loads_the_folder(folder: Path, twin: Twins) -> None:
     assert all(torch.equal(tensor, reference[name]) for name, tensor in loaded.state_dict().items())
 
 
-def test_heads_are_no_weights_of_the_model(folder: Path) -> None:
+def test_exit_heads_do_not_replace_missing_model_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     with pytest.raises(UserError, match=r"no model\.safetensors and no"):
         load_checkpoint(folder)
 
 
-def test_heads_are_part_of_what_identifies_a_checkpoint(folder: Path) -> None:
+def test_exit_heads_are_part_of_the_checkpoint_identity(folder: Path) -> None:
     described = describe_checkpoint("model", folder)
     heads_path = folder / EXIT_HEADS_FILE
     tensors = load_checkpoint(folder).model.exit_heads.tensors  # type: ignore[union-attr]

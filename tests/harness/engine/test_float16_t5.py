@@ -58,7 +58,7 @@ def answers(checkpoint: Checkpoint, prompts: list[list[int]], method: str = "ful
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_tokens_and_logits_are_those_of_transformers(overflowing: Any, prompts: Any, engine: Any) -> None:
+def test_tokens_and_logits_equal_transformers(overflowing: Any, prompts: Any, engine: Any) -> None:
     reference, folder = overflowing
     checkpoint = load_checkpoint(folder, torch.float16, engine=engine)
     ours = [answer.token_ids for answer in answers(checkpoint, prompts[:ROWS])]
@@ -72,7 +72,7 @@ def test_tokens_and_logits_are_those_of_transformers(overflowing: Any, prompts: 
         torch.testing.assert_close(of_probe, logits, atol=0.05 * float(logits.std()), rtol=0.01)
 
 
-def test_something_overflows_before_the_first_wo_and_after_it(overflowing: Any, prompts: Any) -> None:
+def test_states_overflow_float16_before_and_after_the_first_wo(overflowing: Any, prompts: Any) -> None:
     """Otherwise, the other tests of this file would not test numbers that overflow."""
     reference, _ = overflowing
     seen: dict[str, Tensor] = {}
@@ -86,9 +86,7 @@ def test_something_overflows_before_the_first_wo_and_after_it(overflowing: Any, 
 
 @pytest.mark.parametrize("kv_policy", ["state-copy", "recompute-backlog", "sync-parallel"])
 @pytest.mark.parametrize("family", ["t5", "umt5"])
-def test_rows_that_leave_early_answer_the_same_on_both_engines(
-    twin: Any, prompts: Any, family: str, kv_policy: str
-) -> None:
+def test_early_exits_decode_equally_on_both_engines(twin: Any, prompts: Any, family: str, kv_policy: str) -> None:
     """All code that stores or moves states must handle fp32 states."""
     lean, hosted = (load_checkpoint(twin(family).folder, torch.float16, engine=engine) for engine in ENGINES)
     ours, theirs = (

@@ -115,7 +115,7 @@ def rotated(weight: np.ndarray, heads: int) -> np.ndarray:
     return weight.reshape(heads, -1, 2, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def test_weights_are_those_that_the_gguf_package_dequantizes(file: Path, converted: Path) -> None:
+def test_weights_equal_those_dequantized_by_the_gguf_package(file: Path, converted: Path) -> None:
     stored = load_file(converted / "model.safetensors")
     reader = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
     names = {
@@ -134,7 +134,7 @@ def test_weights_are_those_that_the_gguf_package_dequantizes(file: Path, convert
     assert {tensor.dtype for tensor in stored.values()} == {torch.float32}
 
 
-def test_answers_are_those_of_transformers_on_the_gguf_file(file: Path, converted: Path) -> None:
+def test_answers_equal_transformers_on_the_gguf_file(file: Path, converted: Path) -> None:
     prompts = ["the cat and the dog", "a", "The  17 houses\nof 2024"]
     reference = AutoModelForCausalLM.from_pretrained(str(file.parent), gguf_file=file.name, dtype=torch.float32)
     model = eb.load_model(converted)
@@ -152,13 +152,13 @@ def test_answers_are_those_of_transformers_on_the_gguf_file(file: Path, converte
 @pytest.mark.parametrize(
     "text", ["the cat", "  17 x\n\n2024", "naïve 漢字 🙂", "<|start|>user\nthe<|end|>", " the  the"]
 )
-def test_the_tokenizer_returns_every_text(converted: Path, text: str) -> None:
+def test_tokenizer_round_trips_every_text(converted: Path, text: str) -> None:
     tokenizer = load_tokenizer(converted)
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
     assert sorted(tokenizer.get_vocab().values()) == list(range(len(TOKENS))), "the model has as many embeddings"
 
 
-def test_digits_are_split_as_the_file_says_and_transformers_does_not(file: Path, converted: Path) -> None:
+def test_digits_are_split_as_the_file_says_unlike_in_transformers(file: Path, converted: Path) -> None:
     here = load_tokenizer(converted).tokenize("the  17")
     assert here == ["the"[0], "he", "ĠĠ", "1", "7"]
     there = AutoTokenizer.from_pretrained(str(file.parent), gguf_file=file.name)
@@ -206,7 +206,7 @@ kinds = ["quality"]
 """
 
 
-def test_every_table_and_the_exported_suite_name_the_quantization(file: Path, converted: Path, tmp_path: Path) -> None:
+def test_runs_table_and_exported_suite_name_the_quantization(file: Path, converted: Path, tmp_path: Path) -> None:
     suite = tmp_path / "suite.toml"
     suite.write_text(SUITE.format(path=converted))
     assert main(["run", str(suite), "--runs", str(tmp_path), "--no-report"]) == 0
@@ -224,7 +224,7 @@ def test_every_table_and_the_exported_suite_name_the_quantization(file: Path, co
     assert {cell.item.cell.cell_id for group in plan.groups for cell in group.cells} <= known
 
 
-def test_the_folder_holds_only_what_is_read_as_data(converted: Path) -> None:
+def test_converted_folder_holds_only_data_files(converted: Path) -> None:
     assert {path.name for path in converted.iterdir() if not path.name.startswith(".")} == {
         *("config.json", "generation_config.json", "model.safetensors", "gguf.json"),
         *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
@@ -308,14 +308,14 @@ def test_a_bad_file_gets_one_message_and_nothing_is_written(
     assert not (tmp_path / "out" / "model").exists() and not list(tmp_path.glob("out/.*"))
 
 
-def test_a_folder_with_files_is_left_as_it_is(file: Path, tmp_path: Path) -> None:
+def test_non_empty_output_folder_is_refused_and_unchanged(file: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(UserError, match=r"is there already; allowed: a new or an empty folder\."):
         convert_gguf(file, tmp_path, "float32")
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_without_the_package_the_message_has_the_command(
+def test_missing_gguf_package_is_reported_with_the_install_command(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "gguf", None)
@@ -323,7 +323,7 @@ def test_without_the_package_the_message_has_the_command(
     assert "pip install 'exitbench[gguf]'" in capsys.readouterr().err
 
 
-def test_an_interrupt_leaves_nothing(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_conversion_leaves_no_files(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         assert [path.name for path in tmp_path.glob(".out-*/*.safetensors")] == ["model.safetensors"]
         raise KeyboardInterrupt
@@ -333,7 +333,7 @@ def test_an_interrupt_leaves_nothing(file: Path, tmp_path: Path, monkeypatch: py
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_command_says_what_comes_next(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_prints_the_next_command(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["convert", str(file), str(tmp_path / "my model")]) == 0
     said = capsys.readouterr().out
     assert "Results name the model NAME-GGUF-Q4_1." in said
@@ -342,7 +342,7 @@ def test_the_command_says_what_comes_next(file: Path, tmp_path: Path, capsys: py
     assert "weights dequantized from GGUF" in " ".join(capsys.readouterr().out.split())
 
 
-def test_nox_replaces_the_hub_in_the_suites_of_the_packaged_model() -> None:
+def test_suites_of_the_packaged_model_contain_the_hub_line_that_nox_replaces() -> None:
     session = (ROOT / "noxfile.py").read_text(encoding="utf-8")
     on_hub = re.search(r"^SMOLLM2_ON_HUB = '(.+)'$", session, re.MULTILINE)
     names = re.findall(r'^    "(.+)": SMOLLM2,$', session, re.MULTILINE)
@@ -355,7 +355,7 @@ def test_nox_replaces_the_hub_in_the_suites_of_the_packaged_model() -> None:
 @pytest.mark.parametrize(
     ("key", "value"), [("quantization", "Q4/../x"), ("file", "a/b"), ("sha256", 7), ("tensor_types", {"Q4_1": "many"})]
 )
-def test_a_record_of_others_is_checked(converted: Path, tmp_path: Path, key: str, value: object) -> None:
+def test_invalid_gguf_records_are_refused(converted: Path, tmp_path: Path, key: str, value: object) -> None:
     record = json.loads((converted / "gguf.json").read_text())
     (tmp_path / "gguf.json").write_text(json.dumps({**record, key: value}))
     with pytest.raises(UserError, match=rf"gguf\.json: {key} is "):

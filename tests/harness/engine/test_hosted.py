@@ -73,12 +73,14 @@ def make_twin(scripts: Any, tmp_path_factory: pytest.TempPathFactory) -> Callabl
 
 @pytest.mark.parametrize("check", ["full_depth_is_generate", "mixed_exits_are_rows_alone"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_does_what_transformers_does(scripts: Any, make_twin: Any, family: str, check: str) -> None:
+def test_family_passes_the_full_depth_and_mixed_exit_checks(
+    scripts: Any, make_twin: Any, family: str, check: str
+) -> None:
     getattr(scripts["checks"], check)(make_twin(family))
 
 
 @pytest.mark.parametrize("family", THOROUGHLY)
-def test_a_family_passes_every_check(scripts: Any, make_twin: Any, family: str) -> None:
+def test_family_passes_the_remaining_five_checks(scripts: Any, make_twin: Any, family: str) -> None:
     others = scripts["checks"].CHECKS[2:]
     assert len(others) == 5
     for check in others:
@@ -86,7 +88,7 @@ def test_a_family_passes_every_check(scripts: Any, make_twin: Any, family: str) 
 
 
 @pytest.mark.parametrize(("family", "way"), [("gemma2", "within"), ("mixtral", "direct"), ("bart", "within")])
-def test_states_are_read_out_the_fastest_way_that_is_right(make_twin: Any, family: str, way: str) -> None:
+def test_read_out_uses_the_fastest_correct_way(make_twin: Any, family: str, way: str) -> None:
     """Logits are computed by final norm and LM head alone (`direct`), unless the model caps them or adds a bias."""
     model = make_twin(family).model
     states = torch.randn(5, model.d_model, generator=torch.Generator().manual_seed(0))
@@ -97,7 +99,7 @@ def test_states_are_read_out_the_fastest_way_that_is_right(make_twin: Any, famil
     assert torch.allclose(by_head, model.logits(states)) == (way == "direct")
 
 
-def test_some_rows_of_the_head_read_what_the_whole_head_does(make_twin: Any) -> None:
+def test_logits_of_selected_head_rows_equal_those_of_the_whole_head(make_twin: Any) -> None:
     model, draw = make_twin("mixtral").model, torch.Generator().manual_seed(0)
     states = torch.randn(3, model.d_model, generator=draw)
     ids = torch.stack([torch.randperm(model.vocab_size, generator=draw)[:7] for _ in range(3)])
@@ -105,7 +107,7 @@ def test_some_rows_of_the_head_read_what_the_whole_head_does(make_twin: Any) -> 
     torch.testing.assert_close(result, model.logits(states).gather(1, ids))
 
 
-def test_a_pruned_head_is_skipped_where_logits_are_more_than_the_heads(make_twin: Any) -> None:
+def test_pruned_head_is_refused_if_the_model_modifies_its_lm_head_logits(make_twin: Any) -> None:
     pruned = get_method("max-prob").from_params({"head": "pruned-fixed"})
     assert make_twin("mixtral").model.why_not(pruned.parts(4), 2) is None
     assert "single rows of the LM head" in make_twin("gemma2").model.why_not(pruned.parts(4), 2)
@@ -114,7 +116,7 @@ def test_a_pruned_head_is_skipped_where_logits_are_more_than_the_heads(make_twin
 @pytest.mark.parametrize(
     "name", ["llama", "gpt2", "t5", "mistral", "qwen3", "mt5", "umt5", "phi3-partly-rotated", "smollm3", "olmo2"]
 )
-def test_both_engines_answer_and_cost_the_same(twin: Any, prompts: Any, name: str) -> None:
+def test_both_engines_give_the_same_answers_and_costs(twin: Any, prompts: Any, name: str) -> None:
     """The hosted engine counts the cost that the lean engine computes analytically."""
     lean = twin(name).checkpoint
     hosted = load_checkpoint(twin(name).folder, engine="hosted")
@@ -137,9 +139,7 @@ def test_both_engines_answer_and_cost_the_same(twin: Any, prompts: Any, name: st
 @pytest.mark.parametrize(
     ("name", "spared"), [("llama", {"self_attn.q_proj"}), ("t5", {"layer.0.SelfAttention.q"}), ("gpt2", set())]
 )
-def test_skipped_blocks_run_no_projection_that_keys_and_values_do_not_need(
-    twin: Any, name: str, spared: set[str]
-) -> None:
+def test_skipped_blocks_run_only_projections_that_keys_and_values_need(twin: Any, name: str, spared: set[str]) -> None:
     """A skipped block leaves out the query projection, unless one projection computes queries, keys and values (GPT-2).
 
     Block 1 is never skipped, so that all its projections run.
@@ -167,14 +167,14 @@ def folder(make_twin: Any, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_positions_that_are_off_by_one_are_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_off_by_one_positions_are_detected(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = HostedCache.positions
     monkeypatch.setattr(HostedCache, "positions", lambda cache, *ends: right(cache, *ends) + 1)
     assert "the state after block 1 (layers.0) differs by" in (message := load_error(folder))
     assert "model_type 'opt' cannot be run block by block" in message
 
 
-def test_keys_that_are_filled_otherwise_are_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrongly_filled_keys_and_values_are_detected(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = HostedTransformer._store
 
     def wrong(model: Any, block: int, states: Any, *rest: Any) -> None:
@@ -184,7 +184,7 @@ def test_keys_that_are_filled_otherwise_are_found(folder: Path, monkeypatch: pyt
     assert re.search(r"(keys|values) of block 3 filled from a state differs by", load_error(folder))
 
 
-def test_a_read_out_that_is_wrong_is_not_used(make_twin: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incorrect_read_out_is_not_used(make_twin: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = make_twin("opt").model
     states = torch.randn(4, right.d_model, generator=torch.Generator().manual_seed(0))
     expected = right.logits(states)
@@ -196,9 +196,7 @@ def test_a_read_out_that_is_wrong_is_not_used(make_twin: Any, folder: Path, monk
         model.logits_of_normed(states)
 
 
-def test_a_family_that_does_not_bear_being_taken_to_pieces_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_family_that_cannot_be_split_into_blocks_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def odd(lm: Any) -> None:
         raise AttributeError("no such part")
 
@@ -219,7 +217,7 @@ def test_a_family_that_does_not_bear_being_taken_to_pieces_is_refused(
     ],
     ids=["list", "number", "deep"],
 )
-def test_numbers_of_the_configuration_are_bounded_at_any_depth(folder: Path, values: Any, says: str) -> None:
+def test_config_numbers_are_bounded_at_any_nesting_depth(folder: Path, values: Any, says: str) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **values}))
     assert says in load_error(folder)
@@ -247,14 +245,14 @@ def test_recurrent_blocks_are_refused(scripts: Any, tmp_path: Path) -> None:
     ],
     ids=["missing", "unexpected", "misshapen"],
 )
-def test_every_tensor_is_accounted_for(folder: Path, change: Any, says: str) -> None:
+def test_missing_unexpected_and_misshapen_tensors_are_refused(folder: Path, change: Any, says: str) -> None:
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     assert says in load_error(folder)
 
 
-def test_code_beside_a_checkpoint_never_runs(folder: Path, tmp_path: Path) -> None:
+def test_code_bundled_with_a_checkpoint_never_runs(folder: Path, tmp_path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     config["auto_map"] = {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}
     config["attn_implementation"] = config["_attn_implementation"] = "kernels-community/evil"
@@ -264,14 +262,14 @@ def test_code_beside_a_checkpoint_never_runs(folder: Path, tmp_path: Path) -> No
     assert not (tmp_path / "ran").exists()
 
 
-def test_the_lean_engine_says_which_families_it_has(folder: Path) -> None:
+def test_lean_engine_lists_its_families_when_it_refuses_one(folder: Path) -> None:
     with pytest.raises(
         UserError, match=r"the lean engine does not know model_type 'opt'. .* gpt2, llama, mistral, mt5, "
     ):
         load_checkpoint(folder, engine="lean")
 
 
-def test_a_family_that_nobody_knows_is_refused(folder: Path) -> None:
+def test_unknown_family_is_refused(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "nonesuch"}')
     assert (
         f"model_type 'nonesuch' is not supported. Allowed: {', '.join(sorted(LEAN))}, and every family"
@@ -279,7 +277,7 @@ def test_a_family_that_nobody_knows_is_refused(folder: Path) -> None:
     )
 
 
-def test_position_ids_of_earlier_versions_are_left(folder: Path) -> None:
+def test_stored_position_ids_are_ignored_only_if_they_are_a_range(folder: Path) -> None:
     path = folder / "model.safetensors"
     save_file({**load_file(path), "model.position_ids": torch.arange(8)[None]}, path, {"format": "pt"})
     load_checkpoint(folder)

@@ -81,7 +81,7 @@ def reference_states(family: Any, prompt: list[int], output: list[int]) -> list[
     return results
 
 
-def test_parts_of_every_block_are_what_hooks_in_transformers_see(family: Any, prompts: list[list[int]]) -> None:
+def test_sublayer_states_equal_those_read_by_hooks_in_transformers(family: Any, prompts: list[list[int]]) -> None:
     prompt, output = longest_answer(family, prompts[:8])
     model, expected = family.checkpoint.model, reference_states(family, prompt, output)
     fed = teacher_forced(family.checkpoint, [prompt], [output])
@@ -95,7 +95,7 @@ def test_parts_of_every_block_are_what_hooks_in_transformers_see(family: Any, pr
         hidden = parts["block"]
 
 
-def test_read_outs_are_the_models_own_final_norm_and_head(family: Any, prompts: list[list[int]]) -> None:
+def test_sublayer_read_outs_use_the_models_final_norm_and_lm_head(family: Any, prompts: list[list[int]]) -> None:
     prompt, output = longest_answer(family, prompts[:8])
     expected = reference_states(family, prompt, output)
     read_outs = list(sublayer_read_outs(family.checkpoint, prompt, output))
@@ -122,7 +122,7 @@ def reference_head(reference: Any, states: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("budget", [1, 2**28])
-def test_pairs_of_blocks_are_means_over_the_tokens(
+def test_block_pair_measures_equal_means_over_the_tokens(
     family: Any, prompts: list[list[int]], budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inside_blocks, "LOGITS_BUDGET_BYTES", budget)

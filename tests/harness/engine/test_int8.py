@@ -31,7 +31,7 @@ def dequantized_product(weight: Tensor, x: Tensor) -> Tensor:
 
 
 @given(st.integers(0, 2**31), st.sampled_from([1, 2, FEW_ROWS, FEW_ROWS + 1, 40]), st.sampled_from([1e-3, 1.0, 50.0]))
-def test_a_product_is_that_of_the_dequantised_weight(seed: int, n_rows: int, size: float) -> None:
+def test_product_equals_that_of_the_dequantized_weight(seed: int, n_rows: int, size: float) -> None:
     draw = torch.Generator().manual_seed(seed)
     weight = (torch.randn(24, 32, generator=draw) * size).bfloat16()
     weight[3] = 0
@@ -43,7 +43,7 @@ def test_a_product_is_that_of_the_dequantised_weight(seed: int, n_rows: int, siz
 
 
 @given(st.integers(0, 2**31))
-def test_no_weight_moves_by_more_than_half_a_step(seed: int) -> None:
+def test_rounding_error_is_at_most_half_a_quantization_step(seed: int) -> None:
     weight = torch.randn(16, 32, generator=torch.Generator().manual_seed(seed)).bfloat16()
     rounded = Int8.from_projection(Linear(weight))
     moved = (rounded.weight.double() * rounded.scale.double()[:, None] - weight.double()).abs()
@@ -51,7 +51,7 @@ def test_no_weight_moves_by_more_than_half_a_step(seed: int) -> None:
     assert rounded.weight.abs().max() <= 127
 
 
-def test_parts_of_a_projection_are_parts_of_its_product() -> None:
+def test_stacked_and_sliced_projections_equal_the_separate_products() -> None:
     draw = torch.Generator().manual_seed(3)
     one, two = (
         Int8.from_projection(
@@ -65,7 +65,7 @@ def test_parts_of_a_projection_are_parts_of_its_product() -> None:
     assert torch.equal(one.stacked([two]).outputs(5)(x), both[:, 5:])
 
 
-def test_every_projection_of_every_family_is_int8_and_nothing_else(family: Any) -> None:
+def test_every_projection_and_nothing_else_is_int8(family: Any) -> None:
     model, bf16 = (load_checkpoint(family.folder, dtype).model for dtype in (torch.int8, torch.bfloat16))
     assert isinstance(model, Transformer) and model.dtype == torch.bfloat16
     weights, usual = model.weights, bf16.weights
@@ -81,7 +81,7 @@ def test_every_projection_of_every_family_is_int8_and_nothing_else(family: Any) 
         assert torch.equal(ours.weight, Int8.from_projection(Linear(theirs.weight)).weight)
 
 
-def test_every_family_reads_out_nearly_what_it_does_in_bf16(family: Any) -> None:
+def test_int8_logits_are_close_to_fp32_logits_in_every_family(family: Any) -> None:
     results = []
     for dtype in (torch.float32, torch.bfloat16, torch.int8):
         model = load_checkpoint(family.folder, dtype).model
@@ -98,7 +98,7 @@ def test_every_family_reads_out_nearly_what_it_does_in_bf16(family: Any) -> None
     assert not torch.equal(int8, bf16)
 
 
-def test_rows_of_the_head_are_read_as_the_whole_head_reads_them(family: Any) -> None:
+def test_logits_of_selected_head_rows_match_those_of_the_whole_head(family: Any) -> None:
     model, draw = load_checkpoint(family.folder, torch.int8).model, torch.Generator().manual_seed(3)
     hidden = torch.randn(3, model.d_model, generator=draw).bfloat16()
     ids = torch.stack([torch.randperm(model.vocab_size, generator=draw)[:9] for _ in range(3)])

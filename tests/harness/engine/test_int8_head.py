@@ -72,7 +72,7 @@ def contains(intervals: LogitIntervals, logits_AV: Tensor) -> bool:
 
 @settings(max_examples=150, deadline=None)
 @given(heads(), states(), WAYS)
-def test_intervals_hold_the_heads_own_logits_alone_and_in_a_batch(
+def test_intervals_contain_the_exact_logits_of_single_rows_and_batches(
     head: Linear, states_AD: Tensor, way: type[Int8Product]
 ) -> None:
     assume(way is not ByBfloat16 or head.weight.shape[1] != ODD)
@@ -84,7 +84,7 @@ def test_intervals_hold_the_heads_own_logits_alone_and_in_a_batch(
 
 @settings(max_examples=100, deadline=None)
 @given(heads(), states())
-def test_sharpened_intervals_still_hold_them_and_are_narrower(head: Linear, states_AD: Tensor) -> None:
+def test_sharpened_intervals_contain_the_exact_logits_and_are_not_wider(head: Linear, states_AD: Tensor) -> None:
     states_AD = as_head_input(head, states_AD)
     intervals = Int8Head(head).read(states_AD)
     before_AV = intervals.upper_AV - intervals.lower_AV
@@ -96,14 +96,14 @@ def test_sharpened_intervals_still_hold_them_and_are_narrower(head: Linear, stat
 
 @settings(max_examples=150, deadline=None)
 @given(heads(), states())
-def test_the_largest_id_is_the_heads_own_or_not_told(head: Linear, states_AD: Tensor) -> None:
+def test_argmax_is_that_of_the_exact_head_or_undecided(head: Linear, states_AD: Tensor) -> None:
     states_AD = as_head_input(head, states_AD)
     told_A = Int8Head(head).read(states_AD).argmax_ids()
     if told_A is not None:
         assert told_A.tolist() == head(states_AD).argmax(-1).tolist()
 
 
-def test_the_largest_id_is_told_where_one_leads_and_not_where_two_are_tied() -> None:
+def test_argmax_is_decided_for_a_clear_maximum_and_undecided_for_a_tie() -> None:
     weight_VD = torch.randn(V, D, generator=torch.Generator().manual_seed(0))
     led, tied = weight_VD.clone(), weight_VD.clone()
     led[7] *= 5
@@ -114,7 +114,7 @@ def test_the_largest_id_is_told_where_one_leads_and_not_where_two_are_tied() -> 
     assert Int8Head(Linear(tied)).read(state_1D).argmax_ids() is None
 
 
-def test_a_logit_too_large_for_float16_is_held_as_infinite_and_is_not_told_from_others() -> None:
+def test_float16_overflow_is_contained_and_leaves_the_argmax_undecided() -> None:
     head = Linear(torch.full((V, D), 2000.0).half())
     state_1D = torch.full((1, D), 30.0).half()
     assert head(state_1D).isinf().all()
@@ -123,14 +123,14 @@ def test_a_logit_too_large_for_float16_is_held_as_infinite_and_is_not_told_from_
     assert intervals.argmax_ids() is None
 
 
-def test_what_is_not_a_number_is_held_by_no_interval_and_decides_nothing() -> None:
+def test_nan_states_give_intervals_that_contain_nothing_and_no_argmax() -> None:
     head = Linear(torch.randn(V, D))
     intervals = Int8Head(head).read(torch.full((1, D), float("nan")))
     assert not contains(intervals, head(torch.ones(1, D)))
     assert intervals.argmax_ids() is None
 
 
-def test_rows_that_are_taken_have_read_nothing_yet() -> None:
+def test_row_subset_keeps_intervals_and_resets_the_rescored_count() -> None:
     intervals = Int8Head(Linear(torch.randn(V, D))).read(torch.randn(3, D))
     intervals.sharpen()
     taken = intervals.take(torch.tensor([2]))
@@ -138,7 +138,7 @@ def test_rows_that_are_taken_have_read_nothing_yet() -> None:
     assert torch.equal(taken.lower_AV, intervals.lower_AV[2:])
 
 
-def test_a_library_product_that_is_less_exact_than_assumed_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_products_less_exact_than_assumed_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     head, state_1D = Linear(torch.randn(V, D)), torch.randn(1, D)
     assert isinstance(Int8Head(head).product, ByIntegers)
     by_integers, by_bfloat16 = ByIntegers.__call__, torch._weight_int8pack_mm
@@ -156,7 +156,7 @@ def test_a_library_product_that_is_less_exact_than_assumed_is_not_used(monkeypat
 
 
 @pytest.mark.parametrize("width", [2, 24, 768, 5000])
-def test_integers_are_multiplied_without_any_rounding_but_that_of_the_result(width: int) -> None:
+def test_integer_products_have_no_rounding_but_that_of_the_result(width: int) -> None:
     """Tested up to the largest integers, whose sums may overflow on processors that accumulate in few bits."""
     draw = torch.Generator().manual_seed(0)
     weight_VD = torch.randint(-127, 128, (50, width), generator=draw).to(torch.int8)
@@ -171,13 +171,13 @@ def test_integers_are_multiplied_without_any_rounding_but_that_of_the_result(wid
     assert bool(((found_AV.double() - exact_AV).abs() <= 3 * 2.0**-24 * exact_AV.abs()).all())
 
 
-def test_a_state_in_two_parts_is_nearer_than_in_bfloat16() -> None:
+def test_error_bound_of_two_part_integer_states_is_at_most_a_tenth_of_bfloat16() -> None:
     weight_VD, scale_V = torch.ones(3, D, dtype=torch.int8), torch.ones(3, dtype=torch.bfloat16)
     states_AD = torch.randn(4, D, generator=torch.Generator().manual_seed(0)) * torch.tensor([[1e-20], [1], [1e5], [0]])
     (_, lost_A), (_, rounded_A) = (way(weight_VD, scale_V)(states_AD) for way in (ByIntegers, ByBfloat16))
     assert bool((lost_A <= rounded_A / 10).all())
 
 
-def test_the_slow_way_is_left_where_the_library_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_width_falls_back_to_the_float32_product(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exitbench.harness.engine.model.int8_head.PRODUCT_CLASSES", (ByBfloat16,))
     assert isinstance(product_of(torch.ones(3, ODD, dtype=torch.int8), torch.ones(3)), ByFloat32)

@@ -37,7 +37,7 @@ def answers(
 
 
 @pytest.mark.parametrize("policy", KV_POLICIES)
-def test_an_answer_is_that_of_the_static_depth_of_its_first_token(
+def test_answers_equal_those_of_the_static_depth_of_their_first_token(
     position_family: Any, prompts: Any, policy: str
 ) -> None:
     """Each row keeps its own depth. No gate scores later tokens: their recorded score is 1, or None at full depth."""
@@ -58,7 +58,7 @@ def test_an_answer_is_that_of_the_static_depth_of_its_first_token(
 
 
 @pytest.mark.parametrize("policy", ["state-copy", "evict"])
-def test_the_declared_work_is_what_a_flop_counter_sees(position_family: Any, prompts: Any, policy: str) -> None:
+def test_declared_flops_equal_counted_flops(position_family: Any, prompts: Any, policy: str) -> None:
     parts = gated(policy)
     for prompt in prompts[:6]:
         batch = prefill(
@@ -73,12 +73,12 @@ def test_the_declared_work_is_what_a_flop_counter_sees(position_family: Any, pro
         assert sum(cost.matmul_flops for cost in by_part.values()) == pytest.approx(declared.matmul_flops)
 
 
-def test_rows_do_not_join_a_batch_whose_first_tokens_are_decided(position_family: Any, prompts: Any) -> None:
+def test_rows_cannot_join_a_batch_with_scope_answer(position_family: Any, prompts: Any) -> None:
     batch = prefill(position_family.checkpoint.model, [Request(prompts[0])], N_NEW)
     assert not Decoding(position_family.checkpoint, batch, gated(), settings=ANSWER).can_be_joined
 
 
-def test_methods_that_decide_for_every_token_are_refused() -> None:
+def test_self_speculation_and_oracle_are_refused() -> None:
     assert "verifies its drafts" in (why_no_scope(gated("self-speculation")) or "")
     assert "reads all blocks" in (why_no_scope(get_method("oracle")().parts(L)) or "")
     assert why_no_scope(gated()) is None

@@ -83,7 +83,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[P
         ("mixtral", "hosted", "float32", 1.09),  # experts are joined: 1.05, and 1.13 where threads read ahead
     ],
 )
-def test_loading_holds_one_copy(folders: Any, family: str, engine: str, dtype: str, most: float) -> None:
+def test_loading_holds_one_copy_of_the_weights(folders: Any, family: str, engine: str, dtype: str, most: float) -> None:
     small, large = folders(family)
     words = [sys.executable, "-c", PEAK, str(small), str(large), dtype, engine]
     completed = subprocess.run(words, env={**os.environ, **AT_ONCE}, capture_output=True, text=True, check=True)
@@ -91,7 +91,7 @@ def test_loading_holds_one_copy(folders: Any, family: str, engine: str, dtype: s
     assert weights < int(completed.stdout) < most * weights
 
 
-def test_a_loaded_model_does_not_change_with_its_file(folders: Any) -> None:
+def test_loaded_models_do_not_memory_map_their_file(folders: Any) -> None:
     """The file is read, not mapped, so later writes to it do not change the model."""
     small, _ = folders("llama")
     models = [load_checkpoint(small, torch.float32, "cpu", engine).model for engine in ("lean", "hosted")]
@@ -116,7 +116,7 @@ def sparse_checkpoint(folders: Any, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("engine", ["lean", "hosted"])
-def test_what_does_not_fit_says_so_and_is_not_loaded(
+def test_model_larger_than_available_memory_is_refused_before_loading(
     sparse_checkpoint: Path, engine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (sparse_checkpoint / "meminfo").write_text(f"MemTotal: 1 kB\nMemAvailable:   {100 * GIB // 1024} kB\n")
@@ -139,7 +139,7 @@ def test_what_does_not_fit_says_so_and_is_not_loaded(
         ("1", "7:cpu,memory:/jobs/one", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")),
     ],
 )
-def test_a_control_groups_limit_counts(
+def test_available_memory_respects_cgroup_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, line: str, files: tuple[str, str, str]
 ) -> None:
     """Available memory is limited by the control group of the process, by its parent groups, and by the machine.
@@ -162,19 +162,19 @@ def test_a_control_groups_limit_counts(
     assert available_bytes("meta") is None
 
 
-def test_this_machine_has_memory_left() -> None:
+def test_available_memory_of_this_machine_is_plausible() -> None:
     assert 2**20 < (available_bytes("cpu") or 0) < 2**50
 
 
 @pytest.mark.parametrize(
     ("n_bytes", "spelled"), [(3 * GIB // 2, "1.5 GiB"), (2000 * GIB, "2,000.0 GiB"), (2**20, "0.001 GiB")]
 )
-def test_sizes_are_spelled(n_bytes: int, spelled: str) -> None:
+def test_sizes_are_formatted_in_gib(n_bytes: int, spelled: str) -> None:
     assert gib(n_bytes) == spelled
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-rope3-biases", "qwen2-tied", "gpt2", "t5"])
-def test_the_width_of_keys_is_known_before_loading(twin: Any, name: str) -> None:
+def test_kv_width_is_known_before_loading(twin: Any, name: str) -> None:
     assert kv_width(twin(name).folder) == twin(name).checkpoint.model.kv_width
 
 
@@ -182,7 +182,9 @@ def test_the_width_of_keys_is_known_before_loading(twin: Any, name: str) -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_auto_is_the_number_format_that_is_stored(folders: Any, tmp_path: Path, dtype: torch.dtype) -> None:
+def test_stored_dtype_is_that_of_most_numbers_and_float32_for_float64(
+    folders: Any, tmp_path: Path, dtype: torch.dtype
+) -> None:
     tensors = load_file(folders("llama")[0] / "model.safetensors")
     kept_in_fp32 = {"model.norm.weight"}  # most numbers decide
     stored = {name: x if name in kept_in_fp32 else x.to(dtype) for name, x in tensors.items()}
@@ -191,7 +193,7 @@ def test_auto_is_the_number_format_that_is_stored(folders: Any, tmp_path: Path, 
     assert stored_dtype(tmp_path) == read
 
 
-def test_a_model_is_loaded_as_it_is_stored(causal_model: Path) -> None:
+def test_auto_dtype_loads_a_model_in_its_stored_dtype(causal_model: Path) -> None:
     loaded = load_model(causal_model, dtype="auto", device="auto").checkpoint.model
     assert str(loaded.dtype).removeprefix("torch.") == stored_dtype(causal_model)
     assert loaded.device.type == ("cuda" if torch.cuda.is_available() else "cpu")

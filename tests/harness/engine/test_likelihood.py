@@ -97,7 +97,7 @@ def assert_equals_transformers(family: Any, asked: list[Context], scored: list[l
 # ------------------------------------------------------------------------------------------------- full depth, static
 
 
-def test_full_depth_is_transformers(family: Any, prompts: Any) -> None:
+def test_full_depth_equals_transformers(family: Any, prompts: Any) -> None:
     asked = contexts(prompts, 9)
     first, *others = [
         score(family.checkpoint, asked, full(), rows=rows, gates_first_token=gated)
@@ -113,7 +113,7 @@ def test_full_depth_is_transformers(family: Any, prompts: Any) -> None:
         assert one.head_rows == [family.checkpoint.model.vocab_size] * n
 
 
-def test_what_greedy_decoding_says_is_greedy(position_family: Any, prompts: Any) -> None:
+def test_greedy_continuation_is_flagged_greedy_and_a_changed_one_is_not(position_family: Any, prompts: Any) -> None:
     prompt = prompts[3]
     answer: list[int] = []
     for _ in range(4):
@@ -136,7 +136,7 @@ def truncated_model(family: Any, depth: int) -> Any:
 
 
 @pytest.mark.parametrize("depth", [1, 3])
-def test_a_static_exit_is_a_model_cut_there(family: Any, prompts: Any, depth: int) -> None:
+def test_static_exit_equals_a_truncated_model(family: Any, prompts: Any, depth: int) -> None:
     asked = contexts(prompts, 6)
     scored = score(family.checkpoint, asked, static(depth), rows=3)
     assert_equals_transformers(truncated_model(family, depth), asked, scored)
@@ -145,7 +145,7 @@ def test_a_static_exit_is_a_model_cut_there(family: Any, prompts: Any, depth: in
 
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("depth", [2, L])
-def test_one_pass_is_forced_decode(
+def test_single_pass_scoring_equals_forced_decoding(
     position_family: Any, prompts: Any, depth: int, gated: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = contexts(prompts, 7)
@@ -155,9 +155,7 @@ def test_one_pass_is_forced_decode(
     assert not gated or depth == L or {layer for one in each(at_once) for layer in one.exit_layers} == {depth}
 
 
-def test_skipped_blocks_that_are_run_after_all_change_nothing_of_a_static_exit(
-    position_family: Any, prompts: Any
-) -> None:
+def test_exact_kv_policy_does_not_change_static_exit_scores(position_family: Any, prompts: Any) -> None:
     asked = contexts(prompts)
     copied, ran = (
         score(position_family.checkpoint, asked, static(2, policy), rows=4) for policy in ("state-copy", "exact")
@@ -193,7 +191,9 @@ def score_one_choice(family: Any, context: Context, given: list[int], parts: Par
 
 
 @pytest.mark.parametrize("policy", KV_POLICIES)
-def test_forced_decode_is_every_choice_prefilled_anew(position_family: Any, prompts: Any, policy: str) -> None:
+def test_forced_decoding_equals_prefilling_each_choice_separately(
+    position_family: Any, prompts: Any, policy: str
+) -> None:
     asked, parts = contexts(prompts, 7), leaving(policy)
     with torch.inference_mode():
         expected = [
@@ -205,7 +205,7 @@ def test_forced_decode_is_every_choice_prefilled_anew(position_family: Any, prom
         assert_same(score(position_family.checkpoint, asked, parts, rows=rows), expected)
 
 
-def test_the_first_token_may_leave_early_or_not(position_family: Any, prompts: Any) -> None:
+def test_gates_first_token_controls_early_exits_of_the_first_token(position_family: Any, prompts: Any) -> None:
     asked = contexts(prompts, 7)
     gated, whole = (
         [
@@ -218,7 +218,7 @@ def test_the_first_token_may_leave_early_or_not(position_family: Any, prompts: A
     assert whole == (gated if position_family.is_seq2seq else [L] * len(gated))
 
 
-def test_untraced_it_is_the_same(position_family: Any, prompts: Any) -> None:
+def test_untraced_scores_equal_traced_scores(position_family: Any, prompts: Any) -> None:
     asked = contexts(prompts)
     for parts in (full(), leaving()):
         traced, plain = (
@@ -231,7 +231,7 @@ def test_untraced_it_is_the_same(position_family: Any, prompts: Any) -> None:
             assert told == list(zip(one.token_ids, one.logprobs, one.greedy, strict=True))
 
 
-def test_single_precision_that_overflows_is_refused(position_family: Any, prompts: Any) -> None:
+def test_non_finite_logits_raise_an_error(position_family: Any, prompts: Any) -> None:
     class Bad(LMHead):
         def logits_after(self, model: Any, block: int, hidden_AD: Tensor) -> Tensor:
             return model.logits(hidden_AD) * math.inf
@@ -263,7 +263,7 @@ def test_scope_context_keeps_the_depth_of_the_first_token(
     assert len({kept[0].exit_layers[0] for kept in by_context}) > 2
 
 
-def test_scope_context_needs_a_first_token_that_may_leave(position_family: Any, prompts: Any) -> None:
+def test_scope_context_requires_a_gated_first_token(position_family: Any, prompts: Any) -> None:
     def ask() -> list[list[Scored]]:
         return score(position_family.checkpoint, contexts(prompts), leaving(), scope="context", gates_first_token=False)
 
@@ -300,7 +300,7 @@ def test_a_context_is_prefilled_once_for_all_its_choices(
         assert len(ran) == 2, "and so are the choices"
 
 
-def test_a_copy_of_a_cache_leaves_the_other_alone(position_family: Any, prompts: Any) -> None:
+def test_decoding_with_a_copied_cache_does_not_change_the_original(position_family: Any, prompts: Any) -> None:
     model = position_family.checkpoint.model
     cache, _ = model.start(prompts[:3], 4, holds_last=not position_family.is_seq2seq)
     cache.self_kv.nan_to_num_()  # what is not written yet is whatever was there
@@ -314,7 +314,7 @@ def test_a_copy_of_a_cache_leaves_the_other_alone(position_family: Any, prompts:
 
 
 @pytest.mark.parametrize("most", [1, 4, 5])
-def test_a_row_has_so_many_tokens_of_branches(
+def test_packed_token_limit_does_not_change_scores(
     position_family: Any, prompts: Any, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = contexts(prompts, 7)
@@ -323,14 +323,14 @@ def test_a_row_has_so_many_tokens_of_branches(
     assert_same(whole, score(position_family.checkpoint, asked, full(), rows=3))
 
 
-def test_branches_of_a_context_stand_side_by_side_as_long_as_they_fit() -> None:
+def test_branches_of_a_context_share_a_row_up_to_the_token_limit() -> None:
     fed = [(0, 2), (0, 3), (0, 4), (1, 1), (1, 9), (1, 1)]
     branches = [Branch(context, (7,) * size, ()) for context, size in fed]
     rows = [[len(branch.fed) for branch in row] for row in packs(branches, 5)]
     assert rows == [[2, 3], [4], [1], [9], [1]]
 
 
-def test_branches_are_what_is_fed() -> None:
+def test_continuations_with_the_same_fed_tokens_share_a_branch() -> None:
     branches = branches_of([Context([1], [[5], [6], [7, 8], [7, 9]]), Context([2], [[7, 8]])])
     assert [(branch.context, branch.fed, branch.choices) for branch in branches] == [
         (0, (), (0, 1)),
@@ -348,7 +348,7 @@ class Shape:
         self.pads_left, self.max_positions = pads_left, max_positions
 
 
-def test_batches_have_as_many_rows_and_positions_as_there_may_be() -> None:
+def test_batches_respect_row_and_position_limits() -> None:
     lengths = [(3, 2, 5), (9, 1, 1), (5, 3, 2), (9, 2, 8)]  # of the context; continuations, and tokens of each
     asked = [Context([1] * n, [[2 + choice] * size for choice in range(k)]) for n, k, size in lengths]
     asked.append(Context([1], []))
@@ -359,7 +359,7 @@ def test_batches_have_as_many_rows_and_positions_as_there_may_be() -> None:
     assert list(batches(Shape(max_positions=12), asked, 32)) == [[1], [3], [2, 0]]  # type: ignore[arg-type]
 
 
-def test_contexts_that_fit_apart_are_not_refused_together(twin: Any) -> None:
+def test_contexts_too_long_when_padded_together_are_scored_separately(twin: Any) -> None:
     """Padded to a common length, a long context and another one's long continuation exceed the model's positions.
 
     The engine must score the two contexts separately instead of refusing them.
@@ -393,7 +393,7 @@ def test_both_engines_score_the_same(twin: Any, hosted: Any, prompts: Any, name:
         assert_same(ours, theirs)
 
 
-def test_a_copy_of_a_hosted_cache_has_what_was_fed(hosted: Any) -> None:
+def test_copied_hosted_cache_contains_the_fed_tokens(hosted: Any) -> None:
     """The copy also contains the tokens fed so far. KV policies need them to run blocks at earlier positions."""
     cache, _ = hosted["llama"].model.start([[5, 6, 7], [8, 9, 10]], 3)
     copied = cache.copied(torch.tensor([1, 1, 0]))
@@ -401,7 +401,7 @@ def test_a_copy_of_a_hosted_cache_has_what_was_fed(hosted: Any) -> None:
     assert (cache.n_rows, cache.layers[0].kv[0].shape[0], copied.layers[0].kv[0].shape[0]) == (2, 2, 3)
 
 
-def test_rows_that_cannot_be_padded_are_run_apart(twin: Any, hosted: Any, prompts: Any) -> None:
+def test_scores_are_equal_without_left_padding(twin: Any, hosted: Any, prompts: Any) -> None:
     asked, model = contexts(prompts, 6), hosted["llama"].model
     model.pads_left = False
     try:
@@ -421,12 +421,12 @@ def test_rows_that_cannot_be_padded_are_run_apart(twin: Any, hosted: Any, prompt
     ],
     ids=["context", "continuation"],
 )
-def test_what_is_empty_is_named(twin: Any, asked: list[Context], says: str) -> None:
+def test_empty_contexts_and_continuations_are_refused(twin: Any, asked: list[Context], says: str) -> None:
     with pytest.raises(UserError, match=says):
         score(twin("llama").checkpoint, asked, full())
 
 
-def test_a_method_without_probabilities_says_why(twin: Any) -> None:
+def test_methods_without_probabilities_and_zero_rows_are_refused(twin: Any) -> None:
     checkpoint, asked = twin("llama").checkpoint, [Context([1], [[2]])]
     with pytest.raises(UserError, match="its own choice takes the draft's place, and a given token is not to be"):
         score(checkpoint, asked, get_method("self-speculation")().parts(L))
@@ -434,6 +434,6 @@ def test_a_method_without_probabilities_says_why(twin: Any) -> None:
         score(checkpoint, asked, full(), rows=0)
 
 
-def test_nothing_to_score_is_nothing(twin: Any) -> None:
+def test_empty_input_gives_empty_scores(twin: Any) -> None:
     assert score(twin("llama").checkpoint, [], full()) == []
     assert score(twin("llama").checkpoint, [Context([1], [])], full()) == [[]]

@@ -57,17 +57,21 @@ def assert_is_greedy_search(family: Any, rows: list[list[int]], what: str) -> No
 
 @pytest.mark.parametrize("what", [what for what in RULES if what != "several"])
 @pytest.mark.parametrize("name", ["t5", "gpt2"])
-def test_full_depth_is_transformers_greedy_search(twin: Any, prompts: list[list[int]], name: str, what: str) -> None:
+def test_full_depth_equals_transformers_greedy_search(
+    twin: Any, prompts: list[list[int]], name: str, what: str
+) -> None:
     """Tested with one family whose answers follow a start token and one whose answers follow the prompt."""
     assert_is_greedy_search(twin(name), prompts[:16], what)
 
 
-def test_so_it_is_for_every_family_under_several_rules_at_once(family: Any, prompts: list[list[int]]) -> None:
+def test_every_family_equals_transformers_greedy_search_under_several_rules(
+    family: Any, prompts: list[list[int]]
+) -> None:
     assert_is_greedy_search(family, prompts[:8], "several")
 
 
 @pytest.mark.parametrize("rules", [{}, RULES["several"]], ids=["alone", "with others"])
-def test_a_forced_first_token_is_that_of_transformers(twin: Any, prompts: list[list[int]], rules: Any) -> None:
+def test_forced_first_token_equals_transformers(twin: Any, prompts: list[list[int]], rules: Any) -> None:
     family, rules = twin("t5"), {"forced_bos_token_id": FORCED, **rules}
     ours = run(family, prompts[:20], baseline_method()(), rules)
     assert {generation.token_ids[0] for generation in ours} == {FORCED}
@@ -76,7 +80,7 @@ def test_a_forced_first_token_is_that_of_transformers(twin: Any, prompts: list[l
 
 @pytest.mark.parametrize("exit_layer", [1, 3])
 @pytest.mark.parametrize("what", ["repetition_penalty", "several"])
-def test_tokens_that_leave_early_are_those_of_a_shorter_model(
+def test_static_exit_tokens_equal_those_of_a_truncated_model(
     twin: Any, prompts: list[list[int]], what: str, exit_layer: int
 ) -> None:
     family = twin("t5")
@@ -86,7 +90,7 @@ def test_tokens_that_leave_early_are_those_of_a_shorter_model(
     assert tokens(ours) == answers_of_transformers(family, shorter, prompts[:20], **RULES[what])
 
 
-def test_a_gate_is_asked_about_the_logits_of_the_head(twin: Any, prompts: list[list[int]]) -> None:
+def test_gate_reads_raw_head_logits_before_the_rules(twin: Any, prompts: list[list[int]]) -> None:
     family, method = twin("t5"), get_method("calm-softmax")(threshold=0.05)
     plain = run(family, prompts[:20], method, {})
     forced = run(family, prompts[:20], method, {"forced_bos_token_id": FORCED})
@@ -97,26 +101,26 @@ def test_a_gate_is_asked_about_the_logits_of_the_head(twin: Any, prompts: list[l
 
 
 @pytest.mark.parametrize("name", ["t5", "gpt2"])
-def test_a_batch_is_its_rows_one_by_one(twin: Any, prompts: list[list[int]], name: str) -> None:
+def test_batch_equals_its_rows_decoded_alone(twin: Any, prompts: list[list[int]], name: str) -> None:
     family, method = twin(name), get_method("calm-softmax")(threshold=0.1)
     together = run(family, prompts[:12], method, RULES["several"])
     alone = [run(family, [prompt], method, RULES["several"])[0] for prompt in prompts[:12]]
     assert [(g.token_ids, g.exit_layers) for g in together] == [(g.token_ids, g.exit_layers) for g in alone]
 
 
-def test_a_token_that_the_vocabulary_lacks_is_refused(twin: Any, prompts: list[list[int]]) -> None:
+def test_forced_token_outside_the_vocabulary_is_refused(twin: Any, prompts: list[list[int]]) -> None:
     with pytest.raises(UserError, match="forced_bos_token_id is 100; the vocabulary has tokens 0 to 99"):
         run(twin("t5"), prompts[:1], baseline_method()(), {"forced_bos_token_id": 100})
 
 
-def test_heads_that_read_a_part_of_the_vocabulary_are_refused(twin: Any, prompts: list[list[int]]) -> None:
+def test_pruned_heads_are_refused(twin: Any, prompts: list[list[int]]) -> None:
     pruned = get_method("calm-softmax")(threshold=0.05, head="pruned-fixed", k_first=4, k_min=2)
     assert why_not(pruned.parts(DEPTH)) == "reads only a part of the vocabulary"
     with pytest.raises(UserError, match="min_length: the head must read the whole vocabulary"):
         run(twin("t5"), prompts[:20], pruned, RULES["min_length"])
 
 
-def test_methods_whose_choice_is_not_the_heads_are_told() -> None:
+def test_drafting_oracle_and_contrastive_methods_do_not_support_logit_rules() -> None:
     refused = {name for name in method_names() if why_not(get_method(name)().parts(DEPTH)) is not None}
     drafting = {"self-speculation", "del", "prompt-lookup"}
     assert refused == drafting | {"oracle", "contrastive", "contrastive-reweighted", "contrastive-jsd"}

@@ -34,7 +34,7 @@ def answers_for(prompts: list[list[int]], length: int) -> Tensor:
     return torch.randint(3, 100, (len(prompts), length), generator=torch.Generator().manual_seed(1))
 
 
-def test_teacher_forced_logits_are_those_of_transformers_at_every_position(family: Any, prompts: Any) -> None:
+def test_teacher_forced_logits_equal_transformers_at_every_position(family: Any, prompts: Any) -> None:
     rows = prompts[:24]
     model = family.checkpoint.model
     if family.is_seq2seq:
@@ -54,7 +54,7 @@ def test_teacher_forced_logits_are_those_of_transformers_at_every_position(famil
     torch.testing.assert_close(logits[real], expected[real], atol=TOLERANCE, rtol=0)
 
 
-def test_logits_of_decode_steps_are_those_of_transformers_without_any_cache(family: Any, prompts: Any) -> None:
+def test_decode_step_logits_equal_transformers_without_a_cache(family: Any, prompts: Any) -> None:
     rows = prompts[:16]
     model = family.checkpoint.model
     answers = answers_for(rows, MAX_NEW_TOKENS)
@@ -96,7 +96,7 @@ def assert_same_unless_tied(family: Any, prompt: list[int], ours: list[int], the
     assert best[0] - best[1] < 1e-5, f"{ours} instead of {theirs}: they part at token {at + 1}, which is no tie"
 
 
-def test_greedy_answers_to_200_prompts_are_those_of_transformers(family: Any, prompts: Any) -> None:
+def test_greedy_answers_to_200_prompts_equal_transformers(family: Any, prompts: Any) -> None:
     parts = baseline_method()().parts(family.checkpoint.model.n_blocks)
     theirs = reference_answers(family, prompts, MAX_NEW_TOKENS)
     batch = prefill(family.checkpoint.model, [Request(p) for p in prompts], MAX_NEW_TOKENS)
@@ -139,7 +139,7 @@ def test_weights_in_bfloat16_give_nearly_the_same_logits(family: Any, prompts: A
 
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("n_rows", [1, 5])
-def test_some_rows_of_the_head_read_what_the_whole_head_reads_there(family: Any, with_bias: bool, n_rows: int) -> None:
+def test_logits_of_selected_head_rows_equal_those_of_the_whole_head(family: Any, with_bias: bool, n_rows: int) -> None:
     """Each row of the batch reads other ids of the head, in another order."""
     model, draw = family.checkpoint.model, torch.Generator().manual_seed(3)
     if with_bias:
@@ -153,7 +153,7 @@ def test_some_rows_of_the_head_read_what_the_whole_head_reads_there(family: Any,
     torch.testing.assert_close(model.logits_of(hidden, weights), model.logits(hidden).gather(1, ids))
 
 
-def test_learned_positions_end_with_a_message(twin: Any) -> None:
+def test_exceeding_learned_positions_is_refused(twin: Any) -> None:
     model = twin("gpt2").checkpoint.model
     prompt = [5] * 45
     prefill(model, [Request(prompt)], max_new_tokens=4)  # the last token is never fed: 45 + 3 = 48 positions

@@ -69,19 +69,19 @@ def timed(clock: Clock, **seconds: float | Callable[[], float]) -> TimedProduct:
 # ------------------------------------------------------------------------------------------------- what is fastest
 
 
-def test_the_fastest_form_is_taken() -> None:
+def test_fastest_form_is_chosen() -> None:
     clock = Clock()
     assert fastest([timed(clock, default=0.010, slow=0.012, fast=0.002, faster=0.001)], clock) == {"block": "faster"}
 
 
 @pytest.mark.parametrize(("took", "chosen"), [(0.0092, "default"), (0.0090, "other")])
-def test_a_form_that_is_not_clearly_faster_is_not_taken(took: float, chosen: str) -> None:
+def test_form_must_be_a_tenth_faster_than_the_default_to_be_chosen(took: float, chosen: str) -> None:
     """A form must be a tenth faster than the default to be chosen."""
     clock = Clock()
     assert fastest([timed(clock, default=0.010, other=took)], clock) == {"block": chosen}
 
 
-def test_a_form_that_is_faster_in_some_rounds_alone_is_not_taken() -> None:
+def test_form_that_is_faster_only_in_some_rounds_is_not_chosen() -> None:
     """Times that vary this much come from a busy machine, so the default form is kept."""
     clock, rounds = Clock(), iter(range(1000))
     assert fastest([timed(clock, default=0.010, other=lambda: (0.001, 0.020)[next(rounds) % 2])], clock) == {
@@ -89,26 +89,26 @@ def test_a_form_that_is_faster_in_some_rounds_alone_is_not_taken() -> None:
     }
 
 
-def test_one_hiccup_decides_nothing() -> None:
+def test_single_slow_round_does_not_change_the_choice() -> None:
     clock, rounds = Clock(), iter(range(1000))
     assert fastest([timed(clock, default=0.010, other=lambda: 0.05 if next(rounds) == 3 else 0.004)], clock) == {
         "block": "other"
     }
 
 
-def test_measuring_ends_and_what_was_measured_too_seldom_stays() -> None:
+def test_measuring_time_is_bounded_and_too_few_rounds_keep_the_default() -> None:
     clock = Clock()
     assert fastest([timed(clock, default=1.0, other=0.1)], clock) == {"block": "default"}
     assert clock.now < 1.1 * LEAST_ROUNDS
 
 
-def test_what_is_made_at_first_use_may_take_longer_than_measuring() -> None:
+def test_slow_first_use_does_not_count_against_a_form() -> None:
     clock, took = Clock(), iter([2 * BUDGET_S])
     packed = timed(clock, default=0.010, packed=lambda: next(took, 0.001))
     assert fastest([packed], clock) == {"block": "packed"}
 
 
-def test_products_of_a_place_share_a_form_and_places_do_not() -> None:
+def test_one_form_is_chosen_per_weight_key() -> None:
     clock = Clock()
     one, two = timed(clock, default=0.001, other=0.003), timed(clock, default=0.010, other=0.001)
     head = dataclasses.replace(timed(clock, default=0.010, other=0.020), weight_key="head")
@@ -121,7 +121,9 @@ def test_products_of_a_place_share_a_form_and_places_do_not() -> None:
 @pytest.mark.parametrize("n_rows", [1, 3, 20])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize(("dtype", "role", "name"), EVERY_FORM)
-def test_every_form_gives_the_product(dtype: torch.dtype, role: Any, name: str, with_bias: bool, n_rows: int) -> None:
+def test_every_form_gives_the_exact_product_up_to_rounding(
+    dtype: torch.dtype, role: Any, name: str, with_bias: bool, n_rows: int
+) -> None:
     """Each form gives the exact product up to rounding, and its result has the number format of the states."""
     if name not in available_forms(dtype, role, (48, 32)):
         pytest.skip("this processor does not multiply so")
@@ -147,7 +149,7 @@ def test_every_form_gives_the_product(dtype: torch.dtype, role: Any, name: str, 
 
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("name", FORMS[torch.float32]["block"])
-def test_few_rows_have_a_weight_of_their_own(name: str, with_bias: bool) -> None:
+def test_inputs_of_2_to_16_rows_use_a_packed_copy_of_the_weight(name: str, with_bias: bool) -> None:
     """Inputs of 2 to 16 rows use a packed copy of the weight, made when the first one occurs; others do not use it."""
     draw = torch.Generator().manual_seed(1)
     plain = Linear(torch.randn(48, 32, generator=draw), torch.randn(48, generator=draw) if with_bias else None)
@@ -169,7 +171,7 @@ def test_large_matrices_are_not_copied_to_fp32() -> None:
     assert "widened" not in available_forms(torch.bfloat16, "block", (side, 2 * side))
 
 
-def test_bf16_is_packed_only_where_onednn_multiplies_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_is_packed_only_if_onednn_supports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     for is_multiplied in (False, True):
         monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda said=is_multiplied: said)
         assert ("packed" in available_forms(torch.bfloat16, "head", (5, 5))) == is_multiplied
@@ -216,7 +218,7 @@ def answers(checkpoint: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", ["t5", "llama-rope3-biases", "gpt2", "olmo2", "qwen3"])
-def test_a_model_answers_alike_in_every_form(
+def test_model_gives_the_same_answers_in_every_form(
     name: str, twin: Any, cache: Path, choosing_last: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Compared in fp32, where rounding of the last bits changes no token."""
@@ -234,7 +236,7 @@ def test_a_model_answers_alike_in_every_form(
 
 
 @pytest.mark.parametrize("dtype", FORMS)
-def test_skipped_blocks_are_filled_alike_in_every_form(
+def test_skipped_blocks_are_filled_equally_in_the_last_form_of_each_dtype(
     dtype: torch.dtype, twin: Any, cache: Path, choosing_last: list[int]
 ) -> None:
     usual, converted = (load_checkpoint(twin("llama").folder, dtype).model for _ in range(2))
@@ -246,9 +248,7 @@ def test_skipped_blocks_are_filled_alike_in_every_form(
     assert (result - expected).norm() <= 4 * torch.finfo(usual.dtype).eps * expected.norm()
 
 
-def test_weights_that_are_read_row_by_row_stay_beside_those_multiplied_with(
-    twin: Any, cache: Path, choosing_last: list[int]
-) -> None:
+def test_packed_lm_head_keeps_its_unpacked_rows(twin: Any, cache: Path, choosing_last: list[int]) -> None:
     model, ids = load_checkpoint(twin("t5").folder).model, torch.tensor([[4, 2]])
     use_fastest(model)
     assert model.weights.read_out is not None and model.weights.read_out.weight.is_mkldnn
@@ -256,7 +256,9 @@ def test_weights_that_are_read_row_by_row_stay_beside_those_multiplied_with(
     assert model.vocab_size == twin("t5").checkpoint.model.vocab_size
 
 
-def test_few_rows_are_packed_where_that_was_faster(twin: Any, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_weights_for_few_rows_are_used_if_measured_faster(
+    twin: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Blocks and LM head get a packed weight for few rows even if the form for one row is the default.
 
     The projections that fill skipped blocks are not packed.
@@ -278,7 +280,7 @@ def test_few_rows_are_packed_where_that_was_faster(twin: Any, cache: Path, monke
 
 
 @pytest.mark.parametrize(("lacking", "is_offered"), [(0, True), (1, False), (None, False)])
-def test_few_rows_are_packed_only_where_memory_is_plenty(
+def test_packed_copies_are_offered_only_within_a_quarter_of_machine_memory(
     lacking: int | None,
     is_offered: bool,
     twin: Any,
@@ -295,7 +297,7 @@ def test_few_rows_are_packed_only_where_memory_is_plenty(
     assert choices is not None and any(place.endswith(FEW) for place in choices) == is_offered
 
 
-def test_the_files_of_a_model_stay_as_they_are(twin: Any, cache: Path, choosing_last: list[int]) -> None:
+def test_choosing_forms_does_not_change_the_model_files(twin: Any, cache: Path, choosing_last: list[int]) -> None:
     """The ids of cells contain digests of these files, so that a change would make finished cells stale."""
     folder = twin("llama").folder
     before = {path: path.read_bytes() for path in folder.iterdir()}
@@ -332,7 +334,7 @@ def test_choices_are_measured_once(twin: Any, cache: Path, choosing_last: list[i
     ],
     ids=["processor", "instructions", "torch", "threads", "forms"],
 )
-def test_another_machine_measures_anew(
+def test_changed_machine_or_torch_is_measured_again(
     other: Callable[[pytest.MonkeyPatch], None],
     twin: Any,
     cache: Path,
@@ -345,7 +347,9 @@ def test_another_machine_measures_anew(
     assert len(choosing_last) == 2 and len(list(cache.iterdir())) == 2
 
 
-def test_another_shape_and_another_number_format_measure_anew(twin: Any, cache: Path, choosing_last: list[int]) -> None:
+def test_other_shapes_and_number_formats_are_measured_separately(
+    twin: Any, cache: Path, choosing_last: list[int]
+) -> None:
     chosen(twin), chosen(twin, torch.float32), chosen(twin, name="t5")
     assert len(choosing_last) == 3
 
@@ -364,7 +368,7 @@ def test_another_shape_and_another_number_format_measure_anew(twin: Any, cache: 
     ],
     ids=["torn", "no text", "no object", "nothing", "no form", "no name", "foreign", "too large"],
 )
-def test_what_cannot_be_used_is_measured_and_written_anew(
+def test_invalid_stored_choice_is_measured_again_and_overwritten(
     spoil: Callable[[Path, Any], object], twin: Any, cache: Path, choosing_last: list[int]
 ) -> None:
     first = chosen(twin)
@@ -376,7 +380,7 @@ def test_what_cannot_be_used_is_measured_and_written_anew(
     assert chosen(twin) == first and len(choosing_last) == 2
 
 
-def test_who_chose_first_chose_for_all(
+def test_choice_stored_first_by_another_process_wins(
     twin: Any, cache: Path, choosing_last: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If another process stores its choice while this one measures, the stored choice is used."""
@@ -393,7 +397,7 @@ def test_who_chose_first_chose_for_all(
     assert result and of_one_row(result) == {"matrix"}
 
 
-def test_where_nothing_can_be_kept_nothing_is_chosen(twin: Any, cache: Path, choosing_last: list[int]) -> None:
+def test_no_form_is_chosen_if_the_cache_is_not_writable(twin: Any, cache: Path, choosing_last: list[int]) -> None:
     cache.parent.mkdir(parents=True)
     cache.write_text("a file in the folder's place")
     checkpoint = load_checkpoint(twin("llama").folder)
@@ -411,13 +415,13 @@ def test_choosing_can_be_turned_off(
         chosen(twin)
 
 
-def test_the_hosted_engine_and_float16_keep_their_products(twin: Any, cache: Path, choosing_last: list[int]) -> None:
+def test_hosted_engine_and_float16_keep_the_default_products(twin: Any, cache: Path, choosing_last: list[int]) -> None:
     assert chosen(twin, torch.float16) is None
     assert use_fastest(load_checkpoint(twin("llama").folder, engine="hosted").model) is None
     assert not choosing_last
 
 
-def test_a_real_choice_is_one_of_those_offered(twin: Any, cache: Path) -> None:
+def test_real_measurement_covers_every_kind_of_product_and_is_stored(twin: Any, cache: Path) -> None:
     model = load_checkpoint(twin("t5").folder, torch.bfloat16).model
     result = use_fastest(model)
     assert result is not None

@@ -82,7 +82,9 @@ def passes(
 
 
 @pytest.mark.parametrize(("family", "method", "scope", "gated"), CASES)
-def test_texts_cost_what_is_counted(twin: Any, family: str, method: Method, scope: Scope, gated: bool) -> None:
+def test_declared_scoring_cost_equals_the_counted_products(
+    twin: Any, family: str, method: Method, scope: Scope, gated: bool
+) -> None:
     checkpoint, parts = twin(family).checkpoint, method.parts(L)
     model = checkpoint.model
     left = set()
@@ -101,13 +103,13 @@ def test_texts_cost_what_is_counted(twin: Any, family: str, method: Method, scop
     assert method is FULL or min(left) < L, "or nothing leaves early"
 
 
-def test_an_encoders_work_is_not_known(twin: Any) -> None:
+def test_scoring_cost_of_encoder_decoders_is_unknown(twin: Any) -> None:
     checkpoint = twin("t5").checkpoint
     (scored,) = score(checkpoint, [CONTEXTS[1]], FULL.parts(L))
     assert scoring_cost(checkpoint.model, FULL.parts(L), CONTEXTS[1], scored) is None
 
 
-def test_a_known_depth_reads_weights_once_where_a_gate_reads_them_by_token(twin: Any) -> None:
+def test_full_depth_reads_weights_once_but_a_gate_reads_them_per_token(twin: Any) -> None:
     """A gate decides token by token, so weights are read for each token. Full depth scores all choices in one pass.
 
     At batch size 1, exits of long choices therefore cost more than full depth, although they compute less.

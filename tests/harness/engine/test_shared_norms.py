@@ -57,7 +57,7 @@ class _Level:
 
 
 @pytest.mark.parametrize("method", READERS, ids=lambda method: method.name)
-def test_norms_that_are_shared_change_no_bit_of_a_score(
+def test_shared_norms_give_bit_identical_scores(
     family: Any, prompts: Any, method: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = [score for result in answers(family, prompts, method, -NEVER) for score in result.scores]
@@ -71,7 +71,7 @@ def test_norms_that_are_shared_change_no_bit_of_a_score(
 
 
 @pytest.mark.parametrize("method", READERS, ids=lambda method: method.name)
-def test_a_gate_that_never_opens_norms_no_state_that_the_blocks_do_not(
+def test_gates_add_no_norms_of_current_states_while_no_row_exits(
     family: Any, prompts: Any, method: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[Tensor] = []

@@ -54,7 +54,7 @@ def full(checkpoint: Checkpoint, prompts: list[list[int]]) -> list[list[int]]:
     return [result.token_ids for result in answers(checkpoint, prompts, "full")]
 
 
-def test_full_depth_is_transformers_greedy_search(
+def test_full_depth_equals_transformers_greedy_search(
     folder: Path, prompts: list[list[int]], full: list[list[int]]
 ) -> None:
     model, _ = read_model(folder)
@@ -64,7 +64,7 @@ def test_full_depth_is_transformers_greedy_search(
 
 
 @pytest.mark.parametrize(("exit_layer", "drafts"), [(1, 4), (2, 1), (5, 4)])
-def test_self_speculation_answers_as_full_depth_does(
+def test_self_speculation_equals_full_depth(
     checkpoint: Checkpoint, prompts: list[list[int]], full: list[list[int]], exit_layer: int, drafts: int
 ) -> None:
     result = answers(checkpoint, prompts, "self-speculation", exit_layer=exit_layer, drafts=drafts)
@@ -82,7 +82,7 @@ def test_self_speculation_answers_as_full_depth_does(
     [{"threshold": 1.0}, {"threshold": 0.3, "kv_policy": "sync-parallel-rollback", "rollback": 0.0}],
     ids=["never shallow", "every wrong token undone"],
 )
-def test_free_at_its_limits_answers_as_full_depth_does(
+def test_free_equals_full_depth_at_its_parameter_limits(
     checkpoint: Checkpoint, prompts: list[list[int]], full: list[list[int]], params: dict[str, Any]
 ) -> None:
     assert [result.token_ids for result in answers(checkpoint, prompts, "free", **params)] == full

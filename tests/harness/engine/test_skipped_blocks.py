@@ -89,7 +89,7 @@ def read_depth(exit_layers: list[int], at: int) -> int:
 
 
 @pytest.mark.parametrize("policy", EXACT)
-def test_tokens_are_those_of_a_full_run_read_out_at_the_exits(family: Any, prompts: Any, policy: str) -> None:
+def test_tokens_equal_a_full_run_read_out_at_the_exit_layers(family: Any, prompts: Any, policy: str) -> None:
     rows, layers = prompts[:N_ROWS], schedule(N_ROWS)
     result = decode(endless(family), start(family, rows), parts(policy, layers))
     _, states_LBTD = full_run(family, rows, [g.token_ids for g in result])
@@ -102,7 +102,9 @@ def test_tokens_are_those_of_a_full_run_read_out_at_the_exits(family: Any, promp
 
 
 @pytest.mark.parametrize("policy", EXACT)
-def test_keys_and_values_that_were_read_are_those_of_a_full_run(family: Any, prompts: Any, policy: str) -> None:
+def test_keys_and_values_that_later_tokens_read_equal_those_of_a_full_run(
+    family: Any, prompts: Any, policy: str
+) -> None:
     rows = prompts[:N_ROWS]
     batch = start(family, rows)
     before = batch.cache.length
@@ -121,7 +123,7 @@ def test_keys_and_values_that_were_read_are_those_of_a_full_run(family: Any, pro
     assert (untouched > 0) == (policy != "exact")
 
 
-def test_lazy_state_copying_writes_what_the_eager_one_writes_and_only_what_is_read(
+def test_lazy_state_copy_writes_only_entries_that_are_read_with_the_eager_values(
     position_family: Any, prompts: Any
 ) -> None:
     rows, layers = prompts[:N_ROWS], schedule(N_ROWS)
@@ -143,9 +145,7 @@ def test_lazy_state_copying_writes_what_the_eager_one_writes_and_only_what_is_re
     assert completed > 50, "tokens that waited were made up for"
 
 
-def test_lazy_state_copying_gives_the_same_answers_to_200_prompts_that_end_when_they_like(
-    position_family: Any, prompts: Any
-) -> None:
+def test_lazy_and_eager_state_copy_give_the_same_answers_to_200_prompts(position_family: Any, prompts: Any) -> None:
     layers = schedule(len(prompts))
     answers = [
         decode(position_family.checkpoint, start(position_family, prompts), parts(p, layers))
@@ -155,9 +155,7 @@ def test_lazy_state_copying_gives_the_same_answers_to_200_prompts_that_end_when_
     assert len({len(g.token_ids) for g in answers[0]}) >= 2
 
 
-def test_waiting_and_rerunning_give_the_answers_of_the_exact_cache_to_200_prompts(
-    position_family: Any, prompts: Any
-) -> None:
+def test_deferring_policies_give_the_answers_of_policy_exact_to_200_prompts(position_family: Any, prompts: Any) -> None:
     layers = schedule(len(prompts))
     exact, *others = (
         decode(position_family.checkpoint, start(position_family, prompts), parts(policy, layers)) for policy in EXACT
@@ -175,9 +173,7 @@ def clone(cache: Cache) -> Cache:
     return twin
 
 
-def test_noisy_emits_the_full_models_token_and_leaves_the_cache_of_state_copying(
-    position_family: Any, prompts: Any
-) -> None:
+def test_noisy_emits_full_depth_tokens_and_leaves_the_cache_of_state_copy(position_family: Any, prompts: Any) -> None:
     layers = schedule(N_ROWS)
     batch, model, seeds = (
         start(position_family, prompts[:N_ROWS]),
@@ -232,7 +228,7 @@ def ends_somewhere(tokens: list[int]) -> bool:
 @pytest.mark.parametrize("policy", ["state-copy", "noisy"])
 @settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_where_rows_go_on_the_others_are_filled_with_what_the_end_of_the_step_would_fill(
+def test_filling_exited_rows_during_the_step_equals_filling_at_its_end(
     family: Any, prompts: Any, policy: str, data: st.DataObject
 ) -> None:
     """Skipped blocks of exited rows are filled while other rows run these blocks, or at the end of the step.
@@ -286,7 +282,7 @@ class Spy:
 
 
 @pytest.mark.parametrize("policy", KV_POLICIES)
-def test_where_all_tokens_leave_after_the_same_block_nothing_is_written_that_nobody_reads(
+def test_static_exit_writes_no_unread_keys_and_values(
     position_family: Any, prompts: Any, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, static = prompts[:N_ROWS], Static(exit_layer=2, kv_policy=policy).parts(L)
@@ -301,7 +297,7 @@ def test_where_all_tokens_leave_after_the_same_block_nothing_is_written_that_nob
     assert decode(endless(position_family), start(position_family, rows), static) == result
 
 
-def test_tokens_that_wait_alike_in_all_rows_are_run_without_an_index(
+def test_rows_with_equally_deferred_tokens_need_no_index_and_give_equal_answers(
     position_family: Any, prompts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layers = {row: [2, 1, 2, 5, 3, 2, 5, 1, 5] for row in range(N_ROWS)}
@@ -321,7 +317,9 @@ def spy(monkeypatch: pytest.MonkeyPatch) -> Spy:
 
 
 @pytest.mark.parametrize("policy", KV_POLICIES)
-def test_every_policy_runs_what_it_says_and_no_more(position_family: Any, prompts: Any, policy: str, spy: Spy) -> None:
+def test_every_policy_runs_exactly_the_blocks_of_its_definition(
+    position_family: Any, prompts: Any, policy: str, spy: Spy
+) -> None:
     """This decodes a single row, because blocks would also run the padding of a batch."""
     layers = {4: [3, 2, 1, 4, 1, 2, 5, 1, 3]}
     batch = start(position_family, prompts[4:5], first_seed=4)
@@ -353,7 +351,7 @@ def test_every_policy_runs_what_it_says_and_no_more(position_family: Any, prompt
 
 
 @pytest.mark.parametrize("policy", WAITING)
-def test_in_a_batch_a_policy_that_waits_runs_nothing_as_rows_leave(
+def test_deferring_policies_run_no_extra_blocks_when_rows_of_a_batch_exit(
     position_family: Any, prompts: Any, policy: str, spy: Spy
 ) -> None:
     layers = schedule(N_ROWS)
@@ -366,7 +364,7 @@ def test_in_a_batch_a_policy_that_waits_runs_nothing_as_rows_leave(
     assert all(g.blocks_run == g.exit_layers for g in result)
 
 
-def test_a_token_that_has_all_blocks_waits_no_longer(position_family: Any, prompts: Any) -> None:
+def test_tokens_that_have_run_all_blocks_are_no_longer_deferred(position_family: Any, prompts: Any) -> None:
     model, seeds = position_family.checkpoint.model, (0, 1)
     for policy in WAITING:
         batch = start(position_family, prompts[:2])
@@ -385,7 +383,7 @@ def test_a_token_that_has_all_blocks_waits_no_longer(position_family: Any, promp
 
 
 @pytest.mark.parametrize("policy", KV_POLICIES)
-def test_an_oracle_runs_every_block_whatever_the_policy(position_family: Any, prompts: Any, policy: str) -> None:
+def test_oracle_runs_every_block_under_every_policy(position_family: Any, prompts: Any, policy: str) -> None:
     gate = FullAgreement(stable=False)
     oracle = dataclasses.replace(parts(policy, {}), gate=gate)
     result = decode(endless(position_family), start(position_family, prompts[:N_ROWS]), oracle)

@@ -106,7 +106,7 @@ class Batches:
 
 @pytest.mark.parametrize("policy", ["state-copy", "sync-parallel", "state-copy-lazy", "recompute-backlog"])
 @pytest.mark.parametrize("name", MODELS)
-def test_thresholds_in_one_pass_answer_as_each_alone(name: str, policy: str) -> None:
+def test_thresholds_sharing_a_pass_equal_each_threshold_alone(name: str, policy: str) -> None:
     settings = swept(name, kv_policy=policy)
     expected = [alone(name, parts) for parts in settings]
     for rows in (64, 7, 2):
@@ -120,7 +120,9 @@ def test_thresholds_in_one_pass_answer_as_each_alone(name: str, policy: str) -> 
 
 @pytest.mark.parametrize("method", ["self-speculation", "free", "del", "prompt-lookup"])
 @pytest.mark.parametrize("name", MODELS)
-def test_rows_whose_drafts_are_cut_join_and_are_joined(name: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_join_batches_with_rejected_drafts_without_changing_answers(
+    name: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After rejected drafts, rows of a batch are at different positions. New rows can join them even then."""
     params: dict[str, dict[str, Any]] = {
         "self-speculation": {"exit_layer": 2, "drafts": 3},
@@ -137,7 +139,7 @@ def test_rows_whose_drafts_are_cut_join_and_are_joined(name: str, method: str, m
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_what_a_row_has_seen_goes_with_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logit_rules_follow_each_row_when_rows_join_a_batch(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings, batches = swept(name), Batches(monkeypatch)
     stream = streamed(name, settings, 5, RULES)
     assert batches.joined
@@ -153,7 +155,7 @@ def test_a_prompt_is_prefilled_once_for_all_thresholds(monkeypatch: pytest.Monke
     assert sum(batches.prompts) == len(requests("builtin-weighted"))
 
 
-def test_rows_of_a_prompt_share_the_keys_and_values_of_its_source() -> None:
+def test_rows_of_a_prompt_share_its_cross_attention_cache() -> None:
     checkpoint, asked = loaded("builtin-weighted"), requests("builtin-weighted")[:3]
     batch = prefill(checkpoint.model, asked, NEW_TOKENS)
     rules = [parts.threshold for parts in swept("builtin-weighted")]
@@ -163,7 +165,7 @@ def test_rows_of_a_prompt_share_the_keys_and_values_of_its_source() -> None:
     assert (cache.n_rows, cache.cross_kv.shape[1]) == (4, 2)  # type: ignore[attr-defined]
 
 
-def test_one_long_answer_does_not_hold_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_answer_does_not_block_waiting_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the first row runs to its full length, rows with answers of two tokens start and end."""
     name, known = "builtin-weighted", loaded("builtin-weighted")
     endless, batches = Checkpoint(known.model, frozenset(), known.start_id), Batches(monkeypatch)
@@ -181,7 +183,7 @@ def test_one_long_answer_does_not_hold_those_that_wait(monkeypatch: pytest.Monke
     assert batches.joined == [1] * 5, "the long one alone was left each time"
 
 
-def test_where_memory_is_out_what_is_left_goes_on_with_half_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_halves_the_rows_without_changing_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     name, step, most = "builtin-weighted", Decoding.step, [0]
 
     def limited(decoding: Decoding) -> Any:
@@ -201,7 +203,7 @@ def test_where_memory_is_out_what_is_left_goes_on_with_half_the_rows(monkeypatch
         ) == without_scores(alone(name, parts))
 
 
-def test_a_single_row_without_memory_fails_and_so_does_any_other_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_persistent_memory_errors_and_other_errors_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(error: Exception) -> Any:
         def step(decoding: Decoding) -> Any:
             raise error
@@ -215,7 +217,9 @@ def test_a_single_row_without_memory_fails_and_so_does_any_other_error(monkeypat
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_hosted_engine_decodes_thresholds_of_a_prompt_together(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosted_engine_decodes_several_thresholds_without_joining_batches(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """New rows cannot join a cache of the hosted engine, so each batch is decoded to its end."""
     settings, batches, hosted = swept(name), Batches(monkeypatch), loaded(name, "hosted")
     stream = streamed(name, settings, 6, checkpoint=hosted)

@@ -37,7 +37,7 @@ EXACT, VERIFYING = parts_of("calm-softmax"), parts_of("self-speculation")
 BOUNDS, DRAFTS = {"head_rows_int8": 40, "head_fallbacks": 1}, {"rejected": 2}
 
 
-def test_every_stored_field_is_a_column_and_no_column_of_a_token_is_left_out() -> None:
+def test_row_fields_equal_the_token_columns_of_the_database() -> None:
     columns = {column.name for table in TRACES if table.file == "tokens" for column in table.columns}
     of_the_document = {"attempt_id", "doc_key", "choice", "position", "token_kind"}
     of_full_depth = {"full_token_id", "full_logprob", "full_is_greedy"}
@@ -54,15 +54,15 @@ def test_every_stored_field_is_a_column_and_no_column_of_a_token_is_left_out() -
     ],
     ids=["exact", "certified", "verifying", "certified-and-verifying"],
 )
-def test_counts_are_stored_of_heads_with_bounds_and_of_policies_that_verify_alone(
+def test_bound_counts_need_a_certified_head_and_draft_counts_a_verifying_policy(
     parts: Parts, known: dict[str, int]
 ) -> None:
     assert RECORD.to_row(parts) == STORED | dict.fromkeys(BOUNDS | DRAFTS) | known
 
 
-def test_a_replay_has_read_no_head() -> None:
+def test_replayed_token_has_no_lm_head_counts() -> None:
     assert RECORD.to_row(None) == STORED | dict.fromkeys(("head_rows", *BOUNDS, *DRAFTS))
 
 
-def test_a_token_without_a_score_has_left_at_the_last_block() -> None:
+def test_token_without_a_score_has_exit_reason_last() -> None:
     assert RECORD._replace(score=None).to_row(None)["reason"] == "last"

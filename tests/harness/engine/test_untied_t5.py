@@ -16,7 +16,7 @@ from exitbench.harness.engine.decoding.generation import Request
 from exitbench.methods.registry import baseline_method
 
 
-def test_a_head_in_the_file_is_used(twin: Callable[[str], Any], tmp_path: Path) -> None:
+def test_separate_lm_head_in_the_file_is_used(twin: Callable[[str], Any], tmp_path: Path) -> None:
     source = twin("t5-gated-untied").folder
     for name in ("config.json", "generation_config.json"):
         (tmp_path / name).write_bytes((source / name).read_bytes())

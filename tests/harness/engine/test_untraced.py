@@ -91,7 +91,7 @@ def no_records_while_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("method", [SOFTMAX, Oracle(), VERIFYING[1]], ids=lambda m: m.name)
-def test_nothing_is_recorded_while_the_clock_runs(
+def test_no_records_are_built_while_timing(
     family: Any, prompts: Any, method: Method, no_records_while_timed: None
 ) -> None:
     units = [timing.Unit(str(n), requests(prompts, n, 2)) for n in (0, 2)]
@@ -106,7 +106,7 @@ def test_nothing_is_recorded_while_the_clock_runs(
 
 
 @pytest.mark.parametrize("forbid", [_forbid_records, lambda p: p.setattr(BlockView, "largest_logits", _forbidden)])
-def test_a_traced_decode_records(
+def test_traced_decode_calls_the_functions_forbidden_while_timing(
     family: Any, prompts: Any, forbid: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = prefill(family.checkpoint.model, requests(prompts, 0, 2), N_NEW)

@@ -272,7 +272,7 @@ def simulate(family: Any, prompt: list[int], method: Any, stops: Stops, known: K
     return slow
 
 
-def test_answers_and_traces_are_those_of_the_definition(position_family: Any, prompts: Any) -> None:
+def test_answers_and_traces_equal_the_slow_simulation(position_family: Any, prompts: Any) -> None:
     compared = accepted = rejected = unverified = 0
     drafted: set[tuple[Method, int]] = set()
     rows, methods = (
@@ -310,7 +310,7 @@ def test_answers_and_traces_are_those_of_the_definition(position_family: Any, pr
 
 
 @pytest.mark.parametrize("stops", [None, stops_somewhere], ids=["to-the-end", "stopped"])
-def test_self_speculation_is_full_depth_whatever_drafts_and_however_many(
+def test_speculative_methods_equal_full_depth_for_every_draft_setting(
     position_family: Any, prompts: Any, stops: Stops | None
 ) -> None:
     """In a batch, the rows' drafts are rejected at different places, and drafts may end an answer in every way.
@@ -332,7 +332,7 @@ def test_self_speculation_is_full_depth_whatever_drafts_and_however_many(
         assert [(g.token_ids, g.stop_reason) for g in result] == [(g.token_ids, g.stop_reason) for g in full], method
 
 
-def test_a_bound_of_0_rolls_every_draft_back_to_full_depth(position_family: Any, prompts: Any) -> None:
+def test_rollback_bound_0_gives_full_depth_tokens(position_family: Any, prompts: Any) -> None:
     rows, rejected = prompts[:N_ROWS], 0
     for stops, (exit_layer, threshold) in itertools.product([None, stops_somewhere], [(1, 0.0), (1, 0.05), (3, 0.1)]):
         method = Free(exit_layer=exit_layer, threshold=threshold, kv_policy=ROLLBACK, rollback=0.0)
@@ -342,7 +342,7 @@ def test_a_bound_of_0_rolls_every_draft_back_to_full_depth(position_family: Any,
     assert rejected > 50
 
 
-def test_a_huge_bound_is_parallel_decoding_without_verification(position_family: Any, prompts: Any) -> None:
+def test_huge_rollback_bound_equals_parallel_decoding_without_verification(position_family: Any, prompts: Any) -> None:
     rows, vocabulary, ending = prompts[:N_ROWS], position_family.checkpoint.model.vocab_size, 0
     for threshold in (0.0, 0.1, 0.3):
         plain = run(position_family, rows, Free(exit_layer=2, threshold=threshold), stops_somewhere)
@@ -361,7 +361,7 @@ def test_a_huge_bound_is_parallel_decoding_without_verification(position_family:
     assert ending, "some answers must end on drafts"
 
 
-def test_a_threshold_that_no_margin_exceeds_is_full_depth(position_family: Any, prompts: Any) -> None:
+def test_unreachable_threshold_equals_full_depth(position_family: Any, prompts: Any) -> None:
     rows = prompts[:N_ROWS]
     full = run(position_family, rows, Full())
     for policy in ("sync-parallel", "state-copy-lazy", ROLLBACK):
@@ -371,9 +371,7 @@ def test_a_threshold_that_no_margin_exceeds_is_full_depth(position_family: Any, 
         ]
 
 
-def test_a_batch_equals_its_rows_alone_with_rows_that_roll_back_at_different_places(
-    position_family: Any, prompts: Any
-) -> None:
+def test_batch_with_different_rollbacks_equals_its_rows_decoded_alone(position_family: Any, prompts: Any) -> None:
     rows, checkpoint, cut_at = prompts[:N_ROWS], endless(position_family), set()
     for method in [SPECULATIONS[2], SPECULATIONS[8], *CONFIDENT, *DYNAMIC, *ROLLBACKS]:
         together = decode(checkpoint, start(position_family, rows), parts(method), stops_somewhere)
@@ -389,7 +387,7 @@ def test_a_batch_equals_its_rows_alone_with_rows_that_roll_back_at_different_pla
 
 
 @pytest.mark.parametrize("method", [SPECULATIONS[3], SPECULATIONS[6], *CONFIDENT, *ROLLBACKS[:3]], ids=named)
-def test_the_cache_is_that_of_a_full_run_over_the_answer(position_family: Any, prompts: Any, method: Method) -> None:
+def test_cache_equals_that_of_a_full_run_over_the_answer(position_family: Any, prompts: Any, method: Method) -> None:
     """At the end, every block has the keys and values of all tokens of the answer, and of no rejected token."""
     model = position_family.checkpoint.model
     for prompt in prompts[:6]:
@@ -407,7 +405,7 @@ def test_the_cache_is_that_of_a_full_run_over_the_answer(position_family: Any, p
         torch.testing.assert_close(ours, theirs, **TOLERANCE)
 
 
-def test_rows_shift_to_a_common_end_and_room_is_made_when_longer_rows_have_ended(
+def test_dropping_common_padding_makes_cache_room_without_changing_answers(
     position_family: Any, prompts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When the cache is full, padding that all remaining rows have is dropped. A single row never needs this."""
@@ -437,7 +435,7 @@ def test_rows_shift_to_a_common_end_and_room_is_made_when_longer_rows_have_ended
 @pytest.mark.parametrize(
     "method", [SPECULATIONS[1], SPECULATIONS[8], *CONFIDENT, *DYNAMIC, *ROLLBACKS, KEEP_TAIL[1]], ids=named
 )
-def test_the_declared_work_is_what_a_flop_counter_sees(position_family: Any, prompts: Any, method: Method) -> None:
+def test_declared_flops_match_counted_flops(position_family: Any, prompts: Any, method: Method) -> None:
     """Tested on whole answers, in which drafts are accepted, are rejected, or end the answer."""
     for prompt in prompts[:1]:
         batch = start(position_family, [prompt])
@@ -467,7 +465,7 @@ class Blocks:
 
 
 @pytest.mark.parametrize("method", [SPECULATIONS[1], SPECULATIONS[8], *CONFIDENT, *ROLLBACKS, KEEP_TAIL[1]], ids=named)
-def test_positions_and_weights_read_follow_from_the_trace(
+def test_block_calls_and_positions_follow_from_the_trace(
     position_family: Any, prompts: Any, method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every position runs every block, even those of rejected drafts. Only drafts that are never verified skip blocks.
@@ -496,7 +494,7 @@ def test_positions_and_weights_read_follow_from_the_trace(
 
 
 @pytest.mark.parametrize("method", [SPECULATIONS[1], *ROLLBACKS], ids=named)
-def test_drafts_are_read_out_with_the_token_that_runs_beside_them(
+def test_drafts_share_the_lm_head_product_of_the_verifying_token(
     position_family: Any, prompts: Any, method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One product with the LM head per token, which also reads out the drafts that the token verifies.
@@ -523,7 +521,7 @@ def test_drafts_are_read_out_with_the_token_that_runs_beside_them(
 # ------------------------------------------------------------------------------------------ the rest
 
 
-def test_verified_logits_that_are_not_finite_are_named(position_family: Any, prompts: Any, monkeypatch: Any) -> None:
+def test_non_finite_verified_logits_raise_an_error(position_family: Any, prompts: Any, monkeypatch: Any) -> None:
     from exitbench.harness.engine.decoding import speculation as verification
 
     def verify(runner: Any, *rest: Any) -> Any:
@@ -537,7 +535,7 @@ def test_verified_logits_that_are_not_finite_are_named(position_family: Any, pro
         run(position_family, prompts[3:5], SelfSpeculation(exit_layer=1, drafts=1))
 
 
-def test_bfloat16_verifies_too(position_family: Any, prompts: Any) -> None:
+def test_bfloat16_decodes_with_verification(position_family: Any, prompts: Any) -> None:
     from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 
     half = load_checkpoint(position_family.folder, dtype=torch.bfloat16)
@@ -546,7 +544,7 @@ def test_bfloat16_verifies_too(position_family: Any, prompts: Any) -> None:
     assert {len(g.token_ids) for g in result} == {N_NEW}
 
 
-def test_every_method_that_verifies_is_tried_here() -> None:
+def test_every_verifying_method_is_tested_here() -> None:
     verifying = {name for name in method_names() if get_method(name)().parts(L).kv_policy.verifies}
     assert verifying <= {method.name for method in [*SPECULATIONS, *ROLLBACKS, *DYNAMIC, *LOOKED_UP]}
 
@@ -559,6 +557,6 @@ def test_every_method_that_verifies_is_tried_here() -> None:
     ],
     ids=["part-of-the-vocabulary", "sampling"],
 )
-def test_what_cannot_be_verified_is_refused(method: Method, message: str) -> None:
+def test_pruned_heads_and_sampling_are_refused_with_verification(method: Method, message: str) -> None:
     with pytest.raises(UserError, match=message):
         method.check(L)

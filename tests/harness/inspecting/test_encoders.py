@@ -22,7 +22,7 @@ def three(classifier_folder: Callable[..., Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(classifier_folder(("Bad", "So-so", "Good")), tmp_path / "three"))
 
 
-def test_a_shipped_classifier_takes_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
+def test_report_of_a_bundled_classifier_fits_one_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", "builtin-encoder-joint"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 48 and max(map(len, lines[1:])) <= 100
@@ -34,7 +34,7 @@ def test_a_shipped_classifier_takes_one_screen(capsys: pytest.CaptureFixture[str
     assert "adainfer, calm-classifier, mee-lstm, mee-mlp3: it is fitted on the model's own head" in said
 
 
-def test_off_ramps_are_told_and_all_comes_as_json(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_off_ramps_are_listed_in_text_and_json(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
     draw = torch.Generator().manual_seed(1)
     save_off_ramps(three / OFF_RAMPS_FILE, "linear", new_off_ramps("linear", (1, 3), 16, 3, draw))
     assert main(["inspect", str(three)]) == 0
@@ -45,13 +45,13 @@ def test_off_ramps_are_told_and_all_comes_as_json(three: Path, capsys: pytest.Ca
     assert (output["shape"]["blocks"], output["shape"]["labels"]) == (4, ["Bad", "So-so", "Good"])
 
 
-def test_a_regression_refuses_gates_of_labels(classifier_folder: Callable[..., Path]) -> None:
+def test_regression_model_refuses_gates_on_label_probabilities(classifier_folder: Callable[..., Path]) -> None:
     methods = {one.method: one.why_not for one in inspect_classifier(classifier_folder(("LABEL_0",))).methods}
     assert methods["pabee"] is None and methods["static"] is None
     assert methods["max-prob"] is not None and "regression" in methods["max-prob"]
 
 
-def test_what_keeps_it_from_being_run_is_told_on_one_screen(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reasons_why_a_classifier_cannot_be_run_are_listed(three: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (three / "tokenizer.json").unlink()
     draw = torch.Generator().manual_seed(1)
     save_off_ramps(three / OFF_RAMPS_FILE, "linear", new_off_ramps("linear", (1, 3), 8, 3, draw))

@@ -99,7 +99,7 @@ def shipped(shipped_folder: Path) -> Inspection:
     return inspect_folder(shipped_folder, context=CONTEXT)
 
 
-def test_sizes_are_those_of_the_files(shipped: Inspection, shipped_folder: Path) -> None:
+def test_sizes_equal_those_of_the_weight_files(shipped: Inspection, shipped_folder: Path) -> None:
     weights, heads = (shipped_folder / name for name in ("model.safetensors", "exit_heads.safetensors"))
     assert shipped.stored is not None and shipped.shape is not None and shipped.exit_heads is not None
     assert shipped.stored.files == ("model.safetensors",)
@@ -114,7 +114,7 @@ def test_sizes_are_those_of_the_files(shipped: Inspection, shipped_folder: Path)
     assert (shipped.exit_heads.kind, shipped.exit_heads.blocks) == ("linear", (2, 4, 6))
 
 
-def test_a_model_that_lacks_nothing(shipped: Inspection, shipped_folder: Path) -> None:
+def test_complete_model_runs_on_both_engines_with_every_method(shipped: Inspection, shipped_folder: Path) -> None:
     config = json.loads((shipped_folder / "config.json").read_text())
     assert (shipped.family, shipped.lacks, shipped.convert) == (config["model_type"], (), None)
     assert [(tried.engine, tried.why_not, tried.is_proved) for tried in shipped.engines] == [
@@ -127,7 +127,7 @@ def test_a_model_that_lacks_nothing(shipped: Inspection, shipped_folder: Path) -
     assert all(gate.why_not is None for gate in (shipped.work.methods if shipped.work else ()))
 
 
-def test_work_is_that_of_the_formulas(shipped: Inspection, shipped_folder: Path) -> None:
+def test_work_equals_hand_computed_bytes_and_flops(shipped: Inspection, shipped_folder: Path) -> None:
     config = json.loads((shipped_folder / "config.json").read_text())
     d, inner, v = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     matrices = r"model\.layers\.0\..*proj\.weight"
@@ -155,7 +155,7 @@ def test_work_is_that_of_the_formulas(shipped: Inspection, shipped_folder: Path)
     assert (rerun.bytes_share, rerun.flops_share) == (0, config["num_hidden_layers"])
 
 
-def test_what_gates_read_is_seen_as_they_read(shipped: Inspection) -> None:
+def test_gate_inputs_and_fits_are_detected(shipped: Inspection) -> None:
     def told(name: str) -> tuple[str, bool]:
         gate = method_of(shipped, name)
         return gate.reads, gate.is_fitted
@@ -173,7 +173,7 @@ def test_what_gates_read_is_seen_as_they_read(shipped: Inspection) -> None:
     assert twice > once  # reads an earlier block's logits again
 
 
-def test_an_encoder_decoder(checkpoint: Path) -> None:
+def test_encoder_decoder_sizes_and_work_are_reported(checkpoint: Path) -> None:
     result = inspect_folder(checkpoint, context=CONTEXT)
     weights = checkpoint / "model.safetensors"
     shape, work = result.shape, result.work
@@ -192,7 +192,7 @@ def test_an_encoder_decoder(checkpoint: Path) -> None:
     assert "trained exit heads" in str(method_of(result, "heads").why_not)
 
 
-def test_a_decoder_only_model_with_few_positions(causal_model: Path) -> None:
+def test_context_is_limited_by_the_models_positions(causal_model: Path) -> None:
     result = inspect_folder(causal_model)
     assert result.shape is not None and result.work is not None
     assert (result.shape.encoder_blocks, result.shape.decoder_blocks, result.shape.positions) == (0, 3, 58)
@@ -204,7 +204,7 @@ def test_a_decoder_only_model_with_few_positions(causal_model: Path) -> None:
         inspect_folder(causal_model, context=59)
 
 
-def test_a_head_of_its_own_is_counted(tmp_path: Path) -> None:
+def test_untied_lm_head_is_counted(tmp_path: Path) -> None:
     reference = transformers.T5ForConditionalGeneration(transformers.T5Config(**T5, tie_word_embeddings=False))
     reference.config.tie_word_embeddings = False  # the constructor only stops scaling
     reference.lm_head.weight = torch.nn.Parameter(torch.randn_like(reference.shared.weight))
@@ -218,7 +218,7 @@ def test_a_head_of_its_own_is_counted(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------------------------------- the hosted engine
 
 
-def test_a_hosted_model_is_loaded_and_proved(counted: Inspection, gemma2: Path) -> None:
+def test_model_of_an_unknown_family_is_verified_on_the_hosted_engine(counted: Inspection, gemma2: Path) -> None:
     hosted, lean = counted.engines
     assert (hosted.engine, hosted.why_not, hosted.is_proved) == ("hosted", None, True)
     assert lean.why_not is not None
@@ -231,7 +231,7 @@ def test_a_hosted_model_is_loaded_and_proved(counted: Inspection, gemma2: Path) 
     assert counted.work.kv_per_token == 2 * (2 * 8) * 4
 
 
-def test_choices_that_the_engine_refuses_are_told(counted: Inspection) -> None:
+def test_choices_the_engine_refuses_are_listed_by_reason(counted: Inspection) -> None:
     """A soft cap rules out pruned heads, which read single rows of the head. The model's masks rule out eviction."""
     assert counted.work is not None
     by_reason = counted.work.refused_choices
@@ -241,7 +241,7 @@ def test_choices_that_the_engine_refuses_are_told(counted: Inspection) -> None:
     assert masks == ("kv_policy = evict",) and len(by_reason) == 2
 
 
-def test_what_does_not_fit_into_memory_is_told_by_its_configuration(
+def test_model_that_exceeds_memory_is_inspected_by_its_configuration(
     counted: Inspection, gemma2: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inspection, "available_bytes", lambda device: 4 * numel_of(gemma2 / "model.safetensors"))
@@ -256,7 +256,7 @@ def test_what_does_not_fit_into_memory_is_told_by_its_configuration(
     assert method_of(result, "calm-softmax").bytes_share == method_of(counted, "calm-softmax").bytes_share
 
 
-def test_a_model_that_no_engine_runs_is_told_as_far_as_its_configuration_goes(tmp_path: Path) -> None:
+def test_unsupported_architecture_is_inspected_by_its_configuration(tmp_path: Path) -> None:
     config = transformers.MambaConfig(vocab_size=100, hidden_size=16, num_hidden_layers=3, state_size=4)
     transformers.MambaForCausalLM(config).save_pretrained(tmp_path)
     result = inspect_folder(tmp_path)
@@ -279,7 +279,7 @@ class Trap:
         return os.mkdir, (str(self.path),)
 
 
-def test_a_pickle_is_not_opened(causal_model: Path, tmp_path: Path) -> None:
+def test_pickled_weights_are_not_opened(causal_model: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(causal_model, tmp_path / "model")
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
@@ -296,7 +296,7 @@ def test_a_pickle_is_not_opened(causal_model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_tokenizer", [True, False])
-def test_the_command_told_converts_a_pickle(causal_model: Path, tmp_path: Path, has_tokenizer: bool) -> None:
+def test_printed_command_converts_pickled_weights(causal_model: Path, tmp_path: Path, has_tokenizer: bool) -> None:
     folder = tmp_path / 'it\'s "mine"'
     folder.mkdir()
     reference = transformers.GPT2LMHeadModel.from_pretrained(causal_model)
@@ -316,7 +316,7 @@ def test_the_command_told_converts_a_pickle(causal_model: Path, tmp_path: Path, 
     assert result.shape == inspect_folder(causal_model).shape
 
 
-def test_a_tokenizer_that_is_missing_is_the_only_thing_told(causal_model: Path, tmp_path: Path) -> None:
+def test_missing_tokenizer_is_the_only_problem_reported(causal_model: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(causal_model, tmp_path / "model")
     for path in folder.glob("*token*"):
         path.unlink()
@@ -327,7 +327,7 @@ def test_a_tokenizer_that_is_missing_is_the_only_thing_told(causal_model: Path, 
     assert result.engines[0].why_not is None
 
 
-def test_a_tokenizer_of_another_model_is_told(causal_model: Path, tmp_path: Path) -> None:
+def test_tokenizer_with_ids_beyond_the_embedding_is_reported(causal_model: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(causal_model, tmp_path / "model")
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     last = max(tokenizer["model"]["vocab"].values())
@@ -337,9 +337,7 @@ def test_a_tokenizer_of_another_model_is_told(causal_model: Path, tmp_path: Path
     assert f"the tokenizer has ids up to {last + 1}" in message
 
 
-def test_quantised_weights_are_told_in_the_loaders_words_and_the_rest_by_config(
-    causal_model: Path, tmp_path: Path
-) -> None:
+def test_quantised_weights_are_reported_and_the_shape_comes_from_the_config(causal_model: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(causal_model, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "gptq"}}))
@@ -350,7 +348,7 @@ def test_quantised_weights_are_told_in_the_loaders_words_and_the_rest_by_config(
     assert result.stored is not None
 
 
-def test_weights_that_do_not_fit_the_configuration_are_told(causal_model: Path, tmp_path: Path) -> None:
+def test_weights_that_contradict_the_configuration_are_reported(causal_model: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(causal_model, tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "n_layer": 7}))
@@ -360,7 +358,7 @@ def test_weights_that_do_not_fit_the_configuration_are_told(causal_model: Path, 
     assert result.stored.numel == numel_of(causal_model / "model.safetensors")
 
 
-def test_a_family_that_nobody_knows(causal_model: Path, tmp_path: Path) -> None:
+def test_unknown_model_type_is_reported(causal_model: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(causal_model, tmp_path / "model")
     (folder / "config.json").write_text('{"model_type": "nobody"}')
     result = inspect_folder(folder)
@@ -369,7 +367,7 @@ def test_a_family_that_nobody_knows(causal_model: Path, tmp_path: Path) -> None:
     assert result.stored is not None
 
 
-def test_what_is_no_checkpoint_is_refused(tmp_path: Path) -> None:
+def test_folder_without_a_valid_config_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="not a Hugging Face checkpoint folder"):
         inspect_folder(tmp_path)
     (tmp_path / "config.json").write_text("[")

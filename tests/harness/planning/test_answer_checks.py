@@ -41,7 +41,7 @@ def refused(call: Callable[[], Any]) -> str:
     return message
 
 
-def test_what_fits_is_planned(plan: Callable[..., Plan]) -> None:
+def test_classifier_with_matching_labels_is_planned(plan: Callable[..., Plan]) -> None:
     (group,) = plan(THREE, POLARITY).groups
     assert {planned.item.cell.model.kind for planned in group.cells} == {"encoder"}
     assert {planned.item.cell.engine for planned in group.cells} == {"hosted"}
@@ -55,41 +55,41 @@ def test_what_fits_is_planned(plan: Callable[..., Plan]) -> None:
         (THREE, RATING, "a number (regression), and the model gives one of 3 labels"),
     ],
 )
-def test_other_labels_than_the_tasks_are_refused(
+def test_labels_that_differ_from_the_tasks_are_refused(
     labels: tuple[str, ...], task: str, message: str, plan: Callable[..., Plan]
 ) -> None:
     assert message in refused(lambda: plan(labels, task))
 
 
 @pytest.mark.parametrize("method", ["entropy", "max-prob", "deebert", "fastbert", "oracle", "patience"])
-def test_a_regression_under_a_gate_that_needs_labels_is_refused(method: str, plan: Callable[..., Plan]) -> None:
+def test_regression_with_a_gate_that_needs_labels_is_refused(method: str, plan: Callable[..., Plan]) -> None:
     message = refused(lambda: plan(NUMBER, RATING, f'method = "{method}"'))
     assert f"{method!r} cannot be run on 'one': its gate needs labels to choose from" in message
 
 
 @pytest.mark.parametrize("method", ["static", "random", "pabee", "calm-saturation"])
-def test_a_regression_under_other_gates_is_planned(method: str, plan: Callable[..., Plan]) -> None:
+def test_regression_with_gates_without_labels_is_planned(method: str, plan: Callable[..., Plan]) -> None:
     assert plan(NUMBER, RATING, f'method = "{method}"').groups[0].cells
 
 
-def test_chance_goes_as_deep_as_the_model(plan: Callable[..., Plan]) -> None:
+def test_random_exit_depth_is_limited_by_the_model(plan: Callable[..., Plan]) -> None:
     (group,) = plan(THREE, POLARITY, 'method = "random"\ngrid = { mean_exit = [3.5] }').groups
     assert [planned.item.cell.method.params["mean_exit"] for planned in group.cells if "random" in planned.item.label]
     too_deep = refused(lambda: plan(THREE, POLARITY, 'method = "random"\ngrid = { mean_exit = [4.5] }'))
     assert "random.mean_exit = 4.5 is above the model's depth; allowed: between 1 and 4" in too_deep
 
 
-def test_texts_are_not_asked_of_a_classifier(plan: Callable[..., Plan]) -> None:
+def test_text_generation_task_is_refused_for_a_classifier(plan: Callable[..., Plan]) -> None:
     squad = 'task = { task = "squad", source = "builtin", limit = 2'
     assert "requires texts, and model 'one' is a classifier" in refused(lambda: plan(THREE, squad))
 
 
-def test_labels_are_not_asked_of_a_model_that_generates(plan: Callable[..., Plan], checkpoint: Path) -> None:
+def test_classification_task_is_refused_for_a_generating_model(plan: Callable[..., Plan], checkpoint: Path) -> None:
     assert "model 'one' generates text" in refused(lambda: plan(checkpoint, POLARITY))
 
 
 @pytest.mark.parametrize("kind", ["probe", "replay", "scores"])
-def test_kinds_of_cells_of_decoders_are_refused(kind: str, plan: Callable[..., Plan]) -> None:
+def test_decoder_only_cell_kinds_are_refused_for_a_classifier(kind: str, plan: Callable[..., Plan]) -> None:
     message = refused(lambda: plan(THREE, POLARITY, f'method = "max-prob"\nkinds = ["{kind}"]'))
     assert "is for models that generate" in message and "allowed kinds: quality, timing, fit" in message
 
@@ -103,22 +103,24 @@ def test_kinds_of_cells_of_decoders_are_refused(kind: str, plan: Callable[..., P
         ('method = "static"\ngrid = { exit_layer = [5] }', "static.exit_layer = 5 is above the depth"),
     ],
 )
-def test_methods_that_need_a_decoder_are_refused(sweep: str, message: str, plan: Callable[..., Plan]) -> None:
+def test_methods_that_need_a_decoder_are_refused_for_a_classifier(
+    sweep: str, message: str, plan: Callable[..., Plan]
+) -> None:
     assert message in refused(lambda: plan(THREE, POLARITY, sweep))
 
 
-def test_what_is_fitted_on_the_models_own_head_is_refused(plan: Callable[..., Plan]) -> None:
+def test_methods_fitted_on_the_lm_head_are_refused_for_a_classifier(plan: Callable[..., Plan]) -> None:
     also = ', train_files = { data = "polarity-train.tsv" }'
     message = refused(lambda: plan(THREE, POLARITY, 'method = "calm-classifier"', also))
     assert "is fitted on the model's own head" in message
 
 
 @pytest.mark.parametrize("setting", ["max_new_tokens = 3", 'stop = ["."]', "chat_template = true", "min_length = 2"])
-def test_settings_of_answers_do_not_go_with_labels(setting: str, plan: Callable[..., Plan]) -> None:
+def test_generation_settings_are_refused_for_classification_tasks(setting: str, plan: Callable[..., Plan]) -> None:
     message = refused(lambda: plan(THREE, POLARITY, also=f", {setting}"))
     assert "goes with tasks whose answers are generated" in message and setting.split()[0] in message
 
 
-def test_a_longest_input_is_part_of_what_is_asked(plan: Callable[..., Plan]) -> None:
+def test_max_prompt_tokens_is_part_of_the_identity(plan: Callable[..., Plan]) -> None:
     (group,) = plan(THREE, POLARITY, also=', max_prompt_tokens = 9, truncate = "left"').groups
     assert group.cells[0].item.cell.identity["generation"]["max_prompt_tokens"] == 9

@@ -100,13 +100,15 @@ SHARING = ["an old man", "the girl reads", "a red car", "a blue car"]
     ids=["fitted", "calibrated", "all three", "calibrated on what is fitted on", "generated"],
 )
 @pytest.mark.usefixtures("write_lines")
-def test_documents_with_two_uses_are_refused(planner: Planner, task: str, sweeps: str, says: str) -> None:
+def test_documents_shared_between_fit_calibration_and_measurement_are_refused(
+    planner: Planner, task: str, sweeps: str, says: str
+) -> None:
     with pytest.raises(UserError) as caught:
         planner(task, sweeps)
     assert f"small.toml:10: [tasks.lines]: {says}" in str(caught.value)
 
 
-def test_an_overlap_is_told_on_one_screen(
+def test_overlap_message_lists_the_shared_documents(
     suite: Writer,
     data_dir: Path,
     tmp_path: Path,
@@ -137,11 +139,11 @@ def test_an_overlap_is_told_on_one_screen(
     ids=["files", "generated"],
 )
 @pytest.mark.usefixtures("write_lines")
-def test_documents_that_are_apart_are_planned(planner: Planner, task: str) -> None:
+def test_disjoint_documents_are_planned(planner: Planner, task: str) -> None:
     assert set(planner(task, FITTED, CLASSIFIER)) == {"quality", "fit", "calibration"}
 
 
-def test_what_is_shared_is_left_out_and_counted(
+def test_drop_shared_omits_and_counts_shared_documents(
     planner: Planner,
     write_lines: WriteLines,
     data_dir: Path,
@@ -168,7 +170,7 @@ def test_what_is_shared_is_left_out_and_counted(
         assert [row["value"] for row in rows if row["metric"] == "documents_shared"] == [2]
 
 
-def test_leaving_out_keeps_the_limit_and_changes_no_cell_where_nothing_is_shared(
+def test_drop_shared_keeps_the_document_limit_and_ids_without_overlap(
     planner: Planner, write_lines: WriteLines, data_dir: Path
 ) -> None:
     sweeps = (FITTED, "[fit]\ndocuments = 2\n")
@@ -182,7 +184,7 @@ def test_leaving_out_keeps_the_limit_and_changes_no_cell_where_nothing_is_shared
 
 
 @pytest.mark.usefixtures("write_lines")
-def test_leaving_everything_out_is_refused(planner: Planner) -> None:
+def test_drop_shared_that_leaves_no_document_is_refused(planner: Planner) -> None:
     with pytest.raises(UserError, match=r"\[tasks\.lines\]: wmt-en-fr: all 4 documents of text\.en and text\.fr have"):
         planner(local("text", "", "drop_shared = true"), FITTED)
 
@@ -227,7 +229,7 @@ VALIDATION = 'split = "validation"'
     ids=["none named", "unknown", "unknown test", "shared", "shared part", "shared with the fit"],
 )
 @pytest.mark.usefixtures("hub_data")
-def test_splits_of_a_hub_that_are_not_there_or_not_apart_are_refused(
+def test_missing_or_overlapping_hub_splits_are_refused(
     planner: Planner, keys: tuple[str, ...], sweeps: str, says: str
 ) -> None:
     with pytest.raises(UserError) as caught:
@@ -237,7 +239,7 @@ def test_splits_of_a_hub_that_are_not_there_or_not_apart_are_refused(
 
 
 @pytest.mark.usefixtures("hub_data")
-def test_a_hub_source_names_its_splits(planner: Planner) -> None:
+def test_hub_splits_are_selected_by_name(planner: Planner) -> None:
     planned = planner(
         hub(VALIDATION, 'train_split = "train[:2]"', 'calibration_split = "train[2:3]"'), FITTED, CLASSIFIER
     )
@@ -251,7 +253,7 @@ def test_a_hub_source_names_its_splits(planner: Planner) -> None:
 
 
 @pytest.mark.usefixtures("hub_data")
-def test_an_automatic_source_is_the_files_if_they_are_there_and_else_the_hub(suite: Writer, tmp_path: Path) -> None:
+def test_auto_source_uses_local_files_or_else_the_hub(suite: Writer, tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir(exist_ok=True)
 
@@ -270,6 +272,6 @@ def test_an_automatic_source_is_the_files_if_they_are_there_and_else_the_hub(sui
 
 
 @pytest.mark.parametrize("key", ["train_split", "calibration_split"])
-def test_names_of_splits_go_with_a_hub_only(suite: Writer, key: str) -> None:
+def test_split_names_are_refused_without_a_hub_source(suite: Writer, key: str) -> None:
     with pytest.raises(UserError, match=rf'small\.toml:10: .*{key}: goes with source = "hub" or "auto" only'):
         load_suite(suite(local("", "", f'{key} = "train"')))

@@ -128,7 +128,7 @@ OF_SUITES = {
 
 
 @pytest.mark.parametrize(("before", "after", "line", "says"), OF_SUITES.values(), ids=OF_SUITES.keys())
-def test_a_mistake_in_a_suite(
+def test_mistake_in_a_suite_is_reported_with_its_line(
     refused: Refused, tmp_path: Path, before: str, after: str, line: int | None, says: str
 ) -> None:
     assert SUITE.count(before) == 1
@@ -140,14 +140,14 @@ def test_a_mistake_in_a_suite(
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# nothing\n", "schema = 1\n"])
-def test_an_empty_suite_says_what_is_missing(refused: Refused, tmp_path: Path, text: str) -> None:
+def test_empty_suite_message_names_the_missing_key(refused: Refused, tmp_path: Path, text: str) -> None:
     (tmp_path / "s.toml").write_text(text)
     message = refused("plan", "s.toml")
     assert message.startswith("exitbench: s.toml:1: ") and ": :" not in message
     assert "is missing" in message or "at least one is needed" in message
 
 
-def test_device_cuda_needs_a_gpu_to_run_here(
+def test_device_cuda_without_a_gpu_can_be_planned_but_not_run(
     refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
@@ -222,7 +222,7 @@ OF_ARGUMENTS = {
 
 
 @pytest.mark.parametrize(("arguments", "says"), OF_ARGUMENTS.values(), ids=OF_ARGUMENTS.keys())
-def test_a_mistake_in_arguments(refused: Refused, arguments: list[str], says: str) -> None:
+def test_invalid_command_line_arguments_are_refused(refused: Refused, arguments: list[str], says: str) -> None:
     message = refused(*arguments)
     assert says in message
     assert "'_cell'" not in message and "usage:" not in message

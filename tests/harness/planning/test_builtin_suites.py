@@ -12,7 +12,7 @@ from exitbench.harness.training import load_recipe
 SETTINGS = ("seed", "device", "dtype", "batch_size", "batch_rows", "fit_documents", "timing")
 
 
-def test_every_cell_of_the_first_run_is_one_of_the_full_suite() -> None:
+def test_every_cell_of_builtin_is_also_in_builtin_full() -> None:
     part, full = load_suite("builtin"), load_suite("builtin-full")
     assert {draft.label for draft in expand(part, None)} < {draft.label for draft in expand(full, None)}
     assert {entry.name: entry.recipe for entry in part.models} == {e.name: e.recipe for e in full.models}
@@ -22,7 +22,7 @@ def test_every_cell_of_the_first_run_is_one_of_the_full_suite() -> None:
         assert getattr(part, name) == getattr(full, name), name
 
 
-def test_the_first_run_measures_enough_to_tell_methods_apart() -> None:
+def test_builtin_measures_enough_documents_and_timings_to_compare_methods() -> None:
     suite = load_suite("builtin")
     assert all(entry.data.limit is not None and entry.data.limit >= 200 for entry in suite.tasks)
     assert suite.timing.documents >= 20
@@ -33,7 +33,7 @@ def test_the_first_run_measures_enough_to_tell_methods_apart() -> None:
 
 
 @pytest.mark.parametrize("kind", ["quality", "probe"])
-def test_three_trainings_of_one_model_differ_in_their_seed_only(kind: str) -> None:
+def test_builtin_seeds_recipes_differ_only_in_their_seed(kind: str) -> None:
     suite = load_suite("builtin-seeds")
     recipes = [load_recipe(entry.recipe or "") for entry in suite.models]
     assert [recipe.seed for recipe in recipes] == [0, 1, 2]

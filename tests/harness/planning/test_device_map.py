@@ -65,7 +65,7 @@ def cells(plan: Plan) -> list[Cell]:
     return [group.cells[0].item.cell for group in plan.groups]
 
 
-def test_a_map_is_planned_said_and_asked(planned: Planned) -> None:
+def test_device_map_is_planned_and_part_of_the_identity(planned: Planned) -> None:
     first = depth(planned("")) - 1
     plan = planned(f'device_map = {{ "cuda:0" = {first}, "cuda:1" = 1 }}', "cuda")
     usual, spread = cells(plan)
@@ -78,7 +78,7 @@ def test_a_map_is_planned_said_and_asked(planned: Planned) -> None:
     assert Cell.from_json(json.loads(json.dumps(spread.to_json()))) == spread
 
 
-def test_auto_shares_by_the_gpus_memory(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_device_map_splits_blocks_by_gpu_memory(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda index: type("Gpu", (), {"total_memory": (1 + index) * 2**33})
@@ -104,19 +104,19 @@ def test_auto_shares_by_the_gpus_memory(planned: Planned, monkeypatch: pytest.Mo
         ('device_map = "auto"', "shares blocks among GPUs; the suite's device is cpu"),
     ],
 )
-def test_what_cannot_be_is_refused(planned: Planned, options: str, message: str) -> None:
+def test_invalid_device_maps_are_refused(planned: Planned, options: str, message: str) -> None:
     with pytest.raises(UserError) as raised:
         planned(options)
     assert message in str(raised.value) and "suite.toml" in str(raised.value)
 
 
-def test_a_gpu_that_is_not_there_is_told_before_anything_runs() -> None:
+def test_device_map_with_a_missing_gpu_is_refused() -> None:
     require_gpus("suite.toml:5", (("cuda:0", 1), ("cuda:1", 1)), 2)
     with pytest.raises(UserError, match="names cuda:1; torch sees 1 GPUs here"):
         require_gpus("suite.toml:5", (("cuda:0", 1), ("cuda:1", 1)), 1)
 
 
-def test_a_run_says_where_its_blocks_were(planned: Planned, tmp_path: Path) -> None:
+def test_device_map_is_stored_with_the_run(planned: Planned, tmp_path: Path) -> None:
     plan = planned(f"device_map = {{ cpu = {depth(planned(''))} }}")
     group = plan.groups[1]
     assert group.folder is not None

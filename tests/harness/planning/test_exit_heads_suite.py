@@ -71,7 +71,7 @@ def planner(folder: Path, tmp_path: Path) -> Planner:
     return plan
 
 
-def test_a_checkpoint_without_heads_is_refused_before_anything_runs(planner: Planner) -> None:
+def test_checkpoint_without_exit_heads_is_refused_at_planning(planner: Planner) -> None:
     with pytest.raises(UserError) as caught:
         planner()
     message = str(caught.value)
@@ -80,7 +80,7 @@ def test_a_checkpoint_without_heads_is_refused_before_anything_runs(planner: Pla
     assert message.endswith("The model is 'tiny'.")
 
 
-def test_the_command_line_says_so_and_exits_with_2(
+def test_plan_without_exit_heads_exits_with_2(
     planner: Planner, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(UserError):
@@ -90,7 +90,7 @@ def test_the_command_line_says_so_and_exits_with_2(
     assert "needs a checkpoint with trained exit heads" in printed and "Traceback" not in printed
 
 
-def test_a_head_that_the_checkpoint_does_not_have_is_refused(planner: Planner, folder: Path) -> None:
+def test_exit_block_without_a_head_is_refused(planner: Planner, folder: Path) -> None:
     write_heads(folder)
     planner("grid = { exit_blocks = [[1], [1, 3]] }")
     with pytest.raises(
@@ -99,7 +99,7 @@ def test_a_head_that_the_checkpoint_does_not_have_is_refused(planner: Planner, f
         planner("grid = { exit_blocks = [[2]] }")
 
 
-def test_other_heads_are_another_model(planner: Planner, folder: Path) -> None:
+def test_other_exit_heads_change_the_cell_ids(planner: Planner, folder: Path) -> None:
     results = []
     for blocks in ((1, 3), (2,)):
         write_heads(folder, blocks)
@@ -108,7 +108,9 @@ def test_other_heads_are_another_model(planner: Planner, folder: Path) -> None:
     assert results[0].isdisjoint(results[1])
 
 
-def test_cells_with_heads_run(planner: Planner, folder: Path, tmp_path: Path) -> None:
+def test_quality_replay_scores_and_fit_cells_with_exit_heads_succeed(
+    planner: Planner, folder: Path, tmp_path: Path
+) -> None:
     write_heads(folder)
     plan = planner('grid = { threshold = [0.4], rule = ["constant", "epsilon"] }', '"quality", "replay"')
     (group,) = plan.groups

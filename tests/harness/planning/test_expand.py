@@ -82,7 +82,7 @@ def names(drafts: list[CellTemplate]) -> list[str]:
     return [draft.label.removeprefix("tiny/lines/") for draft in drafts]
 
 
-def test_a_method_is_made_once_from_the_suite_and_kept(whole_suite: Writer) -> None:
+def test_method_objects_are_created_once_per_suite_point(whole_suite: Writer) -> None:
     suite = load_suite(whole_suite(CLASSIFIER, CALIBRATED))
     points = [*suite.sweeps[0].points, *suite.calibrations[0].points]
     kinds = ("timing", "quality", "replay", "calibration")
@@ -91,7 +91,7 @@ def test_a_method_is_made_once_from_the_suite_and_kept(whole_suite: Writer) -> N
     assert {id(draft.method) for draft in drafts} == {id(point.method) for point in points}
 
 
-def test_what_others_need_runs_first_and_timing_last(drafted: Callable[..., list[CellTemplate]]) -> None:
+def test_required_cells_come_first_and_timing_cells_last(drafted: Callable[..., list[CellTemplate]]) -> None:
     assert names(drafted(CLASSIFIER, CALIBRATED)) == [
         "full/quality",
         "calm-classifier/fit",
@@ -107,7 +107,7 @@ def test_what_others_need_runs_first_and_timing_last(drafted: Callable[..., list
     ]
 
 
-def test_a_sweep_is_timed_on_the_tasks_that_it_names(whole_suite: Writer) -> None:
+def test_timed_tasks_limits_the_timing_cells_of_a_sweep(whole_suite: Writer) -> None:
     path = whole_suite('[[sweep]]\nmethod = "static"\ntimed_tasks = ["lines"]\n')
     (task,) = [line for line in path.read_text().splitlines() if line.startswith("lines = ")]
     path.write_text(path.read_text().replace(task, f"{task}\n{task.replace('lines = ', 'others = ', 1)}"))
@@ -119,7 +119,7 @@ def test_a_sweep_is_timed_on_the_tasks_that_it_names(whole_suite: Writer) -> Non
     ]
 
 
-def test_a_model_is_asked_the_tasks_that_it_names_and_another_all_of_them(write_suite: Writer) -> None:
+def test_model_tasks_key_limits_the_tasks_of_a_model(write_suite: Writer) -> None:
     path = write_suite()
     text = path.read_text()
     model = text[text.index("[models.tiny]") : text.index("[tasks]")]
@@ -138,11 +138,11 @@ def test_a_model_is_asked_the_tasks_that_it_names_and_another_all_of_them(write_
         load_suite(path)
 
 
-def test_a_replay_that_a_probe_can_score_asks_for_no_scores(drafted: Callable[..., list[CellTemplate]]) -> None:
+def test_replay_scored_from_the_probe_needs_no_scores_cell(drafted: Callable[..., list[CellTemplate]]) -> None:
     assert names(drafted(MARGIN)) == ["full/quality", "full/probe", "calm-softmax:threshold=0.3/replay"]
 
 
-def test_a_pruned_head_is_scored_without_a_fit(drafted: Callable[..., list[CellTemplate]]) -> None:
+def test_pruned_head_needs_a_scores_cell_but_no_fit(drafted: Callable[..., list[CellTemplate]]) -> None:
     pruned = MARGIN.replace("query", 'grid = { head = ["pruned-fixed"] }\nquery')
     assert names(drafted(pruned)) == [
         "full/quality",
@@ -152,7 +152,7 @@ def test_a_pruned_head_is_scored_without_a_fit(drafted: Callable[..., list[CellT
     ]
 
 
-def test_cells_know_what_they_compute_from(planner: Planner) -> None:
+def test_cells_depend_on_their_fit_probe_and_scores(planner: Planner) -> None:
     cells = planner(CLASSIFIER + CALIBRATED)
     full, fit, probe, scores = (
         cells[name].cell_id for name in ("full/quality", "calm-classifier/fit", "full/probe", "calm-classifier/scores")
@@ -169,14 +169,14 @@ def test_cells_know_what_they_compute_from(planner: Planner) -> None:
     assert calibration.calibration.held_out_sha256 == cells["full/quality"].task.data_sha256
 
 
-def test_a_threshold_changes_neither_fit_nor_scores(planner: Planner) -> None:
+def test_threshold_does_not_change_the_fit_and_scores_ids(planner: Planner) -> None:
     before, after = planner(CLASSIFIER), planner(CLASSIFIER.replace("0.3, 0.7", "0.1"))
     for shared in ("calm-classifier/fit", "calm-classifier/scores"):
         assert before[shared].cell_id == after[shared].cell_id
     assert "threshold" not in before["calm-classifier/fit"].method.params
 
 
-def test_another_network_is_another_fit_and_all_that_depends_on_it(planner: Planner) -> None:
+def test_each_classifier_network_has_its_fit_and_scores_cells(planner: Planner) -> None:
     cells = planner(CLASSIFIER.replace("query", 'grid = { network = ["linear", "mlp"] }\nquery'))
     assert [name for name in cells if name.endswith(("fit", "scores"))] == [
         "calm-classifier/fit",
@@ -188,7 +188,7 @@ def test_another_network_is_another_fit_and_all_that_depends_on_it(planner: Plan
     assert (linear, mlp) == (cells["calm-classifier/fit"].cell_id, cells["calm-classifier:network=mlp/fit"].cell_id)
 
 
-def test_rule_epsilon_makes_its_own_fit_even_where_the_gate_has_none(planner: Planner) -> None:
+def test_epsilon_rule_adds_a_fit_for_an_unfitted_gate(planner: Planner) -> None:
     fitted = MARGIN.replace("threshold = [0.3]", 'rule = ["epsilon"], epsilon = [0.9, 0.95]')
     cells = planner(fitted)
     fits = {name: cell for name, cell in cells.items() if cell.kind == "fit"}
@@ -197,7 +197,7 @@ def test_rule_epsilon_makes_its_own_fit_even_where_the_gate_has_none(planner: Pl
     assert {cell.fit_cell_id for cell in cells.values() if cell.kind == "replay"} == {c.cell_id for c in fits.values()}
 
 
-def test_rule_epsilon_on_a_trained_gate_leaves_the_scores_as_they_were(planner: Planner) -> None:
+def test_epsilon_rule_on_a_fitted_gate_does_not_change_its_scores_cell(planner: Planner) -> None:
     cells = planner(CLASSIFIER.replace("threshold = [0.3, 0.7]", 'rule = ["constant", "epsilon"]'))
     assert len([cell for cell in cells.values() if cell.kind == "fit"]) == 2
     (scores,) = (cell for cell in cells.values() if cell.kind == "scores")
@@ -205,7 +205,7 @@ def test_rule_epsilon_on_a_trained_gate_leaves_the_scores_as_they_were(planner: 
     assert {cell.scores_cell_id for cell in cells.values() if cell.kind == "replay"} == {scores.cell_id}
 
 
-def test_other_training_documents_change_the_fit_and_what_depends_on_it(planner: Planner, split_data: Path) -> None:
+def test_other_training_documents_change_the_fit_and_its_dependents(planner: Planner, split_data: Path) -> None:
     before = planner(CLASSIFIER + MARGIN)
     (split_data / "train.fr").write_text("un\ndeux\ntrois\n")
     after = planner(CLASSIFIER + MARGIN)
@@ -214,7 +214,7 @@ def test_other_training_documents_change_the_fit_and_what_depends_on_it(planner:
     assert len(changed) == 8
 
 
-def test_other_calibration_documents_change_the_calibration_only(planner: Planner, split_data: Path) -> None:
+def test_other_calibration_documents_change_only_the_calibration(planner: Planner, split_data: Path) -> None:
     before = planner(CLASSIFIER + CALIBRATED)
     (split_data / "calibration.fr").write_text("un\ndeux\ntrois\n")
     after = planner(CLASSIFIER + CALIBRATED)
@@ -234,7 +234,7 @@ def test_other_calibration_documents_change_the_calibration_only(planner: Planne
         (None, ("calibration",), ["fit", "hoeffding-bentkus,levels=0.9;0.5,documents=100/calibration"]),
     ],
 )
-def test_a_selection_keeps_fits_and_scores_that_it_needs(
+def test_selection_keeps_required_fits_and_scores(
     drafted: Callable[..., list[CellTemplate]], only: str | None, kinds: tuple[Kind, ...] | None, kept: list[str]
 ) -> None:
     result = names(select(drafted(CLASSIFIER, CALIBRATED), only, kinds))
@@ -259,14 +259,16 @@ def test_local_data_without_files_for_a_split_is_named_with_task_and_key(
 
 
 @pytest.mark.parametrize("kind", ["replay", "scores"])
-def test_what_verifies_its_drafts_cannot_be_replayed(drafted: Callable[..., list[CellTemplate]], kind: str) -> None:
+def test_self_speculation_cannot_be_replayed_and_free_can(
+    drafted: Callable[..., list[CellTemplate]], kind: str
+) -> None:
     with pytest.raises(UserError, match=rf"'self-speculation' verifies .* a {kind} .* allowed kinds: quality, timing"):
         drafted(f'[[sweep]]\nmethod = "self-speculation"\nkinds = ["{kind}"]\n')
     unverified = '[[sweep]]\nmethod = "free"\nkinds = ["replay"]\n'
     assert names(drafted(unverified)) == ["full/quality", "full/probe", "free/replay"]
 
 
-def test_fits_see_so_many_documents_as_the_suite_says(drafted: Callable[..., list[CellTemplate]]) -> None:
+def test_fit_and_calibration_document_limits_come_from_the_suite(drafted: Callable[..., list[CellTemplate]]) -> None:
     limits = {
         draft.kind: draft.data.limit
         for draft in drafted(CLASSIFIER, CALIBRATED, "documents = 7\n[fit]\ndocuments = 9\n")
@@ -274,6 +276,6 @@ def test_fits_see_so_many_documents_as_the_suite_says(drafted: Callable[..., lis
     assert (limits["fit"], limits["calibration"], limits["quality"]) == (9, 7, None)
 
 
-def test_a_limit_cuts_what_is_measured_and_not_what_is_fitted(whole_suite: Writer) -> None:
+def test_limit_option_applies_to_measured_but_not_fitting_documents(whole_suite: Writer) -> None:
     limits: dict[str, Any] = {d.kind: d.data.limit for d in expand(load_suite(whole_suite(CLASSIFIER)), limit=2)}
     assert (limits["fit"], limits["quality"], limits["scores"]) == (256, 2, 2)

@@ -38,23 +38,23 @@ def cell(tmp_path_factory: pytest.TempPathFactory) -> Cell:
     return replace(shipped, batch_rows=1, model=replace(shipped.model, parameters=1_000_000))
 
 
-def test_a_token_reads_all_weights_in_their_number_format_once_for_all_rows(cell: Cell) -> None:
+def test_estimate_reads_the_weights_once_per_token_for_all_rows(cell: Cell) -> None:
     assert document_seconds(cell, LENGTHS, READS_ONLY, rows=1) == pytest.approx(10 * 4e6 / 1e9)
     assert document_seconds(replace(cell, dtype="int8"), LENGTHS, READS_ONLY, rows=1) == pytest.approx(10 * 1e6 / 1e9)
     assert document_seconds(cell, LENGTHS, READS_ONLY, rows=5) == pytest.approx(10 * 4e6 / 1e9 / 5)
 
 
-def test_arithmetic_is_of_all_tokens_whatever_the_rows(cell: Cell) -> None:
+def test_estimated_arithmetic_does_not_depend_on_batch_rows(cell: Cell) -> None:
     for rows in (1, 5):
         assert document_seconds(cell, LENGTHS, COMPUTES_ONLY, rows) == pytest.approx((20 + 10) * 2e6 / 1e9)
 
 
-def test_kernels_are_started_for_the_prompt_and_each_token(cell: Cell) -> None:
+def test_estimate_counts_kernel_launches_for_the_prompt_and_each_token(cell: Cell) -> None:
     blocks = cell.model.blocks + cell.model.encoder_blocks
     assert document_seconds(cell, LENGTHS, STARTS_ONLY, 1) == pytest.approx((1 + 10) * blocks * 40e-6)
 
 
-def test_kinds_differ_in_how_often_documents_are_decoded(cell: Cell) -> None:
+def test_estimate_counts_the_decodes_per_document_of_each_cell_kind(cell: Cell) -> None:
     def seconds(cell: Cell) -> float:
         """Return the estimated seconds that a cell spends on decoding, without its fixed time."""
         work = first_run_estimate(cell, LENGTHS, READS_ONLY).seconds
@@ -74,7 +74,7 @@ def test_kinds_differ_in_how_often_documents_are_decoded(cell: Cell) -> None:
     assert seconds(replace(cell, timing=replace(timing, seconds=5.0))) == pytest.approx(3 * 5.0)
 
 
-def test_lengths_are_a_quarter_of_the_characters_within_the_suites_limits(cell: Cell) -> None:
+def test_estimated_lengths_are_a_quarter_of_the_characters_within_limits(cell: Cell) -> None:
     corpus = Corpus(1, "", {}, (), (), prompt_characters=400, answer_characters=4000)
     assert typical_lengths(cell, corpus, generates=True) == Lengths(101, cell.generation.max_new_tokens)
     short = replace(cell, generation=replace(cell.generation, max_prompt_tokens=50))
@@ -82,6 +82,6 @@ def test_lengths_are_a_quarter_of_the_characters_within_the_suites_limits(cell: 
     assert typical_lengths(cell, corpus, generates=False) == Lengths(101 + 4 * 1001, 0)
 
 
-def test_this_machine_has_speeds(cell: Cell) -> None:
+def test_speed_of_this_machine_is_plausible(cell: Cell) -> None:
     assert min(this_machine().bytes_per_s, this_machine().flops_per_s) > 1e6
     assert 0 < this_machine().kernel_s < 0.1

@@ -59,7 +59,7 @@ def line_of(path: Path, text: str) -> int:
 # ------------------------------------------------------------------------------------------ the suite's text
 
 
-def test_keys_are_read(suite: Callable[..., Path], model: Path) -> None:
+def test_generation_keys_are_read_from_the_suite(suite: Callable[..., Path], model: Path) -> None:
     lines = ("repetition_penalty = 1.3", "no_repeat_ngram_size = 3", "min_length = 2", "forced_bos_token_id = 0")
     bound = ("max_prompt_tokens = 30", 'truncate = "left"', "max_new_tokens = 5", 'stop = ["\\n"]')
     entry = load_suite(suite(model, *lines, *bound)).task("squad")
@@ -76,7 +76,7 @@ def test_keys_are_read(suite: Callable[..., Path], model: Path) -> None:
     }
 
 
-def test_a_penalty_of_1_asks_for_nothing(suite: Callable[..., Path], model: Path) -> None:
+def test_repetition_penalty_of_1_adds_no_logit_rule(suite: Callable[..., Path], model: Path) -> None:
     assert load_suite(suite(model, "repetition_penalty = 1")).task("squad").generation.logit_rules == {}
 
 
@@ -110,7 +110,9 @@ def test_a_penalty_of_1_asks_for_nothing(suite: Callable[..., Path], model: Path
         ),
     ],
 )
-def test_a_mistake_is_named_with_its_line(suite: Callable[..., Path], model: Path, lines: list[str], says: str) -> None:
+def test_invalid_generation_settings_are_reported_with_their_line(
+    suite: Callable[..., Path], model: Path, lines: list[str], says: str
+) -> None:
     path = suite(model, *lines)
     with pytest.raises(UserError) as caught:
         load_suite(path)
@@ -138,7 +140,7 @@ def test_a_mistake_is_named_with_its_line(suite: Callable[..., Path], model: Pat
         (["forced_bos_token_id = 5"], "forced_bos_token_id: model 'small' is decoder-only: its answers go on from"),
     ],
 )
-def test_what_a_model_cannot_do_is_told_by_the_plan(
+def test_settings_not_supported_by_the_model_are_refused_at_planning(
     suite: Callable[..., Path], model: Path, lines: list[str], says: str
 ) -> None:
     path = suite(model, *lines)
@@ -146,7 +148,9 @@ def test_what_a_model_cannot_do_is_told_by_the_plan(
     assert complaint(path).startswith(where + says.format(model=model))
 
 
-def test_what_an_encoder_decoder_cannot_do_is_told(suite: Callable[..., Path], worded_model: Path) -> None:
+def test_settings_not_supported_by_an_encoder_decoder_are_refused(
+    suite: Callable[..., Path], worded_model: Path
+) -> None:
     assert "model 'small' is an encoder-decoder; chat templates go with decoder-only models" in complaint(
         suite(worded_model, "chat_template = true")
     )
@@ -156,7 +160,7 @@ def test_what_an_encoder_decoder_cannot_do_is_told(suite: Callable[..., Path], w
     assert planned(suite(worded_model, "forced_bos_token_id = 310", "max_prompt_tokens = 9999", 'truncate = "drop"'))
 
 
-def test_a_template_that_fails_is_told_by_the_plan(suite: Callable[..., Path], model: Path) -> None:
+def test_failing_chat_template_is_reported_at_planning(suite: Callable[..., Path], model: Path) -> None:
     (model / "chat_template.jinja").write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}")
     assert "[tasks.squad] chat_template: " in complaint(suite(model, "chat_template = true"))
 
@@ -200,9 +204,7 @@ SWEEPS = {
 
 
 @pytest.mark.parametrize("what", SWEEPS)
-def test_what_would_not_be_right_with_changed_choices_is_refused(
-    suite: Callable[..., Path], model: Path, what: str
-) -> None:
+def test_sweeps_incompatible_with_logit_rules_are_refused(suite: Callable[..., Path], model: Path, what: str) -> None:
     sweep, says = SWEEPS[what]
     assert planned(suite(model, sweep=sweep)), "without a rule it can be run"
     path = suite(model, "repetition_penalty = 1.3", "min_length = 3", sweep=sweep)
@@ -213,14 +215,12 @@ def test_what_would_not_be_right_with_changed_choices_is_refused(
 
 
 @pytest.mark.parametrize("what", ["replay", "scores", "oracle", "speculation"])
-def test_what_decides_for_every_token_does_not_go_with_one_depth_for_an_answer(
-    suite: Callable[..., Path], model: Path, what: str
-) -> None:
+def test_token_level_methods_are_refused_with_answer_scope(suite: Callable[..., Path], model: Path, what: str) -> None:
     message = complaint(suite(model, 'first_token = "gated"', 'scope = "answer"', sweep=SWEEPS[what][0]))
     assert 'scope = "answer" of [tasks.squad]' in message
 
 
-def test_only_what_is_asked_is_part_of_the_identity(suite: Callable[..., Path], model: Path) -> None:
+def test_only_non_default_generation_settings_are_part_of_the_identity(suite: Callable[..., Path], model: Path) -> None:
     (model / "chat_template.jinja").write_text(TEMPLATE)
 
     def first(*lines: str) -> Any:
@@ -257,7 +257,7 @@ def ask(model: Path, **settings: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
 
 
-def test_settings_that_are_not_applied_are_remarks_of_the_plan(
+def test_checkpoint_settings_that_are_not_applied_are_noted_in_the_plan(
     suite: Callable[..., Path], model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ask(model, repetition_penalty=1.3, num_beams=4, do_sample=True, temperature=0.7, top_p=1.0, max_length=99)
@@ -277,7 +277,7 @@ def test_settings_that_are_not_applied_are_remarks_of_the_plan(
     assert [line for line in lines if line.removeprefix("  ") in expected] == [f"  {line}" for line in expected]
 
 
-def test_settings_that_the_suite_asks_alike_are_applied(suite: Callable[..., Path], model: Path) -> None:
+def test_checkpoint_settings_repeated_in_the_suite_are_not_noted(suite: Callable[..., Path], model: Path) -> None:
     ask(model, repetition_penalty=1.3)
     (model / "chat_template.jinja").write_text(TEMPLATE)
     chat = "prompts: chat, an instruction in the model's own template"
@@ -286,7 +286,7 @@ def test_settings_that_the_suite_asks_alike_are_applied(suite: Callable[..., Pat
     assert other == ("not applied: repetition_penalty = 1.3 (generation_config.json)", chat)
 
 
-def test_remarks_of_some_tasks_name_them(suite: Callable[..., Path], model: Path) -> None:
+def test_notes_about_some_tasks_name_the_tasks(suite: Callable[..., Path], model: Path) -> None:
     ask(model, repetition_penalty=1.3)
     more = "[tasks.samsum]\nlimit = 4\nmax_new_tokens = 8\nrepetition_penalty = 1.3\n"
     (remark,) = planned(suite(model, sweep=more + QUALITY)).groups[0].remarks
@@ -312,27 +312,27 @@ TOLD: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_each_setting_that_changes_greedy_answers_is_told(model: Path, name: str) -> None:
+def test_every_setting_that_changes_greedy_decoding_is_reported(model: Path, name: str) -> None:
     ask(model, **SILENT)
     assert not_applied(model, GenerationSettings(4)).settings == {}
     ask(model, **{name: TOLD[name]})
     assert not_applied(model, GenerationSettings(4)).settings == {name: TOLD[name]}
 
 
-def test_numbers_that_json_lacks_are_spelled(model: Path) -> None:
+def test_nan_settings_are_stored_as_text(model: Path) -> None:
     ask(model, repetition_penalty=float("nan"))
     result = not_applied(model, GenerationSettings(4))
     assert result.settings == {"repetition_penalty": "nan"}
 
 
-def test_long_values_are_shortened_where_they_are_printed(model: Path) -> None:
+def test_long_setting_values_are_abbreviated_only_in_print(model: Path) -> None:
     ask(model, suppress_tokens=list(range(1000)))
     result = not_applied(model, GenerationSettings(4))
     assert len(str(result)) < 140
     assert result.settings["suppress_tokens"] == list(range(1000))
 
 
-def test_config_json_counts_only_without_a_generation_config_as_in_transformers(model: Path) -> None:
+def test_config_json_settings_count_only_without_a_generation_config(model: Path) -> None:
     path = model / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "repetition_penalty": 1.3}))
     assert GPT2LMHeadModel.from_pretrained(model).generation_config.repetition_penalty is None
@@ -342,7 +342,7 @@ def test_config_json_counts_only_without_a_generation_config_as_in_transformers(
     assert str(not_applied(model, GenerationSettings(4))) == "not applied: repetition_penalty = 1.3 (config.json)"
 
 
-def test_the_example_of_the_documentation_is_read(tmp_path: Path, model: Path) -> None:
+def test_example_in_the_prompts_guide_can_be_loaded(tmp_path: Path, model: Path) -> None:
     text = (Path(__file__).parents[3] / "docs" / "prompts.md").read_text()
     block = next(part.split("```")[0] for part in text.split("```toml\n")[1:] if part.startswith("[tasks."))
     path = tmp_path / "example.toml"

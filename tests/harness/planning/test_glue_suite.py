@@ -39,7 +39,7 @@ def data_dir(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def test_every_model_is_asked_the_task_that_it_learned_and_no_text_of_its_training() -> None:
+def test_every_model_runs_its_trained_task_without_training_texts() -> None:
     for model in SUITE.models:
         recipe = load_recipe(model.recipe or "")
         (source,), (validation,) = recipe.train, recipe.validation
@@ -49,7 +49,7 @@ def test_every_model_is_asked_the_task_that_it_learned_and_no_text_of_its_traini
         assert task.train_files in ((), source.files)  # nothing is fitted on a regression, nor without a training file
 
 
-def test_every_rule_is_run_beside_full_depth_a_static_depth_and_chance() -> None:
+def test_every_exit_rule_is_run_with_full_static_and_random_baselines() -> None:
     controls, rules = {"full", "static", "random"}, {"max-prob", "deebert", "fastbert", "pabee", "oracle"}
     for model in SUITE.models:
         (label,) = model.tasks or ()
@@ -60,7 +60,7 @@ def test_every_rule_is_run_beside_full_depth_a_static_depth_and_chance() -> None
             cell.check(BLOCKS)
 
 
-def test_what_is_not_trained_is_planned_with_the_command_that_trains_it(
+def test_plan_of_untrained_models_prints_the_training_command(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -71,6 +71,6 @@ def test_what_is_not_trained_is_planned_with_the_command_that_trains_it(
     assert output.count("not trained yet") == len(SUITE.models)
 
 
-def test_a_missing_data_folder_is_told_in_a_line(tmp_path: Path) -> None:
+def test_missing_data_dir_is_refused_with_the_suite_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"glue\.toml:\d+: \[tasks\.sst2\]: .*--data-dir"):
         make_plan(SUITE, tmp_path / "spool", tmp_path / "models", None)

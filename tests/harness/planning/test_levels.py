@@ -44,7 +44,7 @@ def plan(tmp_path: Path) -> Callable[..., Plan]:
 
 
 @pytest.mark.parametrize("recipe", ["builtin-weighted", "builtin-exit-heads"])
-def test_a_level_that_was_not_learned_is_refused(plan: Callable[..., Plan], recipe: str) -> None:
+def test_level_the_model_was_not_trained_on_is_refused(plan: Callable[..., Plan], recipe: str) -> None:
     with pytest.raises(
         UserError,
         match=rf"\[tasks.questions\]: level is 3, but model 'small' \(recipe '{recipe}'\) .*level = 1 or level = 2;",
@@ -52,19 +52,19 @@ def test_a_level_that_was_not_learned_is_refused(plan: Callable[..., Plan], reci
         plan(recipe, 3)
 
 
-def test_the_levels_that_were_learned_and_a_model_of_other_data_are_planned(plan: Callable[..., Plan]) -> None:
+def test_trained_levels_and_models_of_other_data_are_planned(plan: Callable[..., Plan]) -> None:
     assert plan("builtin-weighted", 2).groups
     assert plan("builtin-exit-heads", 1).groups, "its model learned it, before it had heads"
     assert plan("multi30k-weighted", 3).groups
 
 
 @pytest.mark.parametrize(("level", "message"), [(4, "is 4. Allowed: 1, 2, 3"), ("'two'", "whole number")])
-def test_an_unknown_level_is_named_with_its_line(plan: Callable[..., Plan], level: object, message: str) -> None:
+def test_unknown_level_is_reported_with_its_line(plan: Callable[..., Plan], level: object, message: str) -> None:
     with pytest.raises(UserError, match=rf"levels\.toml:12: .*{message}"):
         plan("builtin-weighted", level)
 
 
-def test_levels_are_of_built_in_data_only(plan: Callable[..., Plan], tmp_path: Path) -> None:
+def test_level_is_refused_without_builtin_data(plan: Callable[..., Plan], tmp_path: Path) -> None:
     path = tmp_path / "hub.toml"
     path.write_text(SUITE.format(recipe="builtin-weighted", level=2).replace('"builtin"\n', '"hub"\n', 1))
     with pytest.raises(UserError, match='goes with source = "builtin" only'):

@@ -60,7 +60,7 @@ def ids(plan: Plan) -> list[str]:
     return [cell.item.cell.cell_id for group in plan.groups for cell in group.cells]
 
 
-def test_auto_asks_for_what_the_number_format_by_name_does(
+def test_auto_dtype_has_the_same_ids_as_the_stored_dtype_by_name(
     make_plan_with: Callable[[str], Plan], tmp_path: Path
 ) -> None:
     """A cell has one id, whether its number format is given by name or as `auto`."""
@@ -74,7 +74,7 @@ def test_auto_asks_for_what_the_number_format_by_name_does(
     assert ids(auto) == ids(make_plan_with('dtype = "bfloat16"')) != ids(make_plan_with('dtype = "float32"'))
 
 
-def test_weights_and_the_largest_batch_are_counted(
+def test_memory_estimate_counts_weights_and_the_largest_batch(
     make_plan_with: Callable[[str], Plan], tmp_path: Path, set_available_memory: Callable[[int], None]
 ) -> None:
     rows, tokens = 4096, 4
@@ -92,7 +92,7 @@ def test_weights_and_the_largest_batch_are_counted(
     assert list(shortages(make_plan_with('dtype = "bfloat16"\nbatch_rows = 1'), "failed")) == []
 
 
-def test_certified_gates_read_a_copy_of_the_head_a_byte_a_weight(
+def test_memory_of_certified_gates_includes_an_int8_copy_of_the_lm_head(
     write_suite: Writer, checkpoint: Path, data_dir: Path, tmp_path: Path, set_available_memory: Callable[[int], None]
 ) -> None:
     head = head_numel(checkpoint)
@@ -109,7 +109,7 @@ def test_certified_gates_read_a_copy_of_the_head_a_byte_a_weight(
     assert "int8 copy" not in told("")
 
 
-def test_a_run_is_refused_before_anything_is_measured_and_a_plan_says_so(
+def test_run_that_exceeds_memory_is_refused_and_its_plan_warns(
     suite: Callable[[str], Path],
     data_dir: Path,
     tmp_path: Path,

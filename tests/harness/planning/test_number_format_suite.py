@@ -22,7 +22,7 @@ def asked(suite: Suite) -> set[Asked]:
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("builtin-bf16", "bfloat16"), ("builtin-int8", "int8")])
-def test_every_cell_in_another_format_has_a_counterpart_in_fp32(name: str, dtype: str) -> None:
+def test_every_cell_of_the_bf16_and_int8_suites_has_an_fp32_counterpart(name: str, dtype: str) -> None:
     fp32, other = load_suite("builtin-full"), load_suite(name)
     assert (fp32.dtype, other.dtype) == ("float32", dtype)
     assert asked(other) <= asked(fp32)
@@ -31,5 +31,5 @@ def test_every_cell_in_another_format_has_a_counterpart_in_fp32(name: str, dtype
     assert {cell[-2] for cell in asked(other)} == {"full", "static", "calm-softmax"}
 
 
-def test_int8_asks_what_bf16_asks() -> None:
+def test_int8_and_bf16_suites_have_the_same_cells() -> None:
     assert asked(load_suite("builtin-int8")) == asked(load_suite("builtin-bf16"))

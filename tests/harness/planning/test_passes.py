@@ -79,7 +79,7 @@ def shared_passes(plan: Plan) -> dict[str, int]:
     return {one[0].label: len(one) for one in passes(group.to_run("failed")) if len(one) > 1}
 
 
-def test_a_run_has_the_passes_that_were_planned(plan: Plan, tmp_path: Path) -> None:
+def test_run_shares_passes_as_planned(plan: Plan, tmp_path: Path) -> None:
     expected = shared_passes(plan)
     sizes = sorted(expected.values())
     # by task: two softmax sweeps, max-prob's, replays of a probe; and of the classifier's two fits decodes and replays
@@ -88,14 +88,14 @@ def test_a_run_has_the_passes_that_were_planned(plan: Plan, tmp_path: Path) -> N
     assert passes([]) == [] and shared_passes(planned(tmp_path)) == {}, "nothing is left"
 
 
-def test_a_bounded_pass_is_planned_as_it_is_run(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pass_row_limit_applies_in_plan_and_run(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partners, "PASS_ROWS", 2)
     expected = shared_passes(plan)
     assert [size for label, size in expected.items() if label.endswith("/quality")] == 8 * [2]
     assert run(plan, tmp_path) == expected
 
 
-def test_the_table_says_which_cells_share_and_what_that_is_estimated_by(
+def test_plan_table_shows_shared_passes_and_the_basis_of_the_estimate(
     plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def table(suite: str) -> str:

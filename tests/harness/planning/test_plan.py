@@ -52,7 +52,7 @@ def cells(plan: Plan) -> list[PlannedCell]:
     return list(group.cells)
 
 
-def test_speed_timed_on_few_documents_is_remarked(planner: Planner) -> None:
+def test_timing_on_few_documents_is_noted_in_the_plan(planner: Planner) -> None:
     few = planner('[[sweep]]\nmethod = "full"\nkinds = ["quality", "timing"]\n\n[timing]\ndocuments = 2\n')
     remark = few.remarks[-1]
     assert remark.startswith("Speed is timed on as few as 2 documents:")
@@ -61,7 +61,7 @@ def test_speed_timed_on_few_documents_is_remarked(planner: Planner) -> None:
 
 
 @pytest.mark.parametrize(("limit", "count"), [(None, "3 of 3 references"), (2, "2 of 2 references")])
-def test_metrics_under_which_references_are_not_best_are_remarked(
+def test_metrics_that_score_references_with_0_are_noted_in_the_plan(
     data_dir: Path, tmp_path: Path, checkpoint: Path, limit: int | None, count: str
 ) -> None:
     """A second plan, for which the documents are already described, repeats the remark."""
@@ -93,7 +93,7 @@ def attempt(spool: Path, item: CellJob, status: str, reason: str | None = None) 
         writer.finish(status, reason)
 
 
-def test_full_depth_and_the_probe_are_added_and_run_before_what_needs_them(planner: Planner) -> None:
+def test_full_depth_and_probe_cells_are_added_before_their_dependents(planner: Planner) -> None:
     plan = planner()
     assert labels(plan) == [
         "tiny/lines/full/quality",
@@ -111,7 +111,7 @@ def test_full_depth_and_the_probe_are_added_and_run_before_what_needs_them(plann
     assert (probe.timing, timing.timing is None) == (None, False)
 
 
-def test_a_cell_says_all_that_was_asked(planner: Planner) -> None:
+def test_cell_records_suite_method_model_task_and_generation(planner: Planner) -> None:
     cell = cells(planner())[2].item.cell
     assert (cell.suite, cell.method.params, cell.random_weights, cell.limited) == (
         "small",
@@ -123,7 +123,7 @@ def test_a_cell_says_all_that_was_asked(planner: Planner) -> None:
     assert (cell.task.documents, cell.generation.max_new_tokens, cell.seed) == (4, 4, 7)
 
 
-def test_stating_a_default_asks_the_same(planner: Planner) -> None:
+def test_explicit_default_parameter_does_not_change_the_ids(planner: Planner) -> None:
     stated = planner('[[sweep]]\nmethod = "static"\ngrid = { exit_layer = [1] }\nkinds = ["quality"]\n')
     implied = planner('[[sweep]]\nmethod = "static"\nkinds = ["quality"]\n')
     assert [c.item.cell.cell_id for c in cells(stated)] == [c.item.cell.cell_id for c in cells(implied)]
@@ -137,18 +137,18 @@ def test_stating_a_default_asks_the_same(planner: Planner) -> None:
         (None, ("probe",), ["full/quality", "full/probe"]),
     ],
 )
-def test_a_selection_keeps_what_it_needs(
+def test_selection_keeps_required_cells(
     planner: Planner, only: str | None, kinds: Sequence[Kind] | None, kept: list[str]
 ) -> None:
     assert labels(planner(only=only, kinds=kinds)) == [f"tiny/lines/{name}" for name in kept]
 
 
-def test_a_selection_of_nothing_names_cells_that_exist(planner: Planner) -> None:
+def test_selection_without_a_match_lists_existing_cells(planner: Planner) -> None:
     with pytest.raises(UserError, match=r"no cell matches --only 'nothing\*'.*\n  tiny/lines/full/quality"):
         planner(only="nothing*")
 
 
-def test_a_limit_makes_other_cells_that_are_labelled(planner: Planner) -> None:
+def test_limit_option_changes_ids_and_marks_cells_as_limited(planner: Planner) -> None:
     whole, limited = cells(planner())[0].item.cell, cells(planner(limit=3))[0].item.cell
     assert (limited.task.documents, limited.limited) == (3, True)
     assert limited.cell_id != whole.cell_id
@@ -176,7 +176,7 @@ def test_states_follow_the_latest_attempt(planner: Planner, tmp_path: Path) -> N
     }
 
 
-def test_a_cell_whose_data_changed_is_stale_and_says_why(planner: Planner, tmp_path: Path, data_dir: Path) -> None:
+def test_cell_with_changed_data_is_stale_with_the_reason(planner: Planner, tmp_path: Path, data_dir: Path) -> None:
     for planned in cells(planner()):
         attempt(tmp_path / "spool", planned.item, "ok")
     before = cells(planner())[0].item.cell.task.data_sha256
@@ -196,7 +196,7 @@ kinds = ["quality"]
 """
 
 
-def test_of_many_settings_each_is_compared_with_its_own_past(planner: Planner, tmp_path: Path) -> None:
+def test_stale_reason_compares_each_setting_with_its_earlier_attempt(planner: Planner, tmp_path: Path) -> None:
     """This includes settings with list parameters (`levels`), which are tuples in a plan and lists in the spool."""
     for planned in cells(planner(SEVERAL)):
         attempt(tmp_path / "spool", planned.item, "ok")
@@ -207,7 +207,7 @@ def test_of_many_settings_each_is_compared_with_its_own_past(planner: Planner, t
     assert [(planned.state, planned.why) for planned in cells(plan)] == [("stale", "seed: 7 -> 8")] * 5
 
 
-def test_a_parameter_that_the_method_gained_is_what_differs(planner: Planner, tmp_path: Path) -> None:
+def test_stale_reason_names_a_parameter_added_to_the_method(planner: Planner, tmp_path: Path) -> None:
     planned = cells(planner())[2]
     old = planned.item.cell
     params = {name: value for name, value in old.method.params.items() if name != "kv_policy"}
@@ -217,13 +217,13 @@ def test_a_parameter_that_the_method_gained_is_what_differs(planner: Planner, tm
     assert (again.state, again.why) == ("stale", "method.params.kv_policy: absent -> state-copy")
 
 
-def test_another_threshold_is_new_and_not_stale(planner: Planner, tmp_path: Path) -> None:
+def test_another_parameter_value_is_new_and_not_stale(planner: Planner, tmp_path: Path) -> None:
     sweep = '[[sweep]]\nmethod = "static"\ngrid = {{ exit_layer = [{}] }}\nkinds = ["quality"]\n'
     attempt(tmp_path / "spool", cells(planner(sweep.format(1)))[1].item, "ok")
     assert cells(planner(sweep.format(2)))[1].state == "new"
 
 
-def test_a_parameter_deeper_than_the_model_is_found_before_running(planner: Planner, tmp_path: Path) -> None:
+def test_exit_layer_above_the_model_depth_is_refused_at_planning(planner: Planner, tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"small\.toml:\d+: \[\[sweep\]\] method: static\.exit_layer = 4 .* between 1 and 2"
     ):
@@ -231,13 +231,13 @@ def test_a_parameter_deeper_than_the_model_is_found_before_running(planner: Plan
     assert not (tmp_path / "spool").exists()
 
 
-def test_data_that_cannot_be_read_is_named_with_the_suites_line(planner: Planner, data_dir: Path) -> None:
+def test_missing_data_file_is_reported_with_the_suite_line(planner: Planner, data_dir: Path) -> None:
     (data_dir / "text.en").unlink()
     with pytest.raises(UserError, match=r"small\.toml:10: \[tasks\.lines\]: .*text\.en"):
         planner()
 
 
-def test_a_recipe_that_is_not_trained_is_planned_without_ids(
+def test_untrained_recipe_is_planned_without_cell_ids(
     write_suite: Writer, checkpoint: Path, data_dir: Path, tmp_path: Path
 ) -> None:
     path = write_suite()
@@ -258,7 +258,7 @@ def test_depth_is_checked_against_a_recipe_before_it_is_trained(
         make_plan(load_suite(path), tmp_path / "spool", tmp_path / "models", data_dir)
 
 
-def test_a_description_is_kept_and_made_anew_when_a_file_changes(
+def test_checkpoint_description_is_cached_until_a_file_changes(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "copy"
@@ -282,7 +282,7 @@ def test_a_description_is_kept_and_made_anew_when_a_file_changes(
     [({"eos_token_id": 1}, False), ({"eos_token_id": [1, 5]}, True), ({"decoder_start_token_id": 3}, True)],
     ids=["the same", "another end", "another start"],
 )
-def test_where_decoding_starts_and_ends_is_part_of_the_configuration(
+def test_only_start_and_end_token_ids_of_generation_config_change_its_digest(
     checkpoint: Path, tmp_path: Path, said: dict[str, Any], changes: bool
 ) -> None:
     folder = tmp_path / "copy"
@@ -296,7 +296,7 @@ def test_where_decoding_starts_and_ends_is_part_of_the_configuration(
 
 
 @pytest.mark.parametrize("text", ["{", "[]"])
-def test_a_generation_config_that_is_none_is_refused_by_name(checkpoint: Path, tmp_path: Path, text: str) -> None:
+def test_invalid_generation_config_is_refused_by_name(checkpoint: Path, tmp_path: Path, text: str) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(checkpoint, folder)
     (folder / "generation_config.json").write_text(text)
@@ -304,7 +304,7 @@ def test_a_generation_config_that_is_none_is_refused_by_name(checkpoint: Path, t
         describe_checkpoint("a", folder)
 
 
-def test_a_specification_survives_json(planner: Planner, tmp_path: Path) -> None:
+def test_worker_spec_round_trips_through_json(planner: Planner, tmp_path: Path) -> None:
     items = tuple(planned.item for planned in cells(planner(limit=2)))
     spec = WorkerSpec(items, tmp_path, None, tmp_path / "spool", "cpu", 2)
     assert WorkerSpec.from_json(spec.to_json()) == spec
@@ -339,7 +339,7 @@ def ids_and_batch_rows(planner: Planner, defaults: str = "") -> dict[str, tuple[
     return {label: (cell.cell_id, cell.batch_rows) for label, cell in named}
 
 
-def test_rows_decoded_together_are_asked_of_what_decodes_and_is_not_timed(planner: Planner) -> None:
+def test_batch_rows_apply_only_to_untimed_decoding_cells(planner: Planner) -> None:
     without, asked = ids_and_batch_rows(planner), ids_and_batch_rows(planner, "batch_rows = 8")
     assert {rows for _, rows in without.values()} == {None}
     assert {label.rpartition("/")[2] for label, (_, rows) in asked.items() if rows == 8} == {
@@ -351,14 +351,14 @@ def test_rows_decoded_together_are_asked_of_what_decodes_and_is_not_timed(planne
     assert unchanged == {"full/timing", "full:record=sublayers,documents=4/probe"}
 
 
-def test_asking_for_the_rows_that_are_decoded_anyway_asks_for_nothing(planner: Planner) -> None:
+def test_default_batch_rows_do_not_change_the_ids(planner: Planner) -> None:
     without = ids_and_batch_rows(planner)
     one, sixteen = ids_and_batch_rows(planner, "batch_rows = 1"), ids_and_batch_rows(planner, "batch_rows = 16")
     assert {label for label in one if one[label] == without[label]} >= {"full/quality", "full/timing"}
     assert one["full/probe"] != without["full/probe"] and sixteen["full/probe"] == without["full/probe"]
 
 
-def test_a_task_may_have_rows_of_its_own(write_suite: Writer, data_dir: Path, tmp_path: Path) -> None:
+def test_task_batch_rows_override_the_default(write_suite: Writer, data_dir: Path, tmp_path: Path) -> None:
     path = write_suite(EVERY_KIND + "\n[defaults]\nbatch_rows = 8\n")
     path.write_text(path.read_text().replace("max_new_tokens = 4", "max_new_tokens = 4, batch_rows = 2"))
     plan = make_plan(load_suite(path), tmp_path / "spool", tmp_path / "models", data_dir)

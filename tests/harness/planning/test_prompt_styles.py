@@ -87,7 +87,7 @@ def prompt_of(path: Path, kind: Any = "causal") -> str:
 # ------------------------------------------------------------------------------------------ the default
 
 
-def test_an_instruct_model_is_asked_in_a_chat(suite: Callable[..., Path], model: Path) -> None:
+def test_instruct_model_gets_chat_prompts(suite: Callable[..., Path], model: Path) -> None:
     (model / "chat_template.jinja").write_text(TEMPLATE)
     path = suite(model, *LOCAL)
     generation = cell_of(path).generation
@@ -98,7 +98,7 @@ def test_an_instruct_model_is_asked_in_a_chat(suite: Callable[..., Path], model:
     assert remark == "prompts: chat, an instruction in the model's own template, answers end at '</s>'"
 
 
-def test_a_base_decoder_completes_after_examples(suite: Callable[..., Path], model: Path) -> None:
+def test_base_decoder_gets_few_shot_completion_prompts(suite: Callable[..., Path], model: Path) -> None:
     path = suite(model, *LOCAL)
     generation = cell_of(path).generation
     assert (generation.prompt_style, generation.stop, generation.num_fewshot) == ("completion", ("\n",), 3)
@@ -108,7 +108,7 @@ def test_a_base_decoder_completes_after_examples(suite: Callable[..., Path], mod
     assert remark == "prompts: completion, an instruction and 3 examples, answers end at '\\n'"
 
 
-def test_an_encoder_decoder_reads_the_format_of_t5(suite: Callable[..., Path], worded_model: Path) -> None:
+def test_encoder_decoder_gets_t5_prompts(suite: Callable[..., Path], worded_model: Path) -> None:
     path = suite(worded_model, *LOCAL)
     assert cell_of(path).identity["generation"] == {"max_new_tokens": 32, "stop": []}
     assert prompt_of(path, "seq2seq").startswith("question: question ")
@@ -116,7 +116,7 @@ def test_an_encoder_decoder_reads_the_format_of_t5(suite: Callable[..., Path], w
     assert planned(path).groups[0].remarks == ()
 
 
-def test_generated_data_and_trained_models_keep_their_format(suite: Callable[..., Path], model: Path) -> None:
+def test_builtin_data_and_trained_models_keep_the_t5_prompt_format(suite: Callable[..., Path], model: Path) -> None:
     plain = cell_of(suite(model, 'prompt_style = "t5"'))
     assert plain.identity["generation"] == {"max_new_tokens": 32, "stop": []}
     assert cell_of(suite(model)).cell_id == plain.cell_id
@@ -134,7 +134,7 @@ def test_generated_data_and_trained_models_keep_their_format(suite: Callable[...
         (['prompt_style = "t5"'], None),
     ],
 )
-def test_a_suite_may_choose_the_style_of_an_instruct_model(
+def test_suite_overrides_the_prompt_style_of_an_instruct_model(
     suite: Callable[..., Path], model: Path, lines: list[str], style: str | None
 ) -> None:
     (model / "chat_template.jinja").write_text(TEMPLATE)
@@ -151,7 +151,7 @@ TRAIN = 'train_files = { data = "train.json" }'
 
 @pytest.mark.parametrize("lines", [LOCAL, (*LOCAL, TRAIN)], ids=["held out", "train"])
 @pytest.mark.parametrize("limit", [4, 1000])
-def test_examples_are_never_evaluated(
+def test_few_shot_examples_are_never_evaluated(
     suite: Callable[..., Path], model: Path, lines: tuple[str, ...], limit: int
 ) -> None:
     path = suite(model, *lines)
@@ -169,7 +169,9 @@ def test_examples_are_never_evaluated(
         assert all(int(example.split("\n")[0].removeprefix("Passage: passage ")) >= 30 for example in examples)
 
 
-def test_examples_and_fits_of_a_part_come_from_the_rest_of_the_file(suite: Callable[..., Path], model: Path) -> None:
+def test_few_shot_examples_and_fits_use_documents_outside_the_evaluated_part(
+    suite: Callable[..., Path], model: Path
+) -> None:
     path = suite(model, *LOCAL, 'part = "test"')
     item = item_of(path)
     assert item.data.prompting is not None
@@ -184,14 +186,14 @@ def test_examples_and_fits_of_a_part_come_from_the_rest_of_the_file(suite: Calla
     assert len(rest) + len({d.fields["context"] for d in replace(item.data, limit=None).load(path.parent)}) == 30
 
 
-def test_parts_are_of_local_files(suite: Callable[..., Path], model: Path) -> None:
+def test_part_key_is_refused_without_local_files(suite: Callable[..., Path], model: Path) -> None:
     with pytest.raises(UserError, match=r"styles\.toml:8: .*part: goes with source = \"local\" or \"auto\" only"):
         load_suite(suite(model, 'part = "test"'))
     with pytest.raises(UserError, match=r"part: .*Did you mean 'test'\?"):
         load_suite(suite(model, *LOCAL, 'part = "tset"'))
 
 
-def test_examples_depend_on_their_seed_and_number_alone(suite: Callable[..., Path], model: Path) -> None:
+def test_few_shot_examples_depend_only_on_their_seed_and_number(suite: Callable[..., Path], model: Path) -> None:
     def of(*lines: str) -> tuple[str, str]:
         cell = cell_of(suite(model, *LOCAL, TRAIN, *lines))
         return cell.cell_id, cell.task.prompts_sha256
@@ -206,12 +208,12 @@ def test_examples_depend_on_their_seed_and_number_alone(suite: Callable[..., Pat
     assert item_of(path).data.prompting == examples, "a limit does not change them"
 
 
-def test_cells_come_back_from_their_files(suite: Callable[..., Path], model: Path) -> None:
+def test_cell_job_with_prompting_round_trips_through_json(suite: Callable[..., Path], model: Path) -> None:
     item = item_of(suite(model, *LOCAL))
     assert CellJob.from_json(json.loads(json.dumps(item.to_json()))) == item
 
 
-def test_too_few_examples_are_refused(suite: Callable[..., Path], model: Path) -> None:
+def test_more_few_shot_examples_than_available_are_refused(suite: Callable[..., Path], model: Path) -> None:
     path = suite(model, *LOCAL, "num_fewshot = 9")
     with pytest.raises(UserError, match=r"num_fewshot: is 9, but the last tenth of test\.json has [1-6] documents"):
         planned(path)
@@ -220,7 +222,7 @@ def test_too_few_examples_are_refused(suite: Callable[..., Path], model: Path) -
 # ------------------------------------------------------------------------------------------ texts and stops
 
 
-def test_a_suite_may_write_prompts_of_built_in_tasks(
+def test_suite_overrides_the_prompts_of_builtin_tasks(
     suite: Callable[..., Path], model: Path, worded_model: Path
 ) -> None:
     both = ('prompt = "Q {question}"', 'causal_prompt = "{context} Q {question} A"', 'stop = ["."]')
@@ -236,7 +238,7 @@ def test_a_suite_may_write_prompts_of_built_in_tasks(
     assert cell_of(path).task.prompts_sha256 != cell_of(suite(worded_model, *LOCAL)).task.prompts_sha256
 
 
-def test_a_chat_also_stops_where_the_suite_says(suite: Callable[..., Path], model: Path) -> None:
+def test_chat_prompts_also_use_the_suites_stop_strings(suite: Callable[..., Path], model: Path) -> None:
     (model / "chat_template.jinja").write_text(TEMPLATE)
     assert cell_of(suite(model, *LOCAL, 'stop = ["."]')).generation.stop == (".", "</s>")
 
@@ -258,7 +260,9 @@ def test_a_chat_also_stops_where_the_suite_says(suite: Callable[..., Path], mode
         (['task = "lm-eval:hellaswag"', 'prompt = "a"'], "prompt: goes with this project's tasks; lm-eval:hellaswag"),
     ],
 )
-def test_a_mistake_is_named_with_its_line(suite: Callable[..., Path], model: Path, lines: list[str], says: str) -> None:
+def test_invalid_prompt_key_is_reported_with_its_task(
+    suite: Callable[..., Path], model: Path, lines: list[str], says: str
+) -> None:
     with pytest.raises(UserError) as caught:
         load_suite(suite(model, *lines))
     assert f"[tasks.squad] {says}" in str(caught.value)
@@ -275,7 +279,7 @@ def test_a_mistake_is_named_with_its_line(suite: Callable[..., Path], model: Pat
         (TEMPLATE, ["max_prompt_tokens = 9", 'truncate = "left"'], "truncate: would cut into the chat template"),
     ],
 )
-def test_a_style_that_a_model_lacks_is_one_error_of_the_plan(
+def test_prompt_style_not_supported_by_the_model_is_one_plan_error(
     suite: Callable[..., Path],
     model: Path,
     template: str | None,
@@ -293,7 +297,7 @@ def test_a_style_that_a_model_lacks_is_one_error_of_the_plan(
     assert len(error.strip().splitlines()) == 1
 
 
-def test_a_template_without_a_system_role_takes_prompts_without_one(suite: Callable[..., Path], model: Path) -> None:
+def test_chat_template_without_a_system_role_is_accepted(suite: Callable[..., Path], model: Path) -> None:
     (model / "chat_template.jinja").write_text(NO_SYSTEM)
     assert cell_of(suite(model, *LOCAL)).generation.prompt_style == "chat"
 

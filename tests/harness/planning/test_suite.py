@@ -41,7 +41,7 @@ def test_a_sweep_is_the_product_of_grid_and_query_with_query_innermost(write_sui
     ]
 
 
-def test_exclude_takes_out_every_point_that_matches(write_suite: Writer) -> None:
+def test_exclude_removes_every_matching_point(write_suite: Writer) -> None:
     (sweep,) = load_suite(str(write_suite(SWEEP + 'exclude = [{ decay = "paper", threshold = 0.3 }]\n'))).sweeps
     assert [point.label("m") for point in sweep.points] == [
         "m:decay=code,threshold=0.3",
@@ -88,7 +88,7 @@ def test_models_tasks_kinds_and_token_budget_have_defaults(write_suite: Writer) 
         (SWEEP + "exclude = [{ treshold = 0.3 }]\n", "Did you mean 'threshold'?"),
     ],
 )  # fmt: skip
-def test_a_mistake_in_a_sweep_is_named_with_file_line_and_what_is_allowed(
+def test_mistake_in_a_sweep_is_reported_with_line_and_allowed_values(
     write_suite: Writer, wrong: str, says: str
 ) -> None:
     path = write_suite('[[sweep]]\nmethod = "static"\n\n', wrong)
@@ -112,7 +112,7 @@ def test_a_mistake_in_a_sweep_is_named_with_file_line_and_what_is_allowed(
         ("schema = 1", "schema = 1\nname = 'twice'", "not valid TOML"),
     ],
 )
-def test_a_mistake_anywhere_else_is_named_with_its_line(
+def test_mistake_outside_sweeps_is_reported_with_its_line(
     write_suite: Writer, before: str, after: str, says: str
 ) -> None:
     path = write_suite()
@@ -125,7 +125,7 @@ def test_a_mistake_anywhere_else_is_named_with_its_line(
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "inf", "nan"])
-def test_a_cell_may_take_some_seconds_and_not_for_ever(write_suite: Writer, value: str) -> None:
+def test_cell_timeout_must_be_positive_and_finite(write_suite: Writer, value: str) -> None:
     path = write_suite()
     text = path.read_text().replace("[models.tiny]", f"[defaults]\ncell_timeout_s = {value}\n[models.tiny]")
     path.write_text(text)
@@ -134,32 +134,32 @@ def test_a_cell_may_take_some_seconds_and_not_for_ever(write_suite: Writer, valu
     assert complaint(path) == f"{path}:{line_of(path, 'cell_timeout_s = ')}: {says}"
 
 
-def test_files_go_with_local_data_only(write_suite: Writer) -> None:
+def test_files_are_refused_without_local_data(write_suite: Writer) -> None:
     path = write_suite()
     path.write_text(path.read_text().replace('source = "local"', 'source = "builtin"'))
     assert complaint(path).startswith(f"{path}:{line_of(path, 'files = ')}: [tasks.lines] files: goes with source")
 
 
-def test_an_unknown_recipe_is_named(write_suite: Writer, checkpoint: Path) -> None:
+def test_unknown_recipe_is_refused_with_a_suggestion(write_suite: Writer, checkpoint: Path) -> None:
     path = write_suite()
     path.write_text(path.read_text().replace(f'path = "{checkpoint}"', 'recipe = "multi30k-wieghted"'))
     assert "unknown recipe 'multi30k-wieghted'. Did you mean 'multi30k-weighted'?" in complaint(path)
 
 
-def test_a_folder_without_a_checkpoint_is_named(write_suite: Writer, checkpoint: Path, tmp_path: Path) -> None:
+def test_missing_checkpoint_folder_is_refused_by_name(write_suite: Writer, checkpoint: Path, tmp_path: Path) -> None:
     path = write_suite()
     path.write_text(path.read_text().replace(str(checkpoint), "nowhere"))
     assert f"[models.tiny] path: {tmp_path / 'nowhere'} is not a checkpoint's folder" in complaint(path)
 
 
-def test_a_file_of_llama_cpp_is_told_as_such(write_suite: Writer, checkpoint: Path, tmp_path: Path) -> None:
+def test_gguf_file_is_refused_as_gguf(write_suite: Writer, checkpoint: Path, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
     path = write_suite()
     path.write_text(path.read_text().replace(str(checkpoint), "model.gguf"))
     assert "it has no config.json. model.gguf is GGUF: a file of mostly quantized weights" in complaint(path)
 
 
-def test_an_unknown_suite_says_which_are_shipped() -> None:
+def test_unknown_suite_error_lists_the_bundled_suites() -> None:
     with pytest.raises(
         UserError, match=rf"no suite 'bultin'.* Did you mean 'builtin'\? Allowed: {', '.join(suite_names())}\."
     ):
@@ -167,7 +167,7 @@ def test_an_unknown_suite_says_which_are_shipped() -> None:
 
 
 @pytest.mark.parametrize("name", suite_names())
-def test_every_shipped_suite_can_be_read_and_is_named_like_its_file(name: str) -> None:
+def test_every_bundled_suite_loads_and_is_named_like_its_file(name: str) -> None:
     assert load_suite(name).name == name
 
 
@@ -190,7 +190,7 @@ def test_a_calibration_has_defaults(write_suite: Writer) -> None:
     assert (entry.settings.consistency, entry.settings.rule) == ("textual", "hoeffding-bentkus")
 
 
-def test_levels_are_ordered_as_the_score_is(write_suite: Writer) -> None:
+def test_calibration_levels_must_go_from_conservative_to_permissive(write_suite: Writer) -> None:
     """Entropy is low where a model is confident, so its lowest threshold is the most conservative."""
     rising = CALIBRATION.replace("calm-softmax", "entropy").replace("[0.9, 0.5]", "[0.5, 0.9]")
     (entry,) = load_suite(str(write_suite(rising))).calibrations
@@ -202,7 +202,7 @@ def test_levels_are_ordered_as_the_score_is(write_suite: Writer) -> None:
 @pytest.mark.parametrize(
     "grid", ['{ rule = ["epsilon"] }', '{ rule = ["constant", "per-block"], levels = [[0.5, 0.4]] }']
 )
-def test_levels_that_a_threshold_rule_does_not_use_are_refused(write_suite: Writer, grid: str) -> None:
+def test_calibration_levels_are_refused_if_the_threshold_rule_ignores_them(write_suite: Writer, grid: str) -> None:
     """With such a rule, all thresholds of the calibration would give the same decode, and the last would be chosen."""
     path = write_suite(CALIBRATION.replace("levels = [0.9, 0.5]", f"grid = {grid}\nlevels = [0.9, 0.5]"))
     assert "[[calibration]] levels: change nothing for calm-softmax:rule=" in complaint(path)
@@ -230,7 +230,7 @@ def test_levels_that_a_threshold_rule_does_not_use_are_refused(write_suite: Writ
         ("epsilon = 0.05", "epsilon = 0.05\ndocuments = 0", "documents: is 0; it must be 1 or more"),
     ],
 )
-def test_a_mistake_in_a_calibration_is_named_with_file_line_and_what_is_allowed(
+def test_mistake_in_a_calibration_is_reported_with_line_and_allowed_values(
     write_suite: Writer, before: str, after: str, says: str
 ) -> None:
     path = write_suite(CALIBRATION.replace(before, after))
@@ -240,7 +240,7 @@ def test_a_mistake_in_a_calibration_is_named_with_file_line_and_what_is_allowed(
     assert says in message
 
 
-def test_levels_of_blocks_are_lists_in_a_grid(write_suite: Writer) -> None:
+def test_per_block_levels_are_lists_in_a_grid(write_suite: Writer) -> None:
     sweep = '[[sweep]]\nmethod = "calm-softmax"\ngrid = { rule = ["per-block"], levels = [[0.9, 0.5], [0.8, 0.4]] }\n'
     (read,) = load_suite(str(write_suite(sweep))).sweeps
     assert [dict(point.params)["levels"] for point in read.points] == [(0.9, 0.5), (0.8, 0.4)]
@@ -248,7 +248,7 @@ def test_levels_of_blocks_are_lists_in_a_grid(write_suite: Writer) -> None:
 
 
 @pytest.mark.parametrize("key", ["train_files", "calibration_files"])
-def test_files_of_other_splits_go_with_local_data_only(write_suite: Writer, key: str) -> None:
+def test_split_files_are_refused_without_local_data(write_suite: Writer, key: str) -> None:
     path = write_suite()
     line = f'builtin = {{ task = "wmt-en-fr", {key} = {{ en = "a", fr = "b" }} }}'
     path.write_text(path.read_text().replace("[tasks]", f"[tasks]\n{line}"))

@@ -46,7 +46,7 @@ def asked(folder: Path) -> Iterator[Started]:
     yield Started(folder)
 
 
-def test_imports_are_done_and_arguments_variables_and_folder_are_passed(
+def test_process_has_the_imports_arguments_variables_folder_and_stdin(
     asked: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -62,7 +62,7 @@ def test_imports_are_done_and_arguments_variables_and_folder_are_passed(
     assert printed == f"True __main__ ['{asked.folder / 'asked.py'}', 'one'] {tmp_path} 10000 from a file\n"
 
 
-def test_descriptors_are_named_after_the_arguments(asked: Started) -> None:
+def test_passed_descriptors_are_appended_to_the_arguments(asked: Started) -> None:
     read, write = os.pipe()
     source = """
         import os, sys
@@ -87,7 +87,7 @@ def test_descriptors_are_named_after_the_arguments(asked: Started) -> None:
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
     ],
 )
-def test_exit_codes_are_those_of_a_new_process(asked: Started, source: str, code: int) -> None:
+def test_exit_codes_equal_those_of_a_regular_process(asked: Started, source: str, code: int) -> None:
     process = asked.begin(source)
     assert isinstance(process, ForkedProcess)
     assert process.wait(30) == code == process.poll()
@@ -99,12 +99,12 @@ def test_an_error_is_printed_with_its_traceback(asked: Started) -> None:
     assert "asked.py" in printed and printed.endswith("ValueError: reason\n")
 
 
-def test_a_module_that_was_not_imported_is_read_anew(asked: Started) -> None:
+def test_changed_script_is_read_again(asked: Started) -> None:
     for text in ("first", "then another"):
         assert asked.run(f"print('{text}')") == (0, f"{text}\n")
 
 
-def test_a_signal_reaches_the_process_and_its_end_is_awaited(asked: Started) -> None:
+def test_process_can_be_signalled_and_waited_for(asked: Started) -> None:
     process = asked.begin("import time; time.sleep(60)")
     assert process.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
@@ -114,7 +114,7 @@ def test_a_signal_reaches_the_process_and_its_end_is_awaited(asked: Started) -> 
     process.send_signal(signal.SIGTERM)  # without effect
 
 
-def test_other_variables_are_those_of_another_server(asked: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_environment_variables_reach_the_process(asked: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     source = "import os; print(os.getppid(), os.environ.get('HF_HOME'), 'torch' in __import__('sys').modules)"
     monkeypatch.setenv("HF_HOME", "elsewhere")
     assert asked.run(source)[1].split()[1:] == ["elsewhere", "True"]
@@ -127,7 +127,7 @@ def server_after(asked: Started) -> object:
     return fork_server._server
 
 
-def test_a_variable_that_an_import_sets_needs_no_other_server(asked: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variable_set_by_an_import_does_not_restart_the_server(asked: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     first = server_after(asked)
     assert isinstance(first, fork_server._Server) and first._imported is not None
     first._imported["variables"]["SET_BY_AN_IMPORT"] = "1"
@@ -137,7 +137,7 @@ def test_a_variable_that_an_import_sets_needs_no_other_server(asked: Started, mo
     assert server_after(asked) is not first
 
 
-def test_a_changed_source_file_needs_another_server(asked: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_source_file_restarts_the_server(asked: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     first = server_after(asked)
     monkeypatch.setattr(fork_server, "_modified", lambda files: {file: 0 for file in files})
     assert server_after(asked) is not first
@@ -151,7 +151,7 @@ def test_a_dead_server_is_replaced(asked: Started) -> None:
     assert isinstance(asked.begin("pass"), ForkedProcess)
 
 
-def test_if_no_server_can_start_the_process_is_a_new_one(asked: Started, tmp_path: Path) -> None:
+def test_regular_process_is_started_if_the_server_cannot_start(asked: Started, tmp_path: Path) -> None:
     (tmp_path / "duckdb.py").write_text("raise ImportError")
     variables = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{asked.folder}"}
     process = asked.begin("import sys; print('torch' in sys.modules, sys.argv[1:])", "one", variables=variables)
@@ -206,7 +206,7 @@ def wait_until(holds: Any) -> None:
         time.sleep(0.05)
 
 
-def test_preparing_starts_the_server_and_nothing_else() -> None:
+def test_prepare_starts_the_server_once() -> None:
     prepare()
     server = fork_server._server
     prepare()

@@ -10,7 +10,7 @@ import pytest
 from exitbench.harness.processes.interrupts import Interruptible
 
 
-def test_an_error_that_a_library_makes_of_an_interrupt_is_an_interrupt() -> None:
+def test_error_raised_by_a_library_on_interrupt_becomes_keyboard_interrupt() -> None:
     with pytest.raises(KeyboardInterrupt), Interruptible():
         try:
             signal.raise_signal(signal.SIGINT)
@@ -23,21 +23,21 @@ class Dying:
         signal.raise_signal(signal.SIGINT)
 
 
-def test_an_interrupt_that_is_lost_comes_again_and_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+def test_swallowed_interrupt_is_raised_again_without_output(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KeyboardInterrupt), Interruptible():
         Dying()
         time.sleep(60)
     assert capfd.readouterr().err == ""
 
 
-def test_other_errors_stay_what_they_are_and_handlers_are_put_back() -> None:
+def test_other_errors_are_unchanged_and_the_signal_handler_is_restored() -> None:
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(ValueError, match="mine"), Interruptible():
         raise ValueError("mine")
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_a_signal_that_is_ignored_stays_so() -> None:
+def test_ignored_signal_stays_ignored() -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with Interruptible():
@@ -47,7 +47,7 @@ def test_a_signal_that_is_ignored_stays_so() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_in_another_thread_nothing_changes() -> None:
+def test_interruptible_has_no_effect_outside_the_main_thread() -> None:
     failed: list[BaseException] = []
 
     def work() -> None:
@@ -63,7 +63,7 @@ def test_in_another_thread_nothing_changes() -> None:
     assert not failed
 
 
-def test_what_a_library_logs_of_an_interrupt_is_not_told(capfd: pytest.CaptureFixture[str]) -> None:
+def test_library_log_messages_during_an_interrupt_are_suppressed(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(KeyboardInterrupt), Interruptible():
         try:
             signal.raise_signal(signal.SIGINT)

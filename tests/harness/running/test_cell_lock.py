@@ -47,7 +47,7 @@ def attempt(spool: Path, item: CellJob, status: str) -> str:
     return writer.attempt_id
 
 
-def test_a_cell_is_held_by_one_and_free_once_that_one_is_gone(tmp_path: Path) -> None:
+def test_cell_lock_is_exclusive_and_released_on_exit(tmp_path: Path) -> None:
     with hold(tmp_path, "a", wait=False) as first, hold(tmp_path, "a", wait=False) as second:
         assert (first, second) == (True, False)
     with hold(tmp_path, "a", wait=False) as again:
@@ -65,7 +65,7 @@ with locked(Path(sys.argv[1]), wait=True):
 """
 
 
-def test_the_system_lets_go_of_a_lock_whose_holder_is_killed(tmp_path: Path) -> None:
+def test_lock_of_a_killed_process_is_released(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None and holder.stdout.readline() == "held\n"
@@ -76,7 +76,7 @@ def test_the_system_lets_go_of_a_lock_whose_holder_is_killed(tmp_path: Path) -> 
         assert held
 
 
-def test_who_waited_for_a_lock_holds_it_against_those_who_come_later(tmp_path: Path) -> None:
+def test_waiting_thread_gets_the_lock_and_holds_it_exclusively(tmp_path: Path) -> None:
     held, done = Event(), Event()
 
     def wait() -> None:
@@ -96,7 +96,7 @@ def test_who_waited_for_a_lock_holds_it_against_those_who_come_later(tmp_path: P
     waiter.join()
 
 
-def test_an_outcome_is_one_that_the_plan_did_not_know(item: CellJob, tmp_path: Path) -> None:
+def test_outcome_ignores_attempts_already_known_to_the_plan(item: CellJob, tmp_path: Path) -> None:
     assert outcome(tmp_path, item) is None
     known = attempt(tmp_path, item, "ok")
     assert outcome(tmp_path, item) == "ok"
@@ -107,13 +107,13 @@ def test_an_outcome_is_one_that_the_plan_did_not_know(item: CellJob, tmp_path: P
     assert outcome(tmp_path, planned) == "failed"
 
 
-def test_an_interrupted_cell_is_to_be_run_again(item: CellJob, tmp_path: Path) -> None:
+def test_interrupted_attempt_is_no_outcome(item: CellJob, tmp_path: Path) -> None:
     attempt(tmp_path, item, "interrupted")
     assert outcome(tmp_path, item) is None
     assert len(attempts_since(tmp_path, item)) == 1
 
 
-def test_two_runs_at_once_run_every_cell_once(
+def test_two_concurrent_runs_run_every_cell_once(
     write_suite: Callable[..., Path], checkpoint: Path, worded_model: Path, data_dir: Path, tmp_path: Path
 ) -> None:
     suite = write_suite(SWEEP)

@@ -83,7 +83,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, CellJ
     return root, result[0], result[1]
 
 
-def test_what_decodes_with_a_gate_that_decides_is_another_cell(ran: Any) -> None:
+def test_certified_head_precision_changes_only_ids_of_cells_with_a_decoding_gate(ran: Any) -> None:
     _, exact, certified = ran
     asked = {label for label, item in certified.items() if item.cell.head_precision == "certified"}
     other = {label for label in certified if certified[label].cell.cell_id != exact[label].cell.cell_id}
@@ -94,7 +94,7 @@ def test_what_decodes_with_a_gate_that_decides_is_another_cell(ran: Any) -> None
         assert ("head_precision" in item.cell.identity) == (item.cell.head_precision == "certified")
 
 
-def test_answers_exit_layers_and_scores_are_those_of_exact_heads(ran: Any) -> None:
+def test_certified_answers_and_exits_equal_exact_heads_and_scores_lie_in_bounds(ran: Any) -> None:
     root, exact, certified = ran
     ended = latest_status(root / "spool")
     assert {ended[item.cell.cell_id].status for item in (*exact.values(), *certified.values())} == {"ok"}
@@ -116,7 +116,7 @@ def test_answers_exit_layers_and_scores_are_those_of_exact_heads(ran: Any) -> No
     assert sum(row["head_rows"] for row in ours) < sum(row["head_rows"] for row in theirs)
 
 
-def test_a_calibration_chooses_the_same_threshold(ran: Any) -> None:
+def test_calibrations_with_certified_and_exact_heads_are_equal(ran: Any) -> None:
     root, exact, certified = ran
     ended = latest_status(root / "spool")
     (label,) = (label for label in exact if label.endswith("/calibration"))
@@ -126,7 +126,7 @@ def test_a_calibration_chooses_the_same_threshold(ran: Any) -> None:
     assert ours.equals(theirs)
 
 
-def test_the_database_says_of_each_run_and_token_how_heads_were_read(ran: Any) -> None:
+def test_database_records_head_precision_per_run_and_int8_rows_per_token(ran: Any) -> None:
     root, *_ = ran
     ingest(root / "spool", root / "runs.duckdb")
     with open_database(root / "runs.duckdb", read_only=True) as database:
@@ -158,9 +158,7 @@ def test_the_database_says_of_each_run_and_token_how_heads_were_read(ran: Any) -
         ('method = "calm-softmax"\ngrid = { head = ["pruned-fixed"] }', "'calm-softmax'", "something else than"),
     ],
 )
-def test_what_cannot_be_decided_from_bounds_is_refused_by_name(
-    tmp_path: Path, sweep: str, named: str, why: str
-) -> None:
+def test_methods_without_certified_bounds_are_refused_by_name(tmp_path: Path, sweep: str, named: str, why: str) -> None:
     with pytest.raises(UserError, match=why) as refused:
         planned(tmp_path, f"[[sweep]]\n{sweep}\nkinds = ['quality']\n", CERTIFIED)
     message = str(refused.value)
@@ -168,16 +166,16 @@ def test_what_cannot_be_decided_from_bounds_is_refused_by_name(
     assert "Allowed: calm-softmax, entropy, free, max-prob" in message
 
 
-def test_the_hosted_engine_is_refused_by_the_name_of_its_model(tmp_path: Path) -> None:
+def test_certified_head_is_refused_on_the_hosted_engine(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="model 'own' runs on the hosted engine, whose logits are not bounded"):
         planned(tmp_path, GATED, CERTIFIED, 'recipe = "builtin-weighted"\nengine = "hosted"')
 
 
-def test_a_model_of_int8_weights_has_no_other_head_to_bound(tmp_path: Path) -> None:
+def test_certified_head_is_refused_with_int8_weights(tmp_path: Path) -> None:
     with pytest.raises(UserError, match='bounds an LM head by an int8 copy, and dtype = "int8" has no other'):
         planned(tmp_path, GATED, f'{CERTIFIED}\ndtype = "int8"')
 
 
-def test_a_precision_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+def test_unknown_head_precision_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"precision of the LM head 'certain'.*'certified'"):
         planned(tmp_path, GATED, 'head_precision = "certain"')

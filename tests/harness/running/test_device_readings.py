@@ -12,13 +12,13 @@ from exitbench.harness.running import device_readings
 from exitbench.harness.running.device_readings import cpu_clock_mhz, gpu_values, hottest_c, read_device
 
 
-def test_the_clock_of_a_cpu_is_the_mean_of_its_cores() -> None:
+def test_cpu_clock_is_the_mean_over_cores() -> None:
     text = "processor\t: 0\ncpu MHz\t\t: 2000.000\n\nprocessor\t: 1\ncpu MHz\t\t: 3000.500\n"
     assert cpu_clock_mhz(text) == pytest.approx(2500.25)
     assert cpu_clock_mhz("Hardware : something else\n") is None
 
 
-def test_the_hottest_zone_counts(tmp_path: Path) -> None:
+def test_temperature_is_that_of_the_hottest_zone(tmp_path: Path) -> None:
     assert hottest_c(tmp_path) is None
     for number, text in enumerate(("41000\n", "67500\n", "")):
         zone = tmp_path / f"thermal_zone{number}"
@@ -37,7 +37,7 @@ def test_the_hottest_zone_counts(tmp_path: Path) -> None:
         ("No devices were found\n", (None, None, None, None)),
     ],
 )
-def test_an_answer_of_nvidia_smi_is_read(answer: str, values: tuple[Any, ...]) -> None:
+def test_nvidia_smi_output_is_parsed(answer: str, values: tuple[Any, ...]) -> None:
     assert gpu_values(answer) == values
 
 
@@ -51,7 +51,7 @@ def fails(error: Exception) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     "error", [FileNotFoundError(), subprocess.TimeoutExpired("x", 1), subprocess.CalledProcessError(9, "x")]
 )
-def test_a_gpu_that_says_nothing_costs_the_reading_only(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_nvidia_smi_leaves_the_readings_empty(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_readings, "_gpu_id", lambda: [])
     monkeypatch.setattr(subprocess, "run", fails(error))
     reading = read_device("cuda", 2, "end")
@@ -59,13 +59,13 @@ def test_a_gpu_that_says_nothing_costs_the_reading_only(error: Exception, monkey
     assert (reading.clock_mhz, reading.power_w, reading.temperature_c, reading.throttle) == (None, None, None, None)
 
 
-def test_a_cpu_says_its_load(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cpu_reading_includes_the_load_average(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     reading = read_device("cpu", 0, "start")
     assert reading.load_average is not None
     assert (reading.power_w, reading.throttle) == (None, None)
 
 
-def test_the_load_of_all_cores_says_nothing_of_the_few_that_a_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_average_is_omitted_if_the_process_may_not_use_all_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     assert read_device("cpu", 0, "start").load_average is None

@@ -76,7 +76,7 @@ def _runs(database: Database, model: str, method: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("method", SWEEPS)
 @pytest.mark.parametrize("model", ["joint", "last"])
-def test_the_deepest_run_tells_where_each_document_leaves_at_lower_thresholds(
+def test_replay_of_the_deepest_run_equals_real_exits_at_lower_thresholds(
     model: str, method: str, database: Database
 ) -> None:
     *others, deepest = _runs(database, model, method)
@@ -95,7 +95,7 @@ def test_the_deepest_run_tells_where_each_document_leaves_at_lower_thresholds(
         assert len(real) == 60 and replayed == real
 
 
-def test_the_saved_query_has_depth_and_score_of_the_runs_themselves(database: Database) -> None:
+def test_encoder_replay_query_equals_depth_and_score_of_a_real_run(database: Database) -> None:
     """The query replays the run with patience 3. At patience 1, it gives the numbers of the run with patience 1."""
     result = database.query(saved_query("encoder_replay").with_defaults()).to_pylist()
     assert {row["method"] for row in result} == set(SWEEPS) and {row["n"] for row in result} == {60}

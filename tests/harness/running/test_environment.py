@@ -31,7 +31,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_record_has_every_key_of_the_spool_and_is_json() -> None:
+def test_environment_record_is_json_with_every_key_of_the_spool() -> None:
     record = json.loads(json.dumps({"environment": environment(), "hardware": hardware(threads=3)}))
     assert set(record["environment"]) == set(ENV_KEYS["environment"])
     assert set(record["hardware"]) == set(ENV_KEYS["hardware"])
@@ -40,7 +40,7 @@ def test_the_record_has_every_key_of_the_spool_and_is_json() -> None:
     assert record["environment"]["python"] == ".".join(map(str, sys.version_info[:3]))
 
 
-def test_packages_are_the_requirements_with_their_versions() -> None:
+def test_environment_lists_required_packages_with_versions() -> None:
     packages = environment()["packages"]
     import numpy
 
@@ -48,7 +48,7 @@ def test_packages_are_the_requirements_with_their_versions() -> None:
     assert {"exitbench", "torch", "duckdb", "lm-eval"} <= set(packages)
 
 
-def test_of_the_environment_only_listed_variables_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_listed_environment_variables_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ENV_VARS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -56,21 +56,21 @@ def test_of_the_environment_only_listed_variables_are_kept(monkeypatch: pytest.M
     assert environment()["env_vars"] == {"OMP_NUM_THREADS": "1"}
 
 
-def test_a_clean_checkout_gives_its_commit_and_a_changed_one_is_dirty(checkout: Path) -> None:
+def test_git_state_has_the_commit_and_whether_the_checkout_is_dirty(checkout: Path) -> None:
     commit = git(checkout, "rev-parse", "HEAD")
     assert git_state(checkout / "package") == (commit, False)
     (checkout / "package" / "__init__.py").write_text("changed = True\n")
     assert git_state(checkout / "package") == (commit, True)
 
 
-def test_a_package_installed_inside_a_checkout_of_something_else_has_no_commit(checkout: Path) -> None:
+def test_package_installed_inside_an_unrelated_checkout_has_no_commit(checkout: Path) -> None:
     installed = checkout / "venv" / "package"
     installed.mkdir(parents=True)
     (installed / "__init__.py").write_text("")
     assert git_state(installed) == (None, None)
 
 
-def test_asking_for_the_environment_does_not_load_torch() -> None:
+def test_environment_does_not_import_torch() -> None:
     code = "import sys, exitbench.harness.running.environment as e; e.environment(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -83,7 +83,7 @@ intr 12345
 """
 
 
-def test_ticks_that_others_hold_are_of_the_cores_that_are_asked_and_not_of_the_nice(tmp_path: Path) -> None:
+def test_busy_ticks_count_only_the_given_cores_and_exclude_niced_processes(tmp_path: Path) -> None:
     (tmp_path / "stat").write_text(STAT)
     assert module._busy_ticks({0}, tmp_path / "stat") == 100 + 50 + 2 + 1 + 3
     assert module._busy_ticks({0, 1}, tmp_path / "stat") == 156 + 200 + 50 + 3 + 3
@@ -91,7 +91,7 @@ def test_ticks_that_others_hold_are_of_the_cores_that_are_asked_and_not_of_the_n
 
 
 @pytest.mark.parametrize(("held", "free"), [(0.0, 4), (0.3, 4), (0.6, 3), (1.0, 3), (2.4, 2), (4.0, 1), (9.0, 1)])
-def test_as_many_cores_are_free_as_other_processes_leave(
+def test_free_cores_are_those_not_busy_with_other_processes(
     held: float, free: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_affinity", lambda: {0, 1, 2, 3})
@@ -100,7 +100,7 @@ def test_as_many_cores_are_free_as_other_processes_leave(
     assert free_cores() == free
 
 
-def test_no_more_cores_are_free_than_the_control_group_allows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_cores_are_limited_by_the_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "cpu.max").write_text("max 100000\n")
     (tmp_path / "a" / "cpu.max").write_text("250000 100000\n")
@@ -115,7 +115,7 @@ def test_no_more_cores_are_free_than_the_control_group_allows(tmp_path: Path, mo
     assert free_cores() == 2
 
 
-def test_a_core_that_a_process_holds_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_core_used_by_another_process_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     core = {min(os.sched_getaffinity(0))}
     with subprocess.Popen(
         [sys.executable, "-c", f"import os\nos.sched_setaffinity(0, {core})\nwhile True: pass"]
@@ -127,14 +127,14 @@ def test_a_core_that_a_process_holds_is_not_free(monkeypatch: pytest.MonkeyPatch
             busy.kill()
 
 
-def test_waiting_is_bounded_unless_the_user_has_said_how(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spin_count_is_set_unless_the_user_sets_a_wait_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     assert spinning() == {"GOMP_SPINCOUNT": "10000"}
     monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
     assert spinning() == {}
 
 
-def test_this_versions_own_way_to_wait_is_no_variable_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_spin_count_is_not_recorded_as_a_user_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOMP_SPINCOUNT", "10000")
     assert "GOMP_SPINCOUNT" not in environment()["env_vars"]
     monkeypatch.setenv("GOMP_SPINCOUNT", "500")

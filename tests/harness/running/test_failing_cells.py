@@ -64,7 +64,7 @@ def run_both(spec: WorkerSpec, work: Callable[..., None]) -> tuple[int, list[dic
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_an_error_is_one_row_and_the_next_cell_runs(
+def test_exception_fails_one_cell_and_the_next_cell_runs(
     spec: WorkerSpec, work: Callable[..., None], status: str, reason: str
 ) -> None:
     code, events = run_both(spec, work)
@@ -76,14 +76,14 @@ def test_an_error_is_one_row_and_the_next_cell_runs(
         assert result.status == status and str(result.reason).startswith(reason)
 
 
-def test_an_interrupt_ends_the_worker_with_one_row(spec: WorkerSpec) -> None:
+def test_interrupt_ends_the_worker_with_one_interrupted_attempt(spec: WorkerSpec) -> None:
     code, events = run_both(spec, raising(KeyboardInterrupt()))
     assert code == 130
     assert [event["event"] for event in events] == ["start", "end"]
     assert [status.status for status in latest_status(spec.spool).values()] == ["interrupted"]
 
 
-def test_an_interrupt_of_which_a_library_makes_an_error_of_its_own_is_one(spec: WorkerSpec) -> None:
+def test_interrupt_that_a_library_turns_into_an_error_is_recorded_as_interrupted(spec: WorkerSpec) -> None:
     def query(*_: Any) -> None:
         try:
             signal.raise_signal(signal.SIGINT)
@@ -96,7 +96,7 @@ def test_an_interrupt_of_which_a_library_makes_an_error_of_its_own_is_one(spec: 
 
 
 @pytest.mark.parametrize("named", [True, False], ids=["by name", "found out"])
-def test_a_spool_without_room_ends_the_worker_and_is_named(
+def test_full_disk_ends_the_worker_and_names_the_path(
     spec: WorkerSpec, named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the error names no file, the worker tries to write to the spool to find out whether its disk is full."""
@@ -117,7 +117,7 @@ def test_a_spool_without_room_ends_the_worker_and_is_named(
     assert events[-1] == told
 
 
-def test_how_long_a_cell_may_take_is_stored_and_no_part_of_its_identity(
+def test_cell_timeout_is_stored_but_not_part_of_the_identity(
     spec: WorkerSpec, write_suite: Callable[..., Path], data_dir: Path, tmp_path: Path
 ) -> None:
     path = write_suite(SWEEP)
@@ -139,7 +139,7 @@ def _env() -> dict[str, Any]:
     return {section: dict.fromkeys(keys) for section, keys in ENV_KEYS.items() if section}
 
 
-def test_a_cell_that_another_process_holds_is_waited_for_with_a_word(spec: WorkerSpec, tmp_path: Path) -> None:
+def test_worker_reports_waiting_for_a_cell_locked_by_another_process(spec: WorkerSpec, tmp_path: Path) -> None:
     """A fake process holds the cell's lock. When the worker reports that it waits, that process finishes the cell."""
     first = spec.cells[0]
     held = hold(spec.spool, first.cell.cell_id, wait=False)

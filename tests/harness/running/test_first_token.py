@@ -128,7 +128,7 @@ def first_exits(tokens: dict[tuple[str, int], tuple[int, int]]) -> set[int]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_replays_leave_where_real_decodes_leave(
+def test_replays_exit_where_real_decodes_exit(
     checkpoint: Callable[[str], Path], tmp_path: Path, data_dir: Path, family: str
 ) -> None:
     tasks = ["whole", "gated"] if family == "llama" else ["whole"]
@@ -148,7 +148,7 @@ def test_replays_leave_where_real_decodes_leave(
         assert {position for _, position in both} >= {1, 2}
 
 
-def test_a_gated_first_token_is_asked_of_a_task(
+def test_gated_first_token_is_a_task_setting_that_changes_ids_and_costs(
     checkpoint: Callable[[str], Path], tmp_path: Path, data_dir: Path
 ) -> None:
     """`first_token = "gated"` is part of a cell's id, and `plan` and `runs` show it.
@@ -197,7 +197,9 @@ def test_a_gated_first_token_is_asked_of_a_task(
     assert replays[0]["mean_exit_layer"] < replays[1]["mean_exit_layer"]
 
 
-def test_an_encoder_decoder_refuses(checkpoint: Callable[[str], Path], tmp_path: Path, data_dir: Path) -> None:
+def test_gated_first_token_is_refused_for_an_encoder_decoder(
+    checkpoint: Callable[[str], Path], tmp_path: Path, data_dir: Path
+) -> None:
     with pytest.raises(UserError) as caught:
         planned(tmp_path, checkpoint("t5"), ["gated"], SWEEPS)
     assert str(caught.value) == (

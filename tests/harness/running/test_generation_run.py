@@ -93,7 +93,9 @@ def check_all_cells(ran: Ran, full: dict[str, list[int]]) -> None:
     assert timed["tokens_per_request"] == pytest.approx(sum(len(early[key]) for key in first) / 4)
 
 
-def test_cells_of_an_encoder_decoder_are_decoded_as_asked(run: Callable[..., Ran], worded_model: Path) -> None:
+def test_encoder_decoder_cells_with_logit_rules_equal_transformers_generate(
+    run: Callable[..., Ran], worded_model: Path
+) -> None:
     rules = {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "min_length": 5, "forced_bos_token_id": 9}
     ran = run(worded_model, *(f"{name} = {value}" for name, value in rules.items()))
     model = T5ForConditionalGeneration.from_pretrained(worded_model).eval()
@@ -113,7 +115,7 @@ def test_cells_of_an_encoder_decoder_are_decoded_as_asked(run: Callable[..., Ran
     assert record["generation"] == {"max_new_tokens": LONGEST, "stop": [], **rules}
 
 
-def test_cells_of_a_decoder_are_decoded_as_asked_behind_a_chat_template(
+def test_chat_cells_with_logit_rules_equal_transformers_generate(
     run: Callable[..., Ran], causal_model: Path, tmp_path: Path
 ) -> None:
     folder = Path(shutil.copytree(causal_model, tmp_path / "chat"))
@@ -135,7 +137,9 @@ def test_cells_of_a_decoder_are_decoded_as_asked_behind_a_chat_template(
     check_all_cells(ran, expected)
 
 
-def test_what_is_not_applied_stands_with_the_run(run: Callable[..., Ran], causal_model: Path, tmp_path: Path) -> None:
+def test_generation_settings_that_are_not_applied_are_stored_with_the_run(
+    run: Callable[..., Ran], causal_model: Path, tmp_path: Path
+) -> None:
     folder = Path(shutil.copytree(causal_model, tmp_path / "own"))
     config = json.loads((folder / "generation_config.json").read_text())
     settings: dict[str, Any] = {"repetition_penalty": 1.3, "num_beams": 4}
@@ -161,7 +165,7 @@ def test_what_is_not_applied_stands_with_the_run(run: Callable[..., Ran], causal
     assert result.to_pylist()[0]["message"].replace(" ", "") == message.replace(" ", "")
 
 
-def test_without_settings_of_its_own_nothing_is_told(
+def test_checkpoint_without_generation_settings_has_none_stored_as_not_applied(
     run: Callable[..., Ran], causal_model: Path, tmp_path: Path
 ) -> None:
     (attempt,) = (

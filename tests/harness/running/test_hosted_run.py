@@ -85,7 +85,7 @@ def rows(database: Database, sql: str) -> list[Any]:
     return [tuple(row.values()) for row in database.query(sql).to_pylist()]
 
 
-def test_only_the_hosted_engine_is_named_in_an_identity(cells: dict[str, Cell]) -> None:
+def test_identity_names_only_the_hosted_engine(cells: dict[str, Cell]) -> None:
     lean, hosted = cells["usual/squad/full/quality"], cells["any/squad/full/quality"]
     assert (lean.engine, hosted.engine) == ("lean", "hosted")
     assert "engine" not in lean.identity
@@ -94,7 +94,9 @@ def test_only_the_hosted_engine_is_named_in_an_identity(cells: dict[str, Cell]) 
     assert Cell.from_json(lean.to_json()) == lean
 
 
-def test_an_option_that_the_lean_engine_lacks_is_planned_on_the_other(worded_model: Path, tmp_path: Path) -> None:
+def test_model_not_supported_by_the_lean_engine_is_planned_on_the_hosted_one(
+    worded_model: Path, tmp_path: Path
+) -> None:
     """A model with another activation is planned on the hosted engine. Requesting the lean engine is an error."""
     model = Path(shutil.copytree(worded_model, tmp_path / "model"))
     config = json.loads((model / "config.json").read_text())
@@ -107,7 +109,7 @@ def test_an_option_that_the_lean_engine_lacks_is_planned_on_the_other(worded_mod
         make_plan(load_suite(suite), tmp_path / "spool", tmp_path / "models", None)
 
 
-def test_runs_say_their_engine_and_answer_the_same(database: Database) -> None:
+def test_lean_and_hosted_runs_give_equal_answers(database: Database) -> None:
     """Answers of both engines equal those of transformers."""
     answers: dict[str, list[Any]] = {}
     for engine in ("lean", "hosted"):
@@ -120,20 +122,20 @@ def test_runs_say_their_engine_and_answer_the_same(database: Database) -> None:
     assert answers["hosted"] == answers["lean"]
 
 
-def test_times_of_one_engine_are_not_compared_with_those_of_the_other(database: Database) -> None:
+def test_timings_of_different_engines_are_not_comparable(database: Database) -> None:
     timed = rows(database, "SELECT engine, comparable_id FROM runs WHERE kind = 'timing'")
     assert sorted(engine for engine, _ in timed) == ["hosted", "lean"]
     assert len({comparable for _, comparable in timed}) == 2
 
 
-def test_whatever_shows_times_names_the_hosted_engine(database: Database) -> None:
+def test_conditions_of_runs_and_frontier_name_the_hosted_engine(database: Database) -> None:
     """The column `conditions` names the engine, and appears above every figure and table of speed."""
     for view in ("runs", "frontier"):
         told = rows(database, f"SELECT DISTINCT model, conditions FROM {view} ORDER BY ALL")
         assert told == [("any", "float32, cpu, batch 1, hosted"), ("usual", "float32, cpu, batch 1")]
 
 
-def test_what_the_hosted_engine_cannot_do_is_skipped_and_says_why(database: Database) -> None:
+def test_cells_the_hosted_engine_cannot_run_are_skipped_with_a_reason(database: Database) -> None:
     skipped = rows(database, "SELECT method, kind, status, reason FROM failures ORDER BY method")
     assert [(method, kind, status) for method, kind, status, _ in skipped] == [
         ("full", "probe", "skipped"),
@@ -143,5 +145,5 @@ def test_what_the_hosted_engine_cannot_do_is_skipped_and_says_why(database: Data
     assert "reads single rows of the LM head" in skipped[1][3]
 
 
-def test_the_database_is_sound(folder: Path) -> None:
+def test_database_of_both_engines_passes_its_check(folder: Path) -> None:
     assert check(folder / "spool", folder / "exitbench.duckdb").problems == ()

@@ -270,7 +270,7 @@ def runs(models: dict[str, Path], data: Path, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in KINDS.items() for name in names])
-def test_full_depth_is_lm_evals_own_backend_to_the_last_digit(
+def test_full_depth_equals_lm_evals_hf_backend(
     runs: dict[str, dict[str, Path]], theirs: Callable[[str, str], dict[str, Any]], kind: str, name: str
 ) -> None:
     attempt = runs[kind][f"{name}/full/quality"]
@@ -307,7 +307,7 @@ def test_full_depth_is_lm_evals_own_backend_to_the_last_digit(
             assert [row["is_right"] for row in own] == [place == sample["doc"]["right"] for place in range(len(own))]
 
 
-def test_choices_say_what_is_chosen_at_the_exit_and_at_full_depth(runs: dict[str, dict[str, Path]]) -> None:
+def test_choices_store_log_probabilities_at_the_exit_and_at_full_depth(runs: dict[str, dict[str, Path]]) -> None:
     full = {(r["doc_key"], r["choice"]): r for r in rows(runs["causal"]["choice/full/quality"], "choices")}
     attempt = runs["causal"]["choice/static:exit_layer=2/quality"]
     own, tokens = rows(attempt, "choices"), rows(attempt, "tokens")
@@ -335,7 +335,7 @@ def test_choices_say_what_is_chosen_at_the_exit_and_at_full_depth(runs: dict[str
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("kind", ["causal", "seq2seq"])
-def test_a_number_format_says_how_far_it_moves_choices_from_lm_evals_in_float32(
+def test_format_metrics_equal_the_gaps_to_lm_evals_float32_choices(
     models: dict[str, Path],
     data: Path,
     theirs: Callable[[str, str], dict[str, Any]],
@@ -383,7 +383,9 @@ def test_a_number_format_says_how_far_it_moves_choices_from_lm_evals_in_float32(
 
 @pytest.mark.parametrize("kind", ["causal", "seq2seq"])
 @pytest.mark.parametrize("threshold", ["0.02", "0.2"])
-def test_letters_replayed_are_letters_decoded(runs: dict[str, dict[str, Path]], kind: str, threshold: str) -> None:
+def test_replay_equals_decoding_for_single_token_choices(
+    runs: dict[str, dict[str, Path]], kind: str, threshold: str
+) -> None:
     """If every choice is a single token, an exit cannot affect later tokens, so the replay equals the real run."""
     label = f"letter/calm-softmax:threshold={threshold},decay=none"
     real, replayed = (
@@ -405,7 +407,7 @@ def test_letters_replayed_are_letters_decoded(runs: dict[str, dict[str, Path]], 
     assert accuracy[0] == accuracy[1]
 
 
-def test_rows_of_a_batch_are_scored_as_alone(
+def test_batched_scoring_equals_single_row_scoring(
     runs: dict[str, dict[str, Path]], models: dict[str, Path], data: Path, tmp_path: Path
 ) -> None:
     batched = run(tmp_path / "run", models["causal"], data, entry("choice") + entry("rolling"), STATIC + GATED, 4)
@@ -414,9 +416,7 @@ def test_rows_of_a_batch_are_scored_as_alone(
             assert one["logprob"] == pytest.approx(other["logprob"], rel=1e-4)
 
 
-def test_a_database_has_choices_and_questions_about_them_have_answers(
-    models: dict[str, Path], data: Path, tmp_path: Path
-) -> None:
+def test_choices_can_be_queried_in_the_database(models: dict[str, Path], data: Path, tmp_path: Path) -> None:
     timed = STATIC.replace('["quality"]', '["quality", "timing"]')
     attempts = run(
         tmp_path / "run", models["causal"], data, entry("choice", "limit = 5") + entry("text"), timed + GATED
@@ -454,7 +454,7 @@ TEMPLATE += "{% if add_generation_prompt %}<a>{% endif %}"
 
 
 @pytest.mark.parametrize("name", ["choice", "text"])
-def test_chats_have_lm_evals_turns(models: dict[str, Path], data: Path, tmp_path: Path, name: str) -> None:
+def test_chat_runs_equal_lm_evals_hf_backend(models: dict[str, Path], data: Path, tmp_path: Path, name: str) -> None:
     model = tmp_path / "chatty"
     shutil.copytree(models["causal"], model)
     (model / "chat_template.jinja").write_text(TEMPLATE)
@@ -477,7 +477,7 @@ def test_chats_have_lm_evals_turns(models: dict[str, Path], data: Path, tmp_path
         assert [row["logprob"] for row in rows(attempt, "choices")] == pytest.approx(theirs, rel=1e-4)
 
 
-def test_work_is_counted_beside_full_depths(runs: dict[str, dict[str, Path]]) -> None:
+def test_scoring_runs_store_ideal_speedups_over_full_depth(runs: dict[str, dict[str, Path]]) -> None:
     """Work is stored as ideal speed-ups over full depth; `harness/engine/test_scoring_cost.py` tests its amounts."""
     names = ("ideal_speedup_bytes", "ideal_speedup_flops")
 
@@ -498,7 +498,7 @@ def test_work_is_counted_beside_full_depths(runs: dict[str, dict[str, Path]]) ->
     assert work("seq2seq", "choice/static:exit_layer=2/quality") == [None, None]
 
 
-def test_a_context_has_one_depth_where_that_is_asked(models: dict[str, Path], data: Path, tmp_path: Path) -> None:
+def test_context_scope_uses_one_exit_layer_per_document(models: dict[str, Path], data: Path, tmp_path: Path) -> None:
     gated = GATED.replace('["quality", "probe", "replay"]', '["quality", "replay"]')
     attempts = run(tmp_path / "run", models["causal"], data, entry("choice", 'scope = "context"'), gated)
     told = {label: status(attempt) for label, attempt in attempts.items()}
@@ -514,7 +514,7 @@ def test_a_context_has_one_depth_where_that_is_asked(models: dict[str, Path], da
     assert any(len(set.union(*own.values())) > 1 for own in depths.values()), "or nothing was decided"
 
 
-def test_the_hosted_engine_scores_alike(
+def test_hosted_and_lean_engine_scores_are_equal(
     runs: dict[str, dict[str, Path]],
     models: dict[str, Path],
     data: Path,
@@ -529,7 +529,9 @@ def test_the_hosted_engine_scores_alike(
             assert one["logprob"] == pytest.approx(other["logprob"], rel=1e-4)
 
 
-def test_a_calibration_bounds_how_many_choices_change(models: dict[str, Path], data: Path, tmp_path: Path) -> None:
+def test_calibration_loss_on_choices_is_the_share_of_changed_choices(
+    models: dict[str, Path], data: Path, tmp_path: Path
+) -> None:
     calibration = """
 [[calibration]]
 method = "calm-softmax"
@@ -551,9 +553,7 @@ documents = 6
     assert {row["metric"] for row in rows(attempt, "metrics")} >= {"held_out_loss", "held_out_mean_exit_layer"}
 
 
-def test_a_method_is_fitted_on_right_choices_and_then_scores(
-    models: dict[str, Path], data: Path, tmp_path: Path
-) -> None:
+def test_fitted_method_runs_on_choice_and_text_tasks(models: dict[str, Path], data: Path, tmp_path: Path) -> None:
     sweep = '[[sweep]]\nmethod = "calm-classifier"\ngrid = { epochs = [1] }\nkinds = ["quality", "replay"]\n'
     tasks = entry("choice") + entry("text")
     attempts = run(tmp_path / "run", models["causal"], data, tasks, f"[fit]\ndocuments = 6\n{sweep}")
@@ -561,9 +561,7 @@ def test_a_method_is_fitted_on_right_choices_and_then_scores(
     assert sum(label.endswith("/fit") for label in attempts) == 2
 
 
-def test_replays_of_choices_are_stored_as_if_each_had_read_for_itself(
-    models: dict[str, Path], data: Path, tmp_path: Path
-) -> None:
+def test_shared_replays_of_choices_equal_separate_replays(models: dict[str, Path], data: Path, tmp_path: Path) -> None:
     sweep = GATED.replace('["quality", "probe", "replay"]', '["replay"]')
     together, alone = (
         run(tmp_path / str(shares), models["causal"], data, entry("choice"), sweep, shares=shares)
@@ -588,7 +586,7 @@ def test_replays_of_choices_are_stored_as_if_each_had_read_for_itself(
         ("oracle", "timing", "an oracle reads all blocks"),
     ],
 )
-def test_what_has_no_log_probabilities_is_skipped_with_the_reason(
+def test_cells_not_possible_on_choice_tasks_are_skipped_with_a_reason(
     models: dict[str, Path], data: Path, tmp_path: Path, method: str, kinds: str, words: str
 ) -> None:
     sweep = f'[[sweep]]\nmethod = "{method}"\nkinds = ["{kinds}"]\n'
@@ -598,7 +596,7 @@ def test_what_has_no_log_probabilities_is_skipped_with_the_reason(
     assert record["status"] == "skipped" and words in record["reason"]
 
 
-def test_prompts_longer_than_the_model_are_cut_on_their_left_and_counted(
+def test_prompts_longer_than_the_model_are_truncated_and_counted(
     models: dict[str, Path], data: Path, tmp_path: Path, theirs: Callable[[str, str], dict[str, Any]]
 ) -> None:
     attempts = run(tmp_path / "run", models["causal"], data, entry("choice", "num_fewshot = 6"), STATIC)
@@ -643,7 +641,7 @@ def unscorable(data: Path, tmp_path: Path) -> Path:
     return folder
 
 
-def test_one_document_that_cannot_be_scored_costs_no_cell(
+def test_unscorable_document_is_omitted_from_every_kind_of_cell(
     models: dict[str, Path], unscorable: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tasks = entry("choice", 'calibration_split = "train"\nnum_fewshot = 0')
@@ -681,12 +679,12 @@ def test_one_document_that_cannot_be_scored_costs_no_cell(
     assert "m on choice: 1 of 11 documents left out, whose texts cannot be scored" in capfd.readouterr().out
 
 
-def test_an_empty_text_is_left_out(models: dict[str, Path], unscorable: Path, tmp_path: Path) -> None:
+def test_empty_text_is_omitted(models: dict[str, Path], unscorable: Path, tmp_path: Path) -> None:
     attempts = run(tmp_path / "run", models["causal"], unscorable, entry("rolling"), STATIC)
     assert {len(rows(attempt, "samples")) for attempt in attempts.values()} == {10}
 
 
-def test_a_task_of_such_documents_alone_fails(models: dict[str, Path], unscorable: Path, tmp_path: Path) -> None:
+def test_task_with_only_unscorable_documents_fails(models: dict[str, Path], unscorable: Path, tmp_path: Path) -> None:
     path = unscorable / "test.jsonl"
     path.write_text(path.read_text().splitlines()[-1] + "\n")
     attempts = run(tmp_path / "run", models["causal"], unscorable, entry("rolling"), STATIC)
@@ -711,7 +709,7 @@ def test_a_task_of_such_documents_alone_fails(models: dict[str, Path], unscorabl
         (entry("letter", "num_fewshot = -1"), "must be from 0"),
     ],
 )
-def test_what_does_not_go_with_a_task_is_refused(
+def test_settings_invalid_for_an_lm_eval_task_are_refused(
     models: dict[str, Path], data: Path, tmp_path: Path, text: str, words: str
 ) -> None:
     with pytest.raises(UserError) as caught:
@@ -719,7 +717,7 @@ def test_what_does_not_go_with_a_task_is_refused(
     assert words in str(caught.value) and "suite.toml:" in str(caught.value)
 
 
-def test_a_task_whose_own_yaml_samples_is_refused_unless_told_to_be_greedy(
+def test_task_whose_yaml_requires_sampling_is_refused_unless_overridden(
     models: dict[str, Path], data: Path, tmp_path: Path
 ) -> None:
     config = {**yaml.safe_load((data / "ours" / "toy_text.yaml").read_text()), "task": "toy_sampled"}
@@ -732,12 +730,14 @@ def test_a_task_whose_own_yaml_samples_is_refused_unless_told_to_be_greedy(
     planned(tmp_path / "run", models["causal"], data, f"{task}gen_kwargs = {{ do_sample = false }}\n", STATIC)
 
 
-def test_whole_texts_are_refused_of_an_encoder_decoder(models: dict[str, Path], data: Path, tmp_path: Path) -> None:
+def test_rolling_likelihood_is_refused_for_an_encoder_decoder(
+    models: dict[str, Path], data: Path, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match=r"suite\.toml.*loglikelihood_rolling.*is an encoder-decoder"):
         planned(tmp_path / "run", models["seq2seq"], data, entry("rolling"), STATIC)
 
 
-def test_settings_are_part_of_what_was_asked_and_where_a_yaml_lies_is_not(
+def test_lm_eval_task_settings_change_ids_and_the_yaml_path_does_not(
     models: dict[str, Path], data: Path, tmp_path: Path
 ) -> None:
     def ids(root: str, more: str, folder: Path = data) -> set[str]:

@@ -126,7 +126,7 @@ def log_probs_in_format(
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-def test_answers_are_compared_token_by_token(
+def test_format_gaps_of_answers_equal_a_token_by_token_comparison(
     run_format: Callable[..., FormatRun], model: Path, tmp_path: Path, dtype: str
 ) -> None:
     item, metrics = run_format(dtype, model, SQUAD)
@@ -157,7 +157,7 @@ def outputs_in_order(item: CellJob, outputs: dict[str, list[int]]) -> Iterator[S
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_labels_are_compared_as_choices(
+def test_format_gaps_of_classifiers_compare_labels_as_choices(
     run_format: Callable[..., FormatRun], classifier_folder: Callable[..., Path], toy_texts: Path, dtype: str
 ) -> None:
     model = classifier_folder(("bad", "so-so", "good"))
@@ -184,7 +184,7 @@ def test_labels_are_compared_as_choices(
     assert metrics["format_choice_match"]["value"] == pytest.approx(np.mean(same))
 
 
-def test_tokens_match_that_are_the_most_probable_in_both_formats_or_in_neither() -> None:
+def test_format_token_match_counts_tokens_greedy_in_both_formats_or_neither() -> None:
     def scored(logprobs: list[float], greedy: list[bool]) -> Scored:
         return Scored([5] * len(greedy), logprobs=logprobs, greedy=greedy)
 
@@ -201,7 +201,7 @@ def test_float32_is_not_compared_with_itself(run_format: Callable[..., FormatRun
     assert not metrics
 
 
-def test_few_documents_are_read_twice(
+def test_float32_comparison_is_limited_to_few_documents(
     run_format: Callable[..., FormatRun], model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metrics_module, "FORMAT_DOCUMENTS", 2)
@@ -209,7 +209,7 @@ def test_few_documents_are_read_twice(
     assert {row["n"] for row in metrics.values()} == {2}
 
 
-def test_without_memory_for_both_the_quality_is_measured_alone(
+def test_float32_comparison_is_skipped_without_enough_memory(
     run_format: Callable[..., FormatRun],
     model: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -222,7 +222,7 @@ def test_without_memory_for_both_the_quality_is_measured_alone(
     assert "bfloat16 was not compared with float32: that needs" in messages and "on cpu" in messages
 
 
-def test_a_reference_for_which_memory_runs_out_costs_no_answer(
+def test_out_of_memory_in_the_float32_reference_does_not_fail_the_cell(
     run_format: Callable[..., FormatRun],
     model: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -236,7 +236,7 @@ def test_a_reference_for_which_memory_runs_out_costs_no_answer(
     assert not metrics and "no room" in capsys.readouterr().err
 
 
-def test_the_frontier_has_it_beside_every_score_of_the_format(
+def test_frontier_has_the_format_gaps_of_every_method(
     run_format: Callable[..., FormatRun], model: Path, tmp_path: Path
 ) -> None:
     _, metrics = run_format("bfloat16", model, SQUAD)

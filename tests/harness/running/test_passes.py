@@ -168,7 +168,7 @@ def watched_quality_pass(scored: list[Any], work: Work[Any], *rest: Any) -> None
         quality_pass(work, *rest)
 
 
-def test_a_document_is_scored_once_and_what_is_stored_is_that_score(ran: Run) -> None:
+def test_each_document_is_scored_once_and_the_score_is_stored(ran: Run) -> None:
     for cell in ran.cells("quality"):
         scored = {key: (text, score) for cell_id, key, text, score in ran.scored if cell_id == cell.cell_id}
         stored = ran.rows(cell.cell_id, "samples")
@@ -189,7 +189,7 @@ class FakeWriter:
         self.written.append((name, table))
 
 
-def test_a_probe_does_not_decode_again_what_full_depth_has_answered(ran: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probe_reuses_full_depth_answers_without_decoding(ran: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     (probed,) = (item for item in ran.items.values() if item.cell.kind == "probe")
     (full,) = (item for item in ran.items.values() if item.cell.kind == "quality" and item.cell.method.name == "full")
     model, alone, shared = LoadedModel(ran.spec), FakeWriter(), FakeWriter()
@@ -200,7 +200,7 @@ def test_a_probe_does_not_decode_again_what_full_depth_has_answered(ran: Run, mo
     assert shared.written == alone.written
 
 
-def test_what_another_method_or_a_rule_on_logits_answered_is_no_answer_of_full_depth(ran: Run) -> None:
+def test_answers_of_other_methods_or_logit_rules_are_not_cached_as_full_depth(ran: Run) -> None:
     model = LoadedModel(ran.spec)
     (full,) = (item for item in ran.items.values() if item.cell.kind == "quality" and item.cell.method.name == "full")
     static = replace(full, cell=replace(full.cell, method=MethodRef("static", {"exit_layer": 2}, "1")))
@@ -210,7 +210,7 @@ def test_what_another_method_or_a_rule_on_logits_answered_is_no_answer_of_full_d
     assert not model.full_answers
 
 
-def test_every_cell_ends_well_after_counting_its_documents(ran: Run) -> None:
+def test_every_cell_succeeds_and_reports_its_document_count(ran: Run) -> None:
     assert {event["status"] for event in ran.events if event["event"] == "end"} == {"ok"}
     started = {event["label"]: event["documents"] for event in ran.events if event["event"] == "start"}
     documents = {cell.kind: started[label] for label, item in ran.items.items() for cell in [item.cell]}
@@ -222,7 +222,7 @@ def test_every_cell_ends_well_after_counting_its_documents(ran: Run) -> None:
 # ------------------------------------------------------------------------------------------ fit
 
 
-def test_a_fit_leaves_its_tensors_and_its_curve(ran: Run) -> None:
+def test_fit_stores_tensors_and_training_curve(ran: Run) -> None:
     (fit,) = ran.cells("fit")
     tensors = load_file(ran.folder(fit.cell_id) / FITTED_FILE)
     assert {name: tuple(value.shape) for name, value in tensors.items()} == {"0.weight": (2, 32), "0.bias": (2,)}
@@ -232,7 +232,7 @@ def test_a_fit_leaves_its_tensors_and_its_curve(ran: Run) -> None:
     assert (fit.task.split, fit.task.documents) == ("train", 6)
 
 
-def test_a_fitted_gate_decides_alike_in_decoding_and_in_its_replay_until_caches_differ(ran: Run) -> None:
+def test_fitted_gate_exits_alike_in_decoding_and_replay_at_the_first_token(ran: Run) -> None:
     (quality,) = ran.cells("quality", "calm-classifier")
     (replay,) = [cell for cell in ran.cells("replay") if cell.method == quality.method]
     real, simulated = (
@@ -256,14 +256,14 @@ def fitted_quality(ran: Run) -> CellJob:
     return next(i for i in ran.items.values() if i.cell.kind == "quality" and i.cell.fit_cell_id)
 
 
-def test_what_was_never_fitted_is_skipped_with_the_reason(ran: Run, tmp_path: Path) -> None:
+def test_cell_whose_fit_was_never_run_is_skipped_with_a_reason(ran: Run, tmp_path: Path) -> None:
     item = fitted_quality(ran)
     worker.run(replace(ran.spec, cells=(item,), spool=tmp_path), lambda event: None)
     status, fit = latest_status(tmp_path)[item.cell.cell_id], str(item.cell.fit_cell_id)[:12]
     assert (status.status, status.reason) == ("skipped", f"needs cell {fit}, which was never run")
 
 
-def test_what_depends_on_a_failed_fit_is_skipped_with_the_reason(
+def test_cell_whose_fit_failed_is_skipped_with_a_reason(
     ran: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*arguments: Any) -> None:
@@ -312,7 +312,7 @@ def reference(ran: Run, worded_model: Path) -> Reference:
     return Reference(normed, logits)
 
 
-def test_scores_of_a_fitted_gate_are_its_network_on_the_states_of_transformers(ran: Run, reference: Reference) -> None:
+def test_scores_of_a_fitted_gate_equal_its_network_on_transformers_states(ran: Run, reference: Reference) -> None:
     (scores,) = ran.cells("scores", "calm-classifier")
     fitted = load_file(ran.folder(scores.fit_cell_id) / FITTED_FILE)
     rows = ran.rows(scores.cell_id, "scores")
@@ -328,9 +328,7 @@ def test_scores_of_a_fitted_gate_are_its_network_on_the_states_of_transformers(r
         assert math.isnan(row["score"][-1])
 
 
-def test_scores_of_a_pruned_head_are_margins_among_the_ids_that_the_first_block_kept(
-    ran: Run, reference: Reference
-) -> None:
+def test_scores_of_a_pruned_head_are_margins_among_ids_kept_by_the_first_block(ran: Run, reference: Reference) -> None:
     (scores,) = ran.cells("scores", "calm-softmax")
     differ = 0
     for row in ran.rows(scores.cell_id, "scores"):
@@ -383,7 +381,7 @@ def test_a_replay_over_scores_equals_a_loop_over_its_table(ran: Run) -> None:
     assert {name for name, layer in depths if layer < DEPTH} == {"calm-classifier", "calm-softmax"}
 
 
-def test_blocks_run_are_told_beside_the_exit_layer(ran: Run) -> None:
+def test_mean_blocks_run_is_stored_next_to_the_mean_exit_layer(ran: Run) -> None:
     beyond = {}
     for cell in (*ran.cells("quality"), *ran.cells("replay")):
         tokens, metrics = ran.rows(cell.cell_id, "tokens"), ran.metrics(cell.cell_id)
@@ -394,7 +392,7 @@ def test_blocks_run_are_told_beside_the_exit_layer(ran: Run) -> None:
     assert beyond["quality", "full"] == beyond["replay", "calm-softmax"] == 0
 
 
-def test_a_replay_over_scores_is_compared_with_full_depths_tokens(ran: Run) -> None:
+def test_token_match_of_a_replay_compares_with_full_depth_tokens(ran: Run) -> None:
     (probe,) = ran.cells("probe")
     full = {(row["doc_key"], row["position"]): row["full_token_id"] for row in ran.rows(probe.cell_id, "probe")}
     for cell in ran.cells("replay"):
@@ -405,7 +403,7 @@ def test_a_replay_over_scores_is_compared_with_full_depths_tokens(ran: Run) -> N
 # ------------------------------------------------------------------------------------------ cost
 
 
-def test_the_parts_of_a_tokens_cost_add_up_to_what_the_ideal_speedup_says(ran: Run) -> None:
+def test_cost_parts_per_token_add_up_to_the_ideal_speedup(ran: Run) -> None:
     verified = set()
     for cell in ran.cells("quality"):
         metrics = ran.metrics(cell.cell_id)
@@ -425,7 +423,7 @@ def test_the_parts_of_a_tokens_cost_add_up_to_what_the_ideal_speedup_says(ran: R
 # ------------------------------------------------------------------------------------------ calibration
 
 
-def test_a_calibration_walks_its_levels_until_the_first_that_fails(ran: Run) -> None:
+def test_calibration_tests_levels_until_the_first_failure(ran: Run) -> None:
     walked, nothing, risk = (ran.rows(cell.cell_id, "calibration") for cell in ran.cells("calibration"))
     assert [(row["step"], row["threshold"], row["passed"]) for row in walked] == [(1, 1.0, True), (2, 0.0, False)]
     assert [(row["step"], row["threshold"], row["passed"]) for row in nothing] == [(1, 0.0, False)]
@@ -439,7 +437,7 @@ def test_a_calibration_walks_its_levels_until_the_first_that_fails(ran: Run) -> 
     assert walked[0]["mean_loss"] == 0 < 0.05 <= walked[1]["mean_loss"]
 
 
-def test_the_choice_of_a_calibration_is_checked_on_other_documents(ran: Run) -> None:
+def test_calibrated_threshold_is_evaluated_on_held_out_documents(ran: Run) -> None:
     walked, _, risk = ran.cells("calibration")
     assert walked.calibration is not None
     assert "threshold" in walked.method.unused_params  # each level takes its place
@@ -450,7 +448,7 @@ def test_the_choice_of_a_calibration_is_checked_on_other_documents(ran: Run) -> 
     assert {row["n"] for row in ran.rows(walked.cell_id, "metrics") if row["metric"] == "held_out_loss"} == {5}
 
 
-def test_full_depth_is_left_where_no_level_passes(ran: Run) -> None:
+def test_calibration_falls_back_to_full_depth_if_no_level_passes(ran: Run) -> None:
     _, nothing, _ = ran.cells("calibration")
     assert ran.metrics(nothing.cell_id) == {"held_out_loss": 0.0, "held_out_mean_exit_layer": DEPTH}
 
@@ -474,7 +472,9 @@ QUESTION = Document.from_fields({"question": "What?", "answers": {"text": ["red 
         ("risk", "blue bus", "green van", 0.0),
     ],
 )
-def test_the_loss_of_a_document(ran: Run, consistency: Consistency, full: str, early: str, loss: float) -> None:
+def test_calibration_loss_of_a_document_per_consistency(
+    ran: Run, consistency: Consistency, full: str, early: str, loss: float
+) -> None:
     item = calibrating(ran, consistency)
     assert loss_of(item, full, early) == pytest.approx(loss)
 
@@ -511,7 +511,7 @@ class Errors(Squad):
         ("risk", "red bus", "blue bus", 0.5),
     ],
 )
-def test_the_loss_of_a_document_that_is_scored_by_its_error(
+def test_calibration_loss_with_a_lower_is_better_metric(
     ran: Run, monkeypatch: pytest.MonkeyPatch, consistency: Consistency, full: str, early: str, loss: float
 ) -> None:
     monkeypatch.setitem(registry._TASKS, "squad", Errors)
@@ -519,7 +519,7 @@ def test_the_loss_of_a_document_that_is_scored_by_its_error(
     assert loss_of(item, full, early) == pytest.approx(loss)
 
 
-def test_a_calibration_of_an_error_certifies_the_level_before_it_rises(
+def test_calibration_on_an_error_metric_chooses_the_last_level_without_a_rise(
     ran: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(registry._TASKS, "squad", Errors)
@@ -545,7 +545,7 @@ def said(text: str) -> Sequence[DocumentAnswer]:
 # ------------------------------------------------------------------------------------------ verification
 
 
-def test_self_speculation_answers_as_full_depth_and_tells_how_many_drafts_it_kept(ran: Run) -> None:
+def test_self_speculation_equals_full_depth_and_reports_its_acceptance_rate(ran: Run) -> None:
     for cell in ran.cells("quality", "self-speculation"):
         full = ran.rows(cell.full_depth_cell_id, "samples")
         assert [row["output_ids"] for row in ran.rows(cell.cell_id, "samples")] == [row["output_ids"] for row in full]
@@ -559,7 +559,7 @@ def test_self_speculation_answers_as_full_depth_and_tells_how_many_drafts_it_kep
         assert {row["blocks_run"] for row in tokens} == {DEPTH}
 
 
-def test_only_what_is_verified_has_an_acceptance_rate(ran: Run) -> None:
+def test_only_runs_that_verify_drafts_have_an_acceptance_rate(ran: Run) -> None:
     for cell in ran.cells("quality", "free"):
         verifies, tokens = cell.kv_policy != "sync-parallel", ran.rows(cell.cell_id, "tokens")
         # Every token is a draft here, so that only a policy that verifies the end of an answer verifies any.
@@ -573,16 +573,16 @@ def test_only_what_is_verified_has_an_acceptance_rate(ran: Run) -> None:
     assert {row["rejected"] for c in ran.cells("quality", "calm") for row in ran.rows(c.cell_id, "tokens")} == {None}
 
 
-def test_a_depth_that_the_method_fixes_is_known_and_has_no_interval() -> None:
+def test_fixed_depth_has_no_confidence_interval() -> None:
     fixed = depth_interval([8, 12, 4], [2, 3, 1], 8, is_fixed=True)
     assert (fixed.value, fixed.low, fixed.high, fixed.n) == (4.0, None, None, 3)
 
 
-def test_a_depth_that_all_documents_happen_to_share_has_an_interval() -> None:
+def test_equal_but_not_fixed_depths_have_a_confidence_interval() -> None:
     chosen = depth_interval([8, 12, 4], [2, 3, 1], 8, is_fixed=False)
     assert chosen.low is not None and chosen.high is not None and chosen.low < 4.0 < chosen.high
 
 
-def test_a_fixed_depth_after_a_first_token_of_full_depth_has_an_interval() -> None:
+def test_fixed_depth_after_a_full_depth_first_token_has_a_confidence_interval() -> None:
     mixed = depth_interval([8 + 4, 8 + 8, 8], [2, 3, 1], 8, is_fixed=True)
     assert mixed.low is not None and mixed.high is not None and mixed.low < mixed.value < mixed.high

@@ -43,7 +43,7 @@ Planned = Callable[..., Plan]
 
 @pytest.fixture
 def planned(worded_model: Path, tmp_path: Path) -> Planned:
-    """Return a function that plans the suite in a number format."""
+    """Return a function that makes the plan of this file's `SUITE` in a given number format."""
 
     def plan(dtype: str = "float32", options: str = "", spool: str = "spool") -> Plan:
         suite = SUITE.replace("MODEL", str(worded_model)).replace("OPTIONS", options).replace("DTYPE", dtype)
@@ -67,7 +67,7 @@ def ids(plan: Plan) -> list[str]:
     return [cell.item.cell.cell_id for group in plan.groups for cell in group.cells]
 
 
-def test_attempts_say_what_was_chosen_and_cells_do_not(
+def test_product_forms_are_stored_per_attempt_and_do_not_change_cell_ids(
     planned: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The chosen forms are stored with an attempt. They do not change the cell's id, but make times incomparable."""
@@ -91,7 +91,7 @@ def test_attempts_say_what_was_chosen_and_cells_do_not(
     assert "products.1 thread, float32 (" in capsys.readouterr().out
 
 
-def test_int8_is_a_number_format_of_its_own(planned: Planned, tmp_path: Path) -> None:
+def test_int8_cells_have_separate_ids_and_conditions(planned: Planned, tmp_path: Path) -> None:
     int8 = planned("int8")
     assert {cell.item.cell.dtype for cell in int8.groups[0].cells} == {"int8"}
     assert not set(ids(int8)) & {*ids(planned("bfloat16")), *ids(planned("float32"))}
@@ -102,6 +102,6 @@ def test_int8_is_a_number_format_of_its_own(planned: Planned, tmp_path: Path) ->
     assert result == [("int8", "int8, cpu, batch 1")]
 
 
-def test_int8_on_the_hosted_engine_is_refused_before_anything_runs(planned: Planned) -> None:
+def test_int8_is_refused_on_the_hosted_engine(planned: Planned) -> None:
     with pytest.raises(UserError, match=r'models\.tiny.*dtype = "int8" is of the lean engine'):
         planned("int8", 'engine = "hosted"')

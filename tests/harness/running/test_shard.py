@@ -25,13 +25,13 @@ def cells(plan: Plan) -> list[str]:
 
 
 @pytest.mark.parametrize("of", [1, 2, 5])
-def test_shards_together_are_the_whole_and_no_two_share_a_cell(whole: Plan, of: int) -> None:
+def test_shards_partition_the_plan(whole: Plan, of: int) -> None:
     parts = [cells(part(whole, [Shard(number, of)])) for number in range(1, of + 1)]
     assert sorted(chain(*parts)) == sorted(cells(whole))
     assert all(parts)
 
 
-def test_a_shard_has_all_that_its_cells_need(whole: Plan) -> None:
+def test_shard_includes_the_dependencies_of_its_cells(whole: Plan) -> None:
     for number in (1, 2, 3):
         shard = part(whole, [Shard(number, 3)])
         known = set(cells(shard))
@@ -40,13 +40,13 @@ def test_a_shard_has_all_that_its_cells_need(whole: Plan) -> None:
                 assert {*cell.depends_on, cell.full_depth_cell_id or cell.cell_id} <= known
 
 
-def test_several_shards_go_to_one_machine(whole: Plan) -> None:
+def test_several_shards_can_be_combined(whole: Plan) -> None:
     both = cells(part(whole, [Shard(1, 4), Shard(3, 4)]))
     one, three = (cells(part(whole, [Shard(number, 4)])) for number in (1, 3))
     assert sorted(both) == sorted(one + three)
 
 
-def test_without_shards_a_plan_is_whole(whole: Plan) -> None:
+def test_plan_without_shards_is_unchanged(whole: Plan) -> None:
     assert part(whole, []) is whole
 
 
@@ -58,18 +58,18 @@ def test_without_shards_a_plan_is_whole(whole: Plan) -> None:
         ([Shard(2, 1000)], "Allowed: K/N with N up to"),
     ],
 )
-def test_shards_that_cannot_be(whole: Plan, shards: list[Shard], message: str) -> None:
+def test_invalid_shards_are_refused(whole: Plan, shards: list[Shard], message: str) -> None:
     with pytest.raises(UserError, match=message):
         part(whole, shards)
 
 
 @pytest.mark.parametrize("text", ["", "2", "0/3", "4/3", "1/0", "-1/3", "a/b", "1/2/3", "1.5/2", "1/99999", "²/3"])
-def test_malformed_shards_are_told(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_malformed_shard_option_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "builtin", f"--shard={text}", "--runs", str(tmp_path)]) == 2
     assert "--shard" in capsys.readouterr().err
 
 
-def test_a_model_is_trained_before_its_suite_is_split(whole: Plan) -> None:
+def test_sharding_a_suite_with_an_untrained_model_is_refused(whole: Plan) -> None:
     first, *others = whole.groups
     untrained = replace(whole, groups=(replace(first, folder=None, cells=()), *others))
     with pytest.raises(UserError, match="to be trained first: builtin-"):

@@ -41,7 +41,7 @@ def reading(
     return PhaseTiming(doc, round_, 0, arm, twin, phase, 10, wall_ns, None, wall_ns // 2)
 
 
-def test_a_speedup_is_a_ratio_of_sums_and_not_a_mean_of_ratios() -> None:
+def test_speedup_is_a_ratio_of_sums_and_not_a_mean_of_ratios() -> None:
     readings = [
         reading("a", "full", 100),
         reading("a", "method", 50),
@@ -51,7 +51,7 @@ def test_a_speedup_is_a_ratio_of_sums_and_not_a_mean_of_ratios() -> None:
     assert speedup(readings, "total", seed=0).value == pytest.approx(1000 / 900)
 
 
-def test_what_every_timing_tells_is_of_whole_requests() -> None:
+def test_common_timing_metrics_use_the_total_phase() -> None:
     """Three documents, timed as two units in two rounds. Both units' keys belong to the choosing part."""
     took = {("full", False): 60, ("full", True): 50, ("method", False): 15}
     readings = [
@@ -76,13 +76,13 @@ def test_what_every_timing_tells_is_of_whole_requests() -> None:
     )
 
 
-def test_a_documents_time_is_the_median_over_rounds_and_other_phases_stay_out() -> None:
+def test_document_time_is_the_median_over_rounds_of_one_phase() -> None:
     readings = [reading("a", arm, ns, round_=r) for r in range(3) for arm, ns in (("full", 30), ("method", 20))]
     readings += [reading("a", "method", 10**9, phase="decode"), reading("a", "method", 10**9, round_=3)]
     assert speedup(readings, "total", seed=0).value == pytest.approx(1.5)
 
 
-def test_a_stall_moves_neither_milliseconds_nor_the_time_of_a_token() -> None:
+def test_one_stalled_round_changes_neither_request_nor_token_times() -> None:
     readings = [
         reading(doc, arm, 10**6 * ms, twin=twin, phase=phase, round_=round_)
         for doc in ("a", "c")
@@ -97,7 +97,7 @@ def test_a_stall_moves_neither_milliseconds_nor_the_time_of_a_token() -> None:
     assert {name: told[name].value for name in expected} == expected
 
 
-def test_each_part_of_the_documents_has_a_speed_up_of_its_own() -> None:
+def test_choosing_and_confirming_documents_have_separate_speedups() -> None:
     faster = {"a": 2.0, "b": 3.0, "c": 4.0, "d": 1.5}
     readings = [
         one
@@ -121,7 +121,7 @@ def test_the_twin_is_compared_only_with_full_depth() -> None:
     assert speedup(readings, "total", seed=0).value == pytest.approx(100)
 
 
-def test_the_order_of_arms_is_a_palindrome_so_that_drift_cancels() -> None:
+def test_order_of_arms_is_a_palindrome() -> None:
     assert tuple(reversed(ORDER)) == ORDER
     assert {place for place, arm in enumerate(ORDER) if arm == ("method", False)} == {2, 3}
 
@@ -130,7 +130,7 @@ def test_the_order_of_arms_is_a_palindrome_so_that_drift_cancels() -> None:
     ("half_width", "seconds", "rounds", "reason"),
     [(1e9, 1e9, 5, "precise"), (0.0, 1e-9, 5, "seconds"), (0.0, 1e9, 7, "rounds"), (0.0, None, 7, "rounds")],
 )
-def test_reading_stops_after_five_rounds_when_precise_or_out_of_seconds_and_at_last_when_out_of_rounds(
+def test_timing_stops_when_precise_or_out_of_time_or_out_of_rounds(
     worded_model: Path, half_width: float, seconds: float | None, rounds: int, reason: str
 ) -> None:
     checkpoint = load_checkpoint(worded_model)
@@ -152,7 +152,7 @@ def test_reading_stops_after_five_rounds_when_precise_or_out_of_seconds_and_at_l
         assert total.cpu_ns == prefill.cpu_ns + decode.cpu_ns > 0
 
 
-def test_fewer_rounds_than_five_are_timed_where_a_suite_allows_no_more() -> None:
+def test_least_rounds_is_limited_by_max_rounds() -> None:
     assert TimingSettings(max_rounds=2).least_rounds == 2
     assert TimingSettings().least_rounds == MIN_ROUNDS
 
@@ -177,9 +177,7 @@ kinds = ["timing"]
 """
 
 
-def test_time_a_request_counts_the_documents_of_a_last_batch_that_is_not_full(
-    worded_model: Path, tmp_path: Path
-) -> None:
+def test_ms_per_request_counts_documents_of_an_incomplete_last_batch(worded_model: Path, tmp_path: Path) -> None:
     (tmp_path / "suite.toml").write_text(BATCHES.format(model=worded_model))
     (group,) = make_plan(load_suite(tmp_path / "suite.toml"), tmp_path, tmp_path / "models", None).groups
     items = tuple(planned.item for planned in group.cells if planned.item.cell.kind == "timing")
@@ -196,7 +194,7 @@ def test_time_a_request_counts_the_documents_of_a_last_batch_that_is_not_full(
         assert metrics[f"{prefix}ms_per_request"] == pytest.approx(sum(map(median, wall_ns.values())) / 3 / 1e6)
 
 
-def test_a_schedule_repeats_an_oracles_answers_without_looking_ahead(worded_model: Path) -> None:
+def test_scheduled_exits_repeat_oracle_answers_without_running_later_blocks(worded_model: Path) -> None:
     from exitbench.harness.engine.decoding.decode import decode, prefill
 
     checkpoint = load_checkpoint(worded_model)

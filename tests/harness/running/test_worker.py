@@ -82,7 +82,7 @@ def cells(plan: Plan) -> dict[str, Cell]:
     return {cell.item.label: cell.item.cell for group in plan.groups for cell in group.cells}
 
 
-def test_every_cell_starts_counts_up_to_its_documents_and_ends(
+def test_every_cell_emits_start_progress_and_end_events(
     ran: tuple[list[dict[str, Any]], Path], plan: tuple[Plan, Path]
 ) -> None:
     by_cell: dict[str, list[dict[str, Any]]] = {}
@@ -134,14 +134,14 @@ def test_a_replay_in_sql_equals_a_loop_over_the_probed_tokens(
     assert depths == {1, 2, 3, 4}, "the model must make every depth happen"
 
 
-def test_replays_are_labelled_simulated_and_have_no_time(query: Callable[[str], list[tuple[Any, ...]]]) -> None:
+def test_replays_are_labelled_simulated_and_have_no_speedup(query: Callable[[str], list[tuple[Any, ...]]]) -> None:
     rows = query("SELECT DISTINCT kind, execution FROM runs")
     assert set(rows) == {("quality", "real"), ("timing", "real"), ("probe", "real"), ("replay", "simulated")}
     assert query("SELECT count(*) FROM frontier WHERE execution = 'simulated' AND speedup IS NOT NULL") == [(0,)]
     assert query("SELECT DISTINCT random_weights FROM runs") == [(True,)]
 
 
-def test_the_device_is_read_before_and_after_every_round_of_a_timing(
+def test_device_is_read_before_and_after_every_timing_round(
     query: Callable[[str], list[tuple[Any, ...]]],
 ) -> None:
     rows = query(
@@ -154,14 +154,14 @@ def test_the_device_is_read_before_and_after_every_round_of_a_timing(
     assert query("SELECT count(*) FROM device_readings WHERE device <> 'cpu'") == [(0,)]
 
 
-def test_a_run_says_what_brought_its_method_and_how_its_seeds_are_found(
+def test_runs_record_the_methods_distribution_and_seed_derivations(
     query: Callable[[str], list[tuple[Any, ...]]],
 ) -> None:
     rows = query("SELECT DISTINCT method_distribution, method_version, seeds->>'bootstrap', seeds->>'decode' FROM runs")
     assert rows == [("exitbench", __version__, "3", "int(sha256('3:' + doc_key)[:15], 16)")]
 
 
-def test_a_gate_that_never_opens_matches_full_depth_and_an_early_one_saves(
+def test_unreachable_threshold_matches_full_depth_and_threshold_0_saves_work(
     query: Callable[[str], list[tuple[Any, ...]]],
 ) -> None:
     rows = query(
@@ -179,7 +179,7 @@ def test_a_gate_that_never_opens_matches_full_depth_and_an_early_one_saves(
             assert ideal > 1
 
 
-def test_timing_reads_both_arms_and_the_twin_in_a_palindrome(query: Callable[[str], list[tuple[Any, ...]]]) -> None:
+def test_timing_runs_both_arms_and_the_twin_in_palindromic_order(query: Callable[[str], list[tuple[Any, ...]]]) -> None:
     order = query(
         """SELECT doc_key, round, attempt_id, list(arm || CASE WHEN twin THEN '*' ELSE '' END ORDER BY position)
            FROM timing_sample WHERE phase = 'total' GROUP BY ALL"""
@@ -199,7 +199,7 @@ def test_timing_reads_both_arms_and_the_twin_in_a_palindrome(query: Callable[[st
     } <= names
 
 
-def test_what_was_timed_and_the_ideal_of_it_stand_beside_the_speed_up(
+def test_frontier_has_realised_fraction_and_timed_documents_and_rounds(
     query: Callable[[str], list[tuple[Any, ...]]],
 ) -> None:
     rows = query(
@@ -216,7 +216,7 @@ def test_what_was_timed_and_the_ideal_of_it_stand_beside_the_speed_up(
         assert [documents, rounds] == timed
 
 
-def test_every_metric_says_what_it_is_about(query: Callable[[str], list[tuple[Any, ...]]]) -> None:
+def test_metrics_have_roles_by_cell_kind(query: Callable[[str], list[tuple[Any, ...]]]) -> None:
     answer = query("SELECT kind, role, list(DISTINCT metric ORDER BY metric) FROM metric_values GROUP BY ALL")
     roles = {(kind, role): metrics for kind, role, metrics in answer}
     assert {kind for kind, role in roles if role in ("headline", "task")} == {"quality"}
@@ -234,9 +234,7 @@ def test_oracles_run_every_block_and_are_timed(query: Callable[[str], list[tuple
     assert query("SELECT count(*) FROM metric_values WHERE method = 'oracle' AND metric = 'speedup'")[0][0] > 0
 
 
-def test_a_cell_whose_dependency_is_missing_is_skipped_and_the_others_run(
-    plan: tuple[Plan, Path], tmp_path: Path
-) -> None:
+def test_cell_with_a_missing_dependency_is_skipped_and_others_run(plan: tuple[Plan, Path], tmp_path: Path) -> None:
     (group,) = plan[0].groups
     assert group.folder is not None
     orphan = next(cell.item for cell in group.cells if cell.item.cell.kind == "replay")
@@ -247,7 +245,7 @@ def test_a_cell_whose_dependency_is_missing_is_skipped_and_the_others_run(
     assert "was never run" in str(latest_status(tmp_path)[orphan.cell.cell_id].reason)
 
 
-def test_a_failure_is_a_row_with_its_traceback_and_the_next_cell_runs(
+def test_failure_is_stored_with_its_traceback_and_the_next_cell_runs(
     plan: tuple[Plan, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (group,) = plan[0].groups
@@ -266,7 +264,7 @@ def test_a_failure_is_a_row_with_its_traceback_and_the_next_cell_runs(
         assert "in broken" in json.loads((status.path / "status.json").read_text())["log_tail"]
 
 
-def test_the_workers_tokens_can_be_spelled_out(query: Callable[[str], list[tuple[Any, ...]]]) -> None:
+def test_tokens_joined_with_the_vocabulary_give_the_output_text(query: Callable[[str], list[tuple[Any, ...]]]) -> None:
     spelled = """
         SELECT s.output_text, string_agg(v.text, ' ' ORDER BY t.position) FILTER (v.begins_word)
         FROM token_trace AS t

@@ -7,7 +7,7 @@ from exitbench.harness.scaffolds import MOST_CHARACTERS, check_new_name, class_n
 
 
 @pytest.mark.parametrize("name", ["mine", "top-3", "a", "class", "x" * MOST_CHARACTERS])
-def test_words_and_digits_joined_by_hyphens_are_a_name(name: str) -> None:
+def test_words_and_digits_joined_by_hyphens_are_valid_names(name: str) -> None:
     check_new_name(name)
 
 
@@ -18,7 +18,7 @@ def test_words_and_digits_joined_by_hyphens_are_a_name(name: str) -> None:
         *("../mine", "mine\n", "x" * (MOST_CHARACTERS + 1)),
     ],
 )
-def test_what_is_no_name_is_told_with_what_is(name: str) -> None:
+def test_invalid_names_are_refused_with_the_allowed_form(name: str) -> None:
     with pytest.raises(UserError, match=r"cannot be a name\. Allowed: lower-case letters a to z") as caught:
         check_new_name(name)
     assert len(str(caught.value)) < 300
@@ -28,11 +28,11 @@ def test_what_is_no_name_is_told_with_what_is(name: str) -> None:
     ("name", "kind"),
     [("max-prob", "method"), ("squad", "task"), ("wmt16-en-ro", "task"), ("builtin", "suite")],
 )
-def test_a_name_that_something_has_is_told(name: str, kind: str) -> None:
+def test_existing_names_are_refused(name: str, kind: str) -> None:
     with pytest.raises(UserError, match=f"there is a {kind} named '{name}'"):
         check_new_name(name)
 
 
-def test_python_spells_it_as_a_module_and_a_class() -> None:
+def test_module_and_class_names_are_derived_from_the_name() -> None:
     assert module_name("my-top-3") == "my_top_3"
     assert class_name("my-top-3") == "MyTop3"

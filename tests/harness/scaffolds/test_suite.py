@@ -54,27 +54,29 @@ def comment(path: Path) -> str:
     ("model", "tasks"),
     [("builtin-weighted", ["squad", "samsum", "wmt-en-fr"]), ("builtin-exit-heads", ["squad", "samsum"])],
 )
-def test_tasks_are_those_for_models_of_its_kind(model: str, tasks: list[str], new_suite: New, tmp_path: Path) -> None:
+def test_new_suite_has_the_tasks_for_its_model_kind(
+    model: str, tasks: list[str], new_suite: New, tmp_path: Path
+) -> None:
     suite = new_suite("--model", shipped(model))
     assert [task.label for task in suite.tasks] == tasks
     labels = {planned.item.label.split("/")[1] for group in plan_of(suite, tmp_path).groups for planned in group.cells}
     assert labels == set(tasks)
 
 
-def test_methods_are_those_that_need_nothing_trained_first(new_suite: New) -> None:
+def test_new_suite_has_only_methods_that_need_no_training(new_suite: New) -> None:
     methods = {sweep.method for sweep in new_suite("--model", shipped("builtin-weighted")).sweeps}
     assert {"full", "static", "calm-softmax"} <= methods
     assert not [name for name in methods if get_method(name)().fit_params() or get_method(name).needs_exit_heads]
 
 
-def test_every_other_method_is_named_in_a_comment(new_suite: New) -> None:
+def test_new_suite_names_every_other_method_in_a_comment(new_suite: New) -> None:
     methods = {sweep.method for sweep in new_suite("--model", shipped("builtin-weighted")).sweeps}
     said = comment(Path("asked.toml"))
     assert "Not on this model: heads, method 'heads' needs a checkpoint with trained exit heads" in said
     assert [name for name in set(method_names()) - methods if not re.search(rf"\b{name}\b", said)] == []
 
 
-def test_a_checkpoint_with_exit_heads_is_asked_for_theirs(new_suite: New) -> None:
+def test_new_suite_for_a_checkpoint_with_exit_heads_includes_method_heads(new_suite: New) -> None:
     suite = new_suite("--model", shipped("builtin-exit-heads"))
     assert "heads" in {sweep.method for sweep in suite.sweeps}
     assert "Not on this model" not in Path("asked.toml").read_text()
@@ -86,7 +88,9 @@ def static_depths(suite: Suite) -> list[Any]:
 
 
 @pytest.mark.parametrize(("n_blocks", "depths"), [(1, [1]), (2, [1]), (3, [1, 2]), (8, [2, 4, 6]), (12, [3, 6, 9])])
-def test_depths_are_quarters_of_the_models(n_blocks: int, depths: list[int], new_suite: New, tmp_path: Path) -> None:
+def test_static_depths_are_quarters_of_the_models_depth(
+    n_blocks: int, depths: list[int], new_suite: New, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
     sizes = {"vocab_size": 50, "n_embd": 8, "n_head": 2, "n_layer": n_blocks, "n_positions": 20}
     config = GPT2Config(**sizes, bos_token_id=0, eos_token_id=1)
@@ -94,7 +98,7 @@ def test_depths_are_quarters_of_the_models(n_blocks: int, depths: list[int], new
     assert static_depths(new_suite("--model", "model")) == depths
 
 
-def test_a_checkpoint_is_found_from_the_suites_folder(new_suite: New, tmp_path: Path) -> None:
+def test_model_path_is_relative_to_the_new_suites_folder(new_suite: New, tmp_path: Path) -> None:
     shutil.copytree(shipped("builtin-vanilla"), tmp_path / "my models" / "É one")
     assert main(["new", "suite", "asked", "--model", "my models/É one", "--to", "deep/er"]) == 0
     suite = load_suite("deep/er/asked.toml")
@@ -104,12 +108,12 @@ def test_a_checkpoint_is_found_from_the_suites_folder(new_suite: New, tmp_path: 
     assert plan_of(suite, tmp_path).groups[0].folder is not None
 
 
-def test_a_recipe_is_named_as_one(new_suite: New) -> None:
+def test_recipe_is_written_as_a_recipe(new_suite: New) -> None:
     (model,) = new_suite("--model", "builtin-free").models
     assert (model.name, model.recipe, model.path) == ("builtin-free", "builtin-free", None)
 
 
-def test_a_model_of_the_hubs_cache_is_named_with_its_revision(
+def test_hub_model_is_written_with_its_revision(
     new_suite: New, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from huggingface_hub import constants
@@ -122,12 +126,12 @@ def test_a_model_of_the_hubs_cache_is_named_with_its_revision(
     assert (model.name, str(model.hub)) == ("small-model", f"hub:me/small-model@{commit}")
 
 
-def test_tasks_that_are_named_stand_in_place_of_generated_ones(new_suite: New) -> None:
+def test_named_tasks_replace_the_default_tasks(new_suite: New) -> None:
     suite = new_suite("--model", "builtin-weighted", "--task", "squad", "--task", "wmt22-en-zh")
     assert [(task.label, task.data.limit) for task in suite.tasks] == [("squad", 20), ("wmt22-en-zh", 20)]
 
 
-def test_prompts_are_those_for_models_of_its_kind(
+def test_prompt_style_depends_on_the_model_kind_and_data(
     causal_model: Path, worded_model: Path, new_suite: New, tmp_path: Path
 ) -> None:
     chat = Path(shutil.copytree(causal_model, tmp_path / "chat"))
@@ -147,7 +151,7 @@ def test_prompts_are_those_for_models_of_its_kind(
         Path("asked.toml").unlink()
 
 
-def test_settings_of_a_task_are_kept(new_suite: New, tmp_path: Path) -> None:
+def test_task_settings_are_written_to_the_new_suite(new_suite: New, tmp_path: Path) -> None:
     (tmp_path / "text.en").write_text("a dog runs\n")
     (tmp_path / "text.fr").write_text("un chien court\n")
     files = 'files={en="text.en",fr="text.fr"}'
@@ -169,7 +173,7 @@ fields = { text = "text", a = "a", b = "b", right = "right" }
 """
 
 
-def test_of_choices_no_method_is_asked_that_gives_no_log_likelihoods(new_suite: New, tmp_path: Path) -> None:
+def test_choice_tasks_omit_methods_without_log_likelihoods(new_suite: New, tmp_path: Path) -> None:
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "pick.toml").write_text(CHOICES)
     (tmp_path / "pick.jsonl").write_text(json.dumps({"text": "the key", "a": "la clef", "b": "Ben", "right": 0}))
@@ -180,7 +184,7 @@ def test_of_choices_no_method_is_asked_that_gives_no_log_likelihoods(new_suite: 
     assert plan_of(suite, tmp_path, tmp_path).groups[0].cells
 
 
-def test_what_is_told_next_is_what_was_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_suite_prints_the_next_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     to = tmp_path / "a b"
     assert main(["new", "suite", "asked", "--model", "builtin-free", "--to", str(to)]) == 0
     assert capsys.readouterr().out.splitlines() == [
@@ -193,7 +197,7 @@ def test_what_is_told_next_is_what_was_asked(tmp_path: Path, capsys: pytest.Capt
     ]
 
 
-def test_a_model_larger_than_memory_has_a_suite_since_its_weights_are_not_loaded(
+def test_new_suite_for_a_model_larger_than_memory_loads_no_weights(
     new_suite: New, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(available, "_left_on_cpu", lambda: iter([1]))

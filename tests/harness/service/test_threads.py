@@ -19,7 +19,7 @@ from exitbench.harness.service import running
         (2, "cpu", "local", 0, 1, ""),  # nothing runs: nothing is looked at
     ],
 )
-def test_threads_are_no_more_than_the_free_cores_and_fewer_than_all_are_said(
+def test_threads_are_limited_to_free_cores_and_a_reduction_is_reported(
     free: int,
     device: str,
     executor: str,

@@ -163,7 +163,7 @@ def outputs_of(modules: nn.ModuleList, run: Callable[[], Any]) -> list[Tensor]:
     return seen
 
 
-def test_the_last_block_is_read_as_transformers_reads_it(model: Any) -> None:
+def test_logits_and_loss_of_the_last_block_equal_transformers(model: Any) -> None:
     batch = batch_for(model)
     states, own = decoder_states(model, batch), model(**batch)
     where = label_positions(model, batch)
@@ -175,7 +175,7 @@ def test_the_last_block_is_read_as_transformers_reads_it(model: Any) -> None:
     check_read_out(model)
 
 
-def test_every_block_is_what_its_module_returns(model: Any) -> None:
+def test_states_of_every_block_equal_its_modules_output(model: Any) -> None:
     batch = batch_for(model)
     states = decoder_states(model, batch)
     seen = outputs_of(decoder_blocks(model), lambda: model(**batch))
@@ -187,7 +187,7 @@ def test_every_block_is_what_its_module_returns(model: Any) -> None:
     torch.testing.assert_close(states.logits(wanted[1]), states.logits_NV(2))
 
 
-def test_an_inner_block_is_read_as_if_it_were_the_last(model: Any) -> None:
+def test_inner_block_logits_equal_those_of_a_model_cut_after_that_block(model: Any) -> None:
     batch = batch_for(model)
     states = decoder_states(model, batch)
     del decoder_blocks(model)[2:]
@@ -206,7 +206,7 @@ def test_every_block_with_a_loss_gets_a_gradient(model: Any) -> None:
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in decoder_blocks(model).parameters() if p.dim() > 1)
 
 
-def test_a_mask_of_ones_may_be_left_out(model: Any) -> None:
+def test_missing_attention_mask_equals_a_mask_of_ones(model: Any) -> None:
     batch = batch_for(model)
     ones = {**batch, "attention_mask": torch.ones_like(batch["input_ids"])}
     del batch["attention_mask"]
@@ -214,12 +214,12 @@ def test_a_mask_of_ones_may_be_left_out(model: Any) -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_t5_scales_states_where_embeddings_are_tied(tied: bool) -> None:
+def test_t5_scales_states_only_with_tied_embeddings(tied: bool) -> None:
     model = t5(tied)
     assert decoder_states(model, batch_for(model)).scale == (WIDTH**-0.5 if tied else 1.0)
 
 
-def test_dropout_falls_on_inner_states_as_on_the_last() -> None:
+def test_dropout_applies_to_the_states_of_every_block() -> None:
     model = t5(dropout=0.5).train()
     zeros = [(h == 0).float().mean().item() for h in decoder_states(model, batch_for(model)).normed]
     assert min(zeros) > 0.3
@@ -237,7 +237,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("family", ENDINGS)
-def test_what_a_decoder_does_after_its_last_block_is_found(family: str) -> None:
+def test_modules_after_the_last_block_are_found(family: str) -> None:
     model = FAMILIES[family]().train()
     ending = decoder_states(model, batch_for(model)).ending
     assert [type(module).__name__ for module in ending] == ENDINGS[family]
@@ -255,13 +255,13 @@ def test_finding_the_final_norm_draws_no_random_numbers() -> None:
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_logits_that_are_more_than_the_heads_are_refused() -> None:
+def test_model_with_logit_softcapping_is_refused() -> None:
     model = Gemma2ForCausalLM(Gemma2Config(**ROPE, head_dim=4, final_logit_softcapping=0.05))
     with pytest.raises(UserError, match="model_type 'gemma2': its logits are not those of its decoder's ending"):
         check_read_out(model)
 
 
-def test_a_decoder_of_several_lists_is_refused() -> None:
+def test_decoder_with_several_block_lists_is_refused() -> None:
     model = FAMILIES["llama"]()
     model.model.more = nn.ModuleList()
     with pytest.raises(UserError, match="2 lists of blocks"):

@@ -20,7 +20,7 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def test_a_recipe_is_trained_once_and_heads_on_it_are_compared_with_its_own_read_out(
+def test_train_command_trains_once_and_compares_heads_with_the_models_read_out(
     write_recipe: WriteRecipe, data_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--data-dir", str(data_dir), "--threads", "1"]
@@ -53,7 +53,7 @@ def test_a_recipe_is_trained_once_and_heads_on_it_are_compared_with_its_own_read
     assert re.search(r"last block, [0-9]+ tokens:\n    block 2: own read-out [01]\.\d{3}, exit head [01]\.\d{3}\n", out)
 
 
-def test_a_suite_names_what_is_trained() -> None:
+def test_train_accepts_a_suite_or_a_recipe_name() -> None:
     wanted = {entry.recipe for entry in load_suite("builtin").models}
     assert wanted and {recipe.name for recipe in named_recipes("builtin")} == wanted
     assert [recipe.name for recipe in named_recipes("builtin-vanilla")] == ["builtin-vanilla"]
@@ -63,7 +63,7 @@ def test_a_suite_names_what_is_trained() -> None:
     ("name", "message"),
     [("builtn", "Did you mean 'builtin'?"), ("builtin-fre", "Did you mean"), ("none.toml", "none.toml")],
 )
-def test_what_does_not_exist_is_refused(name: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_unknown_suite_or_recipe_is_refused(name: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["train", name]) == 2
     assert message in capfd.readouterr().err
 
@@ -77,7 +77,7 @@ def test_missing_data_is_refused_without_a_traceback(
     assert "val.fr" in error and "Traceback" not in error
 
 
-def test_a_recipe_with_another_seed_is_named_as_its_card_names_it() -> None:
+def test_seed_suffix_selects_a_recipe_with_another_seed() -> None:
     (recipe,) = named_recipes("builtin-weighted@1")
     assert (recipe.name, recipe.seed) == ("builtin-weighted@1", 1)
     with pytest.raises(UserError, match="Allowed: a seed"):

@@ -36,7 +36,7 @@ def examples(count: int, seed: int = 0) -> list[Example]:
     return [Example(row, row) for row in ids]
 
 
-def test_a_prompt_is_trained_on_once_and_never_if_it_is_validated_on(
+def test_training_prompts_are_unique_and_disjoint_from_validation(
     write_recipe: Callable[..., Path], data_dir: Path
 ) -> None:
     text = read_text(load_recipe(write_recipe()), data_dir, "seq2seq")
@@ -47,7 +47,7 @@ def test_a_prompt_is_trained_on_once_and_never_if_it_is_validated_on(
     assert {source.repeat for _, source in text.train} == {2}
 
 
-def test_batches_hold_every_example_once_and_no_more_tokens_than_allowed() -> None:
+def test_batches_have_every_example_once_within_the_token_limit() -> None:
     everything = examples(300)
     batches = cut_batches(everything, 120)
     assert sorted(id(e) for batch in batches for e in batch) == sorted(id(e) for e in everything)
@@ -56,7 +56,7 @@ def test_batches_hold_every_example_once_and_no_more_tokens_than_allowed() -> No
     assert len(batches) < 40  # about 3300 tokens: batches are filled
 
 
-def test_whatever_a_tokenizer_adds_an_answer_is_its_own_text_and_the_end_token() -> None:
+def test_encoded_answer_has_no_start_token_and_ends_with_the_end_token() -> None:
     words = Tokenizer(models.WordLevel({"<s>": 0, "<end>": 1, "a": 2, "un": 3}))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     words.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
@@ -68,7 +68,7 @@ def test_whatever_a_tokenizer_adds_an_answer_is_its_own_text_and_the_end_token()
         encode([TrainingPair("a", "un")], PreTrainedTokenizerFast(tokenizer_object=words), 9)
 
 
-def test_a_curriculum_shows_later_portions_from_their_step_on_and_never_drops_one() -> None:
+def test_curriculum_adds_portions_from_their_step_on_and_keeps_earlier_ones() -> None:
     early = [Example(np.array([5, 1]), np.array([6, 1])) for _ in range(12)]
     late = [Example(np.array([7, 1]), np.array([8, 1])) for _ in range(12)]
     stream = curriculum([(0, early), (5, late)], batch_tokens=16, seed=0)
@@ -77,7 +77,7 @@ def test_a_curriculum_shows_later_portions_from_their_step_on_and_never_drops_on
     assert set().union(*shown[5:]) == {5, 7}
 
 
-def test_an_epoch_shows_everything_once_and_the_next_in_another_order() -> None:
+def test_every_epoch_has_each_example_once_in_a_new_deterministic_order() -> None:
     everything = examples(100)
     count = len(cut_batches(everything, 120))
     stream = epochs(everything, 120, seed=0)
@@ -88,7 +88,7 @@ def test_an_epoch_shows_everything_once_and_the_next_in_another_order() -> None:
     assert first != second
 
 
-def test_a_causal_model_reads_prompt_and_answer_as_one_text_and_learns_the_answer() -> None:
+def test_causal_batch_joins_prompt_and_answer_and_labels_only_the_answer() -> None:
     short, long = Example(np.array([5, 1]), np.array([6, 1])), Example(np.array([7, 8, 1]), np.array([9, 1]))
     batch = pad([short, long], causal=True)
     assert batch["input_ids"].tolist() == [[5, 1, 6, 1, 0], [7, 8, 1, 9, 1]]
@@ -97,7 +97,7 @@ def test_a_causal_model_reads_prompt_and_answer_as_one_text_and_learns_the_answe
     assert batch["labels"].tolist() == [[off, off, 6, 1, off], [off, off, off, 9, 1]]
 
 
-def test_each_kind_of_model_learns_from_the_prompts_that_it_will_read() -> None:
+def test_training_prompts_depend_on_the_model_kind() -> None:
     source = DataSource("squad", "builtin", documents=2)
     kinds: tuple[ModelKind, ...] = ("seq2seq", "causal")
     (seq2seq, _), (causal, _) = (read_pairs(source, None, kind) for kind in kinds)
@@ -110,11 +110,11 @@ def test_each_kind_of_model_learns_from_the_prompts_that_it_will_read() -> None:
     ("recipe", "kind"),
     [("builtin-weighted", "seq2seq"), ("builtin-causal", "causal"), ("builtin-exit-heads", "causal")],
 )
-def test_a_recipe_knows_its_kind_of_model_also_from_the_one_that_it_goes_on_from(recipe: str, kind: str) -> None:
+def test_recipe_kind_is_inherited_from_its_start_recipe(recipe: str, kind: str) -> None:
     assert load_recipe(recipe).kind == kind
 
 
-def test_built_in_data_needs_no_folder(write_recipe: Callable[..., Path]) -> None:
+def test_builtin_training_data_needs_no_data_folder(write_recipe: Callable[..., Path]) -> None:
     source = 'source = "builtin"\ndocuments = 20'
     path = write_recipe(
         ('source = "local"\nfiles = { en = "train.en.gz", fr = "train.fr.gz" }', source),

@@ -76,11 +76,11 @@ def pairs_by_hand(
 
 
 @pytest.mark.parametrize(("depths", "wanted"), PUBLISHED.items(), ids=str)
-def test_every_published_row_of_teachers_is_kept(depths: tuple[int, int], wanted: list[int]) -> None:
+def test_teacher_blocks_equal_every_published_row(depths: tuple[int, int], wanted: list[int]) -> None:
     assert teacher_blocks(*depths) == [block + 1 for block in wanted]
 
 
-def test_the_rule_gives_every_published_row_but_the_one_kept_by_hand() -> None:
+def test_teacher_rule_gives_every_published_row_except_the_hard_coded_ones() -> None:
     by_rule = {
         (blocks, shallow): [-(-k * blocks // shallow) - 1 for k in range(1, shallow + 1)]
         for blocks, shallow in PUBLISHED
@@ -89,7 +89,7 @@ def test_the_rule_gives_every_published_row_but_the_one_kept_by_hand() -> None:
 
 
 @given(depths_up_to(60))
-def test_teachers_rise_to_the_last_block_and_are_no_shallower_than_their_students(depths: tuple[int, int]) -> None:
+def test_teacher_blocks_ascend_to_the_last_block_and_are_deeper_than_their_students(depths: tuple[int, int]) -> None:
     blocks, shallow = depths
     teachers = teacher_blocks(blocks, shallow)
     assert len(teachers) == shallow and teachers[-1] == blocks
@@ -98,7 +98,7 @@ def test_teachers_rise_to_the_last_block_and_are_no_shallower_than_their_student
 
 
 @pytest.mark.parametrize("shallow", [0, 6])
-def test_students_are_fewer_than_teachers(shallow: int) -> None:
+def test_invalid_number_of_student_blocks_is_refused(shallow: int) -> None:
     with pytest.raises(UserError, match="1 to 5"):
         teacher_blocks(6, shallow)
 
@@ -109,7 +109,7 @@ def test_students_are_fewer_than_teachers(shallow: int) -> None:
 @pytest.mark.parametrize("kind", get_args(DistillationKind))
 @pytest.mark.parametrize("depths", [(6, 3), (12, 3), (24, 10), (4, 1)])
 @pytest.mark.parametrize("transformed", [False, True])
-def test_the_loss_and_its_gradients_are_those_of_pairs_found_by_hand(
+def test_distillation_loss_and_gradients_equal_a_reference_implementation(
     kind: DistillationKind, depths: tuple[int, int], transformed: bool
 ) -> None:
     teacher, student = states(depths[0], seed=1), states(depths[1], seed=2)
@@ -131,7 +131,7 @@ def test_the_loss_and_its_gradients_are_those_of_pairs_found_by_hand(
 
 
 @pytest.mark.parametrize("kind", get_args(DistillationKind))
-def test_teachers_learn_nothing_from_their_students(kind: DistillationKind) -> None:
+def test_teacher_states_get_no_gradient(kind: DistillationKind) -> None:
     teacher, student = states(6), states(3, seed=1)
     distillation_loss(student, teacher, kind).backward()
     assert all(h.grad is None for h in teacher)
@@ -140,7 +140,7 @@ def test_teachers_learn_nothing_from_their_students(kind: DistillationKind) -> N
 
 @settings(max_examples=25)
 @given(depths_up_to(12), st.integers(0, 100))
-def test_the_loss_is_zero_if_and_only_if_paired_states_are_equal(depths: tuple[int, int], seed: int) -> None:
+def test_distillation_loss_is_zero_only_if_paired_states_are_equal(depths: tuple[int, int], seed: int) -> None:
     blocks, shallow = depths
     teacher = [h.detach() for h in states(blocks, seed)]
     student = [teacher[block - 1].clone() for block in teacher_blocks(blocks, shallow)]
@@ -152,7 +152,7 @@ def test_the_loss_is_zero_if_and_only_if_paired_states_are_equal(depths: tuple[i
     assert all(distillation_loss(student, teacher, kind).item() > 0 for kind in ("last", "uniform", "closest-code"))
 
 
-def test_text_and_code_pair_differently() -> None:
+def test_closest_text_and_closest_code_pair_blocks_differently() -> None:
     near = [torch.full((1, 1), value) for value in (0.0, 1.0, 2.0, 9.0, 9.0, 8.0)]
     student = [torch.full((1, 1), value) for value in (0.0, 7.0)]
     # Code: block 6 (8) takes student 2, block 3 (2) must take student 1. Text: 0 -> 2 of block 3, 7 -> 8 of block 6.
@@ -170,7 +170,7 @@ def test_text_and_code_pair_differently() -> None:
         )
     )
 )
-def test_the_greedy_map_rises_strictly_until_students_run_out(rows: list[list[float]]) -> None:
+def test_greedy_student_assignment_is_increasing_until_students_run_out(rows: list[list[float]]) -> None:
     chosen = assign_students(torch.tensor(rows, dtype=torch.float64))
     assert chosen[-1] == rows[-1].index(min(rows[-1]))
     for own, above, row in zip(chosen[-2::-1], chosen[:0:-1], rows[-2::-1], strict=True):
@@ -178,6 +178,6 @@ def test_the_greedy_map_rises_strictly_until_students_run_out(rows: list[list[fl
         assert all(row[own] <= row[other] for other in range(above))
 
 
-def test_a_misspelt_kind_is_named() -> None:
+def test_misspelt_distillation_kind_is_refused_with_a_suggestion() -> None:
     with pytest.raises(UserError, match="Did you mean 'uniform'"):
         distillation_loss(states(1), states(2), "unifrom")  # type: ignore[arg-type]

@@ -77,7 +77,7 @@ def generated(model: Any, prompts: list[list[int]]) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_familys_checkpoint_answers_the_same_in_transformers_and_here(trained: Any, family: str) -> None:
+def test_trained_checkpoints_of_every_family_decode_as_in_transformers(trained: Any, family: str) -> None:
     folder = trained(family)
     model, ours = plain(folder, family), load_checkpoint(folder)
     assert model.config.model_type == family and ours.engine == "hosted"
@@ -91,7 +91,7 @@ def test_a_familys_checkpoint_answers_the_same_in_transformers_and_here(trained:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_learns_and_its_card_tells_every_block(trained: Any, family: str) -> None:
+def test_every_family_learns_and_its_card_lists_every_block(trained: Any, family: str) -> None:
     folder = trained(family)
     card = json.loads((folder / "card.json").read_text())
     accuracy, loss_nats = card["validation"]["token_accuracy"], card["validation"]["loss_nats"]
@@ -100,7 +100,7 @@ def test_a_family_learns_and_its_card_tells_every_block(trained: Any, family: st
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_an_interrupted_training_goes_on_to_the_same_weights(
+def test_interrupted_training_resumes_to_the_same_weights(
     write_recipe: WriteRecipe, trained: Any, data_dir: Path, family: str
 ) -> None:
     whole = trained(family)
@@ -120,7 +120,7 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_new_models_answers_begin_with_padding_and_no_token_is_forced(family: str) -> None:
+def test_new_models_have_the_recipes_configuration_and_no_forced_token(family: str) -> None:
     model = made(family)
     assert (model.config.pad_token_id, model.config.eos_token_id) == (0, 1)
     if family in ENCODER_DECODERS:
@@ -133,7 +133,7 @@ def test_a_new_models_answers_begin_with_padding_and_no_token_is_forced(family: 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_loss_of_the_last_block_is_that_of_transformers(family: str) -> None:
+def test_loss_of_the_last_block_equals_transformers(family: str) -> None:
     """Tested with nonzero biases, including the bias of the logits that published translation models have."""
     model = noisy(made(family))
     if family in ENCODER_DECODERS:
@@ -161,7 +161,7 @@ def made(family: str) -> Any:
     return new_model(architecture, make_tokenizer(TokenizerRecipe(kind="builtin"), []))
 
 
-def test_muon_leaves_tables_of_tokens_to_adamw() -> None:
+def test_muon_leaves_embeddings_and_lm_head_to_adamw() -> None:
     """AdamW also trains an LM head that is separate from the embedding, because its rows are tokens."""
     settings = OptimisationRecipe(
         steps=1, batch_tokens=16, learning_rate=1e-3, optimizer="muon", muon_learning_rate=1e-3
@@ -181,7 +181,7 @@ def test_muon_leaves_tables_of_tokens_to_adamw() -> None:
 
 @pytest.mark.parametrize("settings", ["", 'kind = "lens"\n', 'kind = "norm"\n', 'init = "copy"\n'])
 @pytest.mark.parametrize("family", CAUSAL)
-def test_exit_heads_on_a_frozen_decoder_are_read_by_the_engine(
+def test_exit_heads_trained_on_a_frozen_decoder_load_in_the_engine(
     trained: Any, models: Path, data_dir: Path, tmp_path: Path, family: str, settings: str
 ) -> None:
     frozen = trained(family)
@@ -204,7 +204,7 @@ def test_exit_heads_on_a_frozen_decoder_are_read_by_the_engine(
 
 
 @pytest.mark.parametrize("family", CAUSAL)
-def test_a_copied_head_reads_out_as_the_model_does(family: str) -> None:
+def test_untrained_copied_exit_head_equals_the_models_read_out(family: str) -> None:
     """An untrained exit head is a copy of the model's own norm and LM head, and so gives the same logits."""
     model = noisy(made(family))
     objective = ExitHeadsObjective(ExitHeadsRecipe(count=2, init="copy", entropy_weight=0.0), model, 0)
@@ -218,7 +218,7 @@ def test_a_copied_head_reads_out_as_the_model_does(family: str) -> None:
         torch.testing.assert_close(logged["exit_head_entropy_nats", block], entropy)
 
 
-def test_a_copied_mlp_is_the_exit_blocks_own_and_adds_nothing_at_first() -> None:
+def test_copied_residual_mlp_has_the_exit_blocks_weights_and_initially_adds_0() -> None:
     model = noisy(made("llama"))
     settings = ExitHeadsRecipe(kind="residual-mlp", after_blocks=(2,), init="copy")
     objective = ExitHeadsObjective(settings, model, 0)
@@ -235,7 +235,7 @@ def test_a_copied_mlp_is_the_exit_blocks_own_and_adds_nothing_at_first() -> None
     assert torch.equal(logits, states.logits_NV(2))
 
 
-def test_an_mlp_of_another_form_is_not_copied() -> None:
+def test_copying_an_unsupported_mlp_is_refused() -> None:
     settings = ExitHeadsRecipe(kind="residual-mlp", after_blocks=(2,), init="copy")
     with pytest.raises(UserError, match=r"'gpt_neox': its blocks have no gated silu MLP.*init = \"scratch\""):
         ExitHeadsObjective(settings, made("gpt_neox"), 0)

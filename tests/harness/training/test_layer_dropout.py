@@ -107,12 +107,12 @@ def skipped(model: Any) -> Tensor:
 # ---- rates ----
 
 
-def test_rates_rise_exponentially_to_the_last_block() -> None:
+def test_dropout_rates_rise_exponentially_to_the_last_block() -> None:
     assert dropout_rates(5, 0.2) == pytest.approx([0.2 * (2 ** (layer / 4) - 1) for layer in range(5)])
 
 
 @given(st.integers(2, 80), st.floats(0.01, 1))
-def test_rates_start_at_zero_and_end_at_the_largest(blocks: int, largest: float) -> None:
+def test_dropout_rates_rise_from_zero_to_the_maximum(blocks: int, largest: float) -> None:
     rates = dropout_rates(blocks, largest)
     assert rates[0] == 0 and rates[-1] == pytest.approx(largest) and rates == sorted(rates)
     assert all(rate <= 1 for rate in rates)
@@ -123,7 +123,7 @@ def test_a_single_block_is_never_skipped() -> None:
 
 
 @pytest.mark.parametrize("largest", [-0.1, 1.1])
-def test_a_rate_is_a_probability(largest: float) -> None:
+def test_dropout_rate_outside_0_to_1_is_refused(largest: float) -> None:
     with pytest.raises(UserError, match="0 to 1"):
         dropout_rates(4, largest)
 
@@ -142,20 +142,20 @@ def weights_by_hand(blocks: int, e_scale: float, active: set[int]) -> list[float
     return [weight / sum(weights) for weight in weights]
 
 
-def test_without_curriculum_every_block_but_the_first_has_a_weight() -> None:
+def test_loss_weights_without_a_curriculum_follow_the_formula() -> None:
     # L = 4, e_scale = 0.5: 0, 0.5, 1.5 and 3 + 1.5.
     assert early_exit_weights(4, 0, 10, 0.5, "none").tolist() == pytest.approx([0, 0.5 / 6.5, 1.5 / 6.5, 4.5 / 6.5])
 
 
 @pytest.mark.parametrize("step", range(8))
-def test_a_rotational_curriculum_moves_every_third_block_on_by_one(step: int) -> None:
+def test_rotational_curriculum_enables_every_third_block_in_turn(step: int) -> None:
     active = {layer for layer in range(7) if layer % 3 == step % 3} | {6}
     got = early_exit_weights(7, step, 100, 0.2, "rotational", 3)
     assert got.tolist() == pytest.approx(weights_by_hand(7, 0.2, active))
 
 
 @pytest.mark.parametrize(("step", "active"), [(0, 1), (9, 1), (10, 2), (20, 3), (35, 4), (40, 5), (50, 5), (99, 5)])
-def test_a_gradual_curriculum_adds_a_block_every_t_over_2l_steps(step: int, active: int) -> None:
+def test_gradual_curriculum_adds_a_block_every_t_over_2l_steps(step: int, active: int) -> None:
     got = early_exit_weights(5, step, 100, 0.2, "gradual")
     assert got.tolist() == pytest.approx(weights_by_hand(5, 0.2, set(range(5 - active, 5))))
 
@@ -164,7 +164,7 @@ def test_a_gradual_curriculum_adds_a_block_every_t_over_2l_steps(step: int, acti
     st.integers(1, 40), st.integers(0, 99), st.floats(0, 2), st.sampled_from(["none", "rotational", "gradual"]),
     st.integers(1, 8),
 )  # fmt: skip
-def test_weights_share_the_loss_out_and_never_leave_out_the_last_block(
+def test_loss_weights_sum_to_1_and_include_the_last_block(
     blocks: int, step: int, e_scale: float, curriculum: Curriculum, rotation: int
 ) -> None:
     weights = early_exit_weights(blocks, step, 100, e_scale, curriculum, rotation)
@@ -172,7 +172,7 @@ def test_weights_share_the_loss_out_and_never_leave_out_the_last_block(
     assert weights.sum().item() == pytest.approx(1, rel=1e-5)
 
 
-def test_a_curriculum_that_does_not_exist_is_named() -> None:
+def test_unknown_curriculum_or_rotation_0_is_refused() -> None:
     with pytest.raises(UserError, match="Did you mean 'rotational'"):
         early_exit_weights(4, 0, 10, 0.2, "rotation")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="rotation at least 1"):
@@ -182,7 +182,7 @@ def test_a_curriculum_that_does_not_exist_is_named() -> None:
 # ---- skipping blocks of a model ----
 
 
-def test_skipped_sequences_keep_their_state_and_the_others_do_not_notice(model: Any) -> None:
+def test_skipped_sequences_keep_their_state_and_others_are_unchanged(model: Any) -> None:
     own = decoder_states(model, batch())
     with LayerDropout(model, [0, 0, 0, 0.5], generator()):
         got = decoder_states(model, batch())
@@ -193,7 +193,7 @@ def test_skipped_sequences_keep_their_state_and_the_others_do_not_notice(model: 
     torch.testing.assert_close(got.raw, own.raw)
 
 
-def test_the_states_that_are_trained_are_those_after_skipping(model: Any) -> None:
+def test_training_reads_the_states_after_skipping(model: Any) -> None:
     decoder_states(model, batch())  # transformers has its recording hooks in place from now on
     with LayerDropout(model, [0, 1, 1, 1], generator()):
         states = decoder_states(model, batch())
@@ -202,7 +202,7 @@ def test_the_states_that_are_trained_are_those_after_skipping(model: Any) -> Non
 
 
 @pytest.mark.parametrize("model", ["t5", "llama"], indirect=True)
-def test_blocks_are_skipped_as_often_as_their_rates_say(model: Any) -> None:
+def test_blocks_are_skipped_independently_at_their_rates(model: Any) -> None:
     """Tested for one encoder-decoder and one decoder-only model; the random draws do not depend on the family."""
     rates, passes = [0.0, 0.25, 0.5, 0.75], 150
     with LayerDropout(model, rates, generator()):
@@ -215,7 +215,7 @@ def test_blocks_are_skipped_as_often_as_their_rates_say(model: Any) -> None:
     assert torch.corrcoef(counts[:, 2].T).fill_diagonal_(0).abs().max() < 0.35
 
 
-def test_evaluation_skips_nothing_and_draws_nothing(model: Any) -> None:
+def test_evaluation_skips_no_blocks_and_draws_no_random_numbers(model: Any) -> None:
     model.eval()
     rng = generator()
     before, wanted = rng.get_state(), model(**batch()).logits
@@ -224,14 +224,14 @@ def test_evaluation_skips_nothing_and_draws_nothing(model: Any) -> None:
     assert torch.equal(rng.get_state(), before)
 
 
-def test_nothing_is_skipped_after_leaving_even_by_an_error(model: Any) -> None:
+def test_no_blocks_are_skipped_after_the_context_exits_with_an_error(model: Any) -> None:
     wanted = model(**batch()).logits
     with pytest.raises(KeyError), LayerDropout(model, [1.0] * BLOCKS, generator()):
         raise KeyError
     torch.testing.assert_close(model(**batch()).logits, wanted)
 
 
-def test_a_restored_generator_goes_on_with_the_same_blocks(model: Any) -> None:
+def test_restored_generator_state_skips_the_same_blocks(model: Any) -> None:
     rng = generator(5)
     with LayerDropout(model, [0.5] * BLOCKS, rng):
         skipped(model)
@@ -246,7 +246,7 @@ def test_a_restored_generator_goes_on_with_the_same_blocks(model: Any) -> None:
     assert not torch.equal(wanted[0], wanted[1])
 
 
-def test_gradients_pass_skipped_blocks_by_and_leave_them_alone(model: Any) -> None:
+def test_gradients_bypass_skipped_blocks(model: Any) -> None:
     with LayerDropout(model, [0, 0, 1, 0], generator()):
         states = decoder_states(model, batch())
         head_loss(states.head_input(BLOCKS), states.head, states.gold).backward()
@@ -254,7 +254,7 @@ def test_gradients_pass_skipped_blocks_by_and_leave_them_alone(model: Any) -> No
     assert moved[2] == 0 and min(moved[0], moved[1], moved[3]) > 0
 
 
-def test_gradients_are_those_of_sequences_run_alone(model: Any) -> None:
+def test_gradients_of_a_batch_equal_those_of_single_sequences(model: Any) -> None:
     def gradients(loss: Tensor) -> list[Tensor]:
         return list(torch.autograd.grad(loss, list(decoder_blocks(model).parameters()), materialize_grads=True))
 
@@ -272,7 +272,7 @@ def test_gradients_are_those_of_sequences_run_alone(model: Any) -> None:
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_recomputed_blocks_draw_once(model: Any, checkpointed: bool) -> None:
+def test_activation_checkpointing_draws_random_numbers_once_per_block(model: Any, checkpointed: bool) -> None:
     if checkpointed:
         model.activation_checkpointing_enable()
     rng = generator()
@@ -286,6 +286,6 @@ def test_recomputed_blocks_draw_once(model: Any, checkpointed: bool) -> None:
 
 
 @pytest.mark.parametrize("rates", [[0.5], [0.5] * 5, [0, 0, 0, 1.5]])
-def test_every_block_has_a_rate_that_is_a_probability(rates: list[float]) -> None:
+def test_missing_or_invalid_rates_are_refused(rates: list[float]) -> None:
     with pytest.raises(UserError, match="4 rates"):
         LayerDropout(FAMILIES["llama"](), rates, generator())

@@ -55,12 +55,12 @@ def assert_same(loss: Callable[..., Tensor], reference: Callable[..., Tensor], *
         ("last-70", [0, 1 / 4, 1 / 4, 1 / 4, 1 / 4]),
     ],
 )
-def test_weights_of_the_joint_losses_are_as_published(loss: JointLoss, wanted: list[float]) -> None:
+def test_joint_loss_weights_equal_published_values(loss: JointLoss, wanted: list[float]) -> None:
     assert block_weights(5, loss).tolist() == pytest.approx(wanted)
 
 
 @given(st.sampled_from(get_args(JointLoss)), st.integers(1, 200))
-def test_weights_never_fall_with_depth_and_share_the_joint_loss_out(loss: JointLoss, blocks: int) -> None:
+def test_joint_loss_weights_do_not_decrease_with_depth_and_have_the_right_sum(loss: JointLoss, blocks: int) -> None:
     weights = block_weights(blocks, loss)
     assert weights.shape == (blocks,)
     assert (weights.diff() >= 0).all() and weights.isfinite().all()
@@ -68,24 +68,24 @@ def test_weights_never_fall_with_depth_and_share_the_joint_loss_out(loss: JointL
 
 
 @pytest.mark.parametrize("blocks", [10, 20, 30, 100])
-def test_the_last_seventy_percent_are_seventy_percent_of_the_blocks(blocks: int) -> None:
+def test_last_70_loss_weights_70_percent_of_the_blocks(blocks: int) -> None:
     assert int((block_weights(blocks, "last-70") > 0).sum()) == blocks * 7 // 10
 
 
-def test_blocks_that_do_not_count_have_no_weight() -> None:
+def test_blocks_outside_the_selection_have_no_weight() -> None:
     assert block_weights(6, "weighted", (2, 4, 6)).tolist() == pytest.approx([0, 1 / 6, 0, 1 / 3, 0, 1 / 2])
     assert block_weights(3, "branchynet", (1, 3)).tolist() == [1, 0, 1]
     with pytest.raises(UserError, match=r"blocks ends with 4\. Allowed: the model's last block, 6"):
         block_weights(6, "weighted", (2, 4))
 
 
-def test_a_misspelt_joint_loss_is_named() -> None:
+def test_misspelt_joint_loss_is_refused_with_a_suggestion() -> None:
     with pytest.raises(UserError, match="Did you mean 'weighted'"):
         block_weights(4, "wieghted")  # type: ignore[arg-type]
 
 
 @given(st.integers(2, 60).flatmap(lambda blocks: st.tuples(st.just(blocks), st.integers(1, blocks - 1))))
-def test_two_exits_are_weighted_by_their_depth(depths: tuple[int, int]) -> None:
+def test_shallow_deep_weights_are_proportional_to_depth(depths: tuple[int, int]) -> None:
     blocks, shallow = depths
     weights = shallow_deep_weights(blocks, shallow)
     assert weights.nonzero().flatten().tolist() == [shallow - 1, blocks - 1]
@@ -94,7 +94,7 @@ def test_two_exits_are_weighted_by_their_depth(depths: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("shallow", [0, 6, 7])
-def test_a_shallow_exit_is_a_block_before_the_last(shallow: int) -> None:
+def test_shallow_exit_outside_the_inner_blocks_is_refused(shallow: int) -> None:
     with pytest.raises(UserError, match="1 to 5"):
         shallow_deep_weights(6, shallow)
 
@@ -103,7 +103,7 @@ def test_a_shallow_exit_is_a_block_before_the_last(shallow: int) -> None:
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_head_loss_is_cross_entropy_written_out_token_by_token(smoothing: float) -> None:
+def test_head_loss_equals_a_token_by_token_reference(smoothing: float) -> None:
     gold = [2, 0, 4]
 
     def reference(states: Tensor, head: Tensor) -> Tensor:
@@ -120,7 +120,7 @@ def test_head_loss_is_cross_entropy_written_out_token_by_token(smoothing: float)
 
 
 @pytest.mark.parametrize("tokens", [7, 1100])
-def test_head_loss_over_slices_is_torchs_cross_entropy(tokens: int) -> None:
+def test_sliced_head_loss_equals_torch_cross_entropy(tokens: int) -> None:
     gold = torch.randint(0, 30, (tokens,), generator=torch.Generator().manual_seed(0))
     inputs = numbers(tokens, 12, seed=1), numbers(30, 12, seed=2)
     assert_same(
@@ -130,7 +130,7 @@ def test_head_loss_over_slices_is_torchs_cross_entropy(tokens: int) -> None:
     )
 
 
-def test_head_loss_with_a_bias_is_torchs_cross_entropy() -> None:
+def test_head_loss_with_a_bias_equals_torch_cross_entropy() -> None:
     gold = torch.tensor([2, 0, 4, 4])
     inputs = numbers(4, 3, seed=1), numbers(5, 3, seed=2), numbers(5, seed=3)
     assert_same(
@@ -140,7 +140,7 @@ def test_head_loss_with_a_bias_is_torchs_cross_entropy() -> None:
     )
 
 
-def test_losses_of_half_precision_are_added_up_in_fp32() -> None:
+def test_losses_of_bfloat16_inputs_are_float32() -> None:
     logits, gold = numbers(6, 9).detach().bfloat16(), torch.arange(6)
     assert head_loss(logits, torch.eye(9).bfloat16(), gold).dtype == torch.float32
     assert exit_head_loss(logits, gold, 0.5).dtype == torch.float32
@@ -152,7 +152,7 @@ def test_losses_of_half_precision_are_added_up_in_fp32() -> None:
 
 @pytest.mark.parametrize("lam", [0.0, 0.1, 0.95])
 @pytest.mark.parametrize("soft", [False, True])
-def test_an_exit_head_learns_the_models_choice_and_is_rewarded_for_entropy(soft: bool, lam: float) -> None:
+def test_exit_head_loss_is_cross_entropy_minus_weighted_entropy(soft: bool, lam: float) -> None:
     target = numbers(3, 5, seed=3).detach().softmax(-1) if soft else torch.tensor([4, 1, 1])
 
     def reference(logits: Tensor) -> Tensor:
@@ -167,17 +167,17 @@ def test_an_exit_head_learns_the_models_choice_and_is_rewarded_for_entropy(soft:
     assert_same(lambda logits: exit_head_loss(logits, target, lam), reference, numbers(3, 5))
 
 
-def test_a_soft_target_that_is_certain_is_a_hard_one() -> None:
+def test_one_hot_soft_target_equals_a_hard_target() -> None:
     ids, logits = torch.tensor([4, 1, 1]), numbers(3, 5)
     soft = F.one_hot(ids, 5).double()
     torch.testing.assert_close(exit_head_loss(logits, soft, 0.3), exit_head_loss(logits, ids, 0.3))
 
 
-def test_with_all_weight_on_entropy_the_best_head_is_undecided() -> None:
+def test_exit_head_loss_with_entropy_weight_1_is_minus_the_entropy() -> None:
     assert exit_head_loss(torch.zeros(2, 8), torch.tensor([0, 5]), 1.0).item() == pytest.approx(-math.log(8))
 
 
-def test_a_lens_is_drawn_to_the_final_distribution() -> None:
+def test_tuned_lens_loss_is_the_divergence_from_the_final_distribution() -> None:
     final = numbers(3, 5, seed=4).detach()
 
     def reference(logits: Tensor) -> Tensor:
@@ -191,7 +191,7 @@ def test_a_lens_is_drawn_to_the_final_distribution() -> None:
 
 
 @given(st.integers(0, 1000), st.floats(-5, 5))
-def test_a_lens_loses_nothing_only_where_it_says_what_the_model_says(seed: int, shift: float) -> None:
+def test_tuned_lens_loss_is_zero_only_for_the_final_distribution(seed: int, shift: float) -> None:
     final = numbers(4, 6, seed=seed).detach()
     assert tuned_lens_loss(final + shift, final).item() == pytest.approx(0, abs=1e-12)
     assert tuned_lens_loss(final.flip(-1), final).item() > 1e-3
@@ -222,7 +222,7 @@ def divergences_one_by_one(states: list[Tensor], final: Tensor, head: Tensor, bi
 
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("slice_tokens", [2, 128])
-def test_heads_read_together_are_heads_read_one_by_one(
+def test_sliced_lm_head_divergences_equal_separate_ones(
     has_bias: bool, slice_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("exitbench.harness.training.losses.VOCABULARY_SLICE_TOKENS", slice_tokens)
@@ -242,7 +242,7 @@ def test_heads_read_together_are_heads_read_one_by_one(
     assert not results[1].requires_grad and not results[2].requires_grad
 
 
-def test_heads_read_together_in_bfloat16_add_up_in_fp32() -> None:
+def test_lm_head_divergences_of_bfloat16_states_are_float32() -> None:
     states = [numbers(6, 9, seed=n).detach().bfloat16() for n in range(2)]
     results = lm_head_divergences(states, states[0], torch.eye(9).bfloat16())
     assert {result.dtype for result in results} == {torch.float32}

@@ -34,7 +34,7 @@ def attended(model: Any, text: str = TEXT) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("family", ["t5", "llama"])
-def test_neighbour_heads_look_one_two_three_tokens_back(family: str) -> None:
+def test_neighbour_heads_attend_one_two_and_three_tokens_back(family: str) -> None:
     attention_HTT = attended(made(family, 3))[0][0]
     for head in range(3):
         assert attention_HTT[head].diagonal(-(head + 1)).min() > 0.5
@@ -42,13 +42,13 @@ def test_neighbour_heads_look_one_two_three_tokens_back(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["t5", "llama"])
-def test_without_them_no_head_looks_at_a_neighbour(family: str) -> None:
+def test_no_head_attends_to_a_neighbour_without_neighbour_heads(family: str) -> None:
     attention_HTT = attended(made(family, 0))[0][0]
     assert all(attention_HTT[head].diagonal(-1)[4:].max() < 0.6 for head in range(4))
 
 
 @pytest.mark.parametrize(("neighbour_heads", "least", "most"), [(3, 0.25, 1.0), (0, 0.0, 0.15)])
-def test_the_second_block_of_a_causal_model_looks_behind_earlier_equal_tokens(
+def test_second_block_of_a_causal_model_attends_after_earlier_equal_tokens(
     neighbour_heads: int, least: float, most: float
 ) -> None:
     """At a name's second occurrence, head h (from 0) attends to the token h + 1 places after the first occurrence."""
@@ -62,7 +62,7 @@ def test_the_second_block_of_a_causal_model_looks_behind_earlier_equal_tokens(
     assert least < torch.tensor(results).mean() < most
 
 
-def test_transformers_generates_with_a_cache_whatever_the_depth_of_the_encoder() -> None:
+def test_new_t5_generates_alike_with_and_without_cache_in_transformers() -> None:
     model = made("t5", 0)
     ids = torch.arange(3, 13)[None]
     cached = model.generate(ids, max_new_tokens=8, use_cache=True)

@@ -13,7 +13,7 @@ from exitbench.harness.training.recipe import RECIPES_DIR
 from exitbench.harness.training.store import model_digest
 
 
-def test_every_shipped_recipe_reads_and_is_called_as_its_file() -> None:
+def test_every_bundled_recipe_loads_and_is_named_like_its_file() -> None:
     assert recipe_names()
     assert [load_recipe(name).name for name in recipe_names()] == recipe_names()
 
@@ -76,7 +76,7 @@ def test_every_shipped_recipe_reads_and_is_called_as_its_file() -> None:
         ),
     ],
 )
-def test_a_mistake_in_a_recipe_is_named_with_its_line(
+def test_mistake_in_a_recipe_is_reported_with_its_line(
     write_recipe: Callable[..., Path], change: tuple[str, str], line: str, message: str
 ) -> None:
     path = write_recipe(change)
@@ -87,7 +87,7 @@ def test_a_mistake_in_a_recipe_is_named_with_its_line(
     assert message in str(caught.value)
 
 
-def test_an_unknown_recipe_suggests_a_shipped_one() -> None:
+def test_unknown_recipe_is_refused_with_a_suggestion() -> None:
     with pytest.raises(UserError, match="Did you mean 'multi30k-weighted'"):
         load_recipe("multi30k-wieghted")
 
@@ -116,7 +116,7 @@ def changed(value: Any, path: tuple[Any, ...]) -> Any:
     return dataclasses.replace(value, **{path[0]: changed(getattr(value, path[0]), path[1:])})
 
 
-def test_the_digest_changes_with_every_field_the_data_and_the_code(write_recipe: Callable[..., Path]) -> None:
+def test_model_digest_changes_with_every_recipe_field_data_and_version(write_recipe: Callable[..., Path]) -> None:
     recipe = load_recipe(write_recipe())
     paths = list(leaves(recipe))
     assert len(paths) > 35
@@ -135,18 +135,18 @@ def test_a_recipe_cannot_start_from_itself(write_recipe: Callable[..., Path]) ->
         load_recipe(path)
 
 
-def test_a_shipped_recipe_has_other_seeds() -> None:
+def test_seed_suffix_changes_only_name_and_seed() -> None:
     other, shipped = load_recipe("builtin-weighted@7"), load_recipe("builtin-weighted")
     assert other == dataclasses.replace(shipped, name="builtin-weighted@7", seed=7)
 
 
 @pytest.mark.parametrize("seed", ["", "one", "-1", "1.5", "9" * 5000])
-def test_another_seed_is_a_number(seed: str) -> None:
+def test_invalid_seed_suffix_is_refused(seed: str) -> None:
     with pytest.raises(UserError, match="Allowed: a seed, 0 to 999999999"):
         load_recipe(f"builtin-weighted@{seed}")
 
 
-def test_blocks_of_a_start_are_not_made_equal(write_recipe: Callable[..., Path]) -> None:
+def test_shared_steps_are_refused_with_a_start_recipe(write_recipe: Callable[..., Path]) -> None:
     path = write_recipe(("steps = 40", "steps = 40\nshared_steps = 5"))
     text = path.read_text()
     path.write_text(
@@ -165,7 +165,7 @@ def test_blocks_of_a_start_are_not_made_equal(write_recipe: Callable[..., Path])
         ('["2"]', "after_blocks"),
     ],
 )
-def test_blocks_of_exit_heads_are_checked(tmp_path: Path, after_blocks: str, message: str) -> None:
+def test_invalid_exit_head_blocks_are_refused(tmp_path: Path, after_blocks: str, message: str) -> None:
     text = (RECIPES_DIR / "builtin-exit-heads.toml").read_text()
     path = tmp_path / "heads.toml"
     path.write_text(text.replace("count = 3", f"after_blocks = {after_blocks}"))
@@ -173,7 +173,7 @@ def test_blocks_of_exit_heads_are_checked(tmp_path: Path, after_blocks: str, mes
         load_recipe(path)
 
 
-def test_digests_of_recipes_without_cached_states_are_as_before() -> None:
+def test_default_exit_head_settings_are_omitted_from_the_recipe_description() -> None:
     described = load_recipe("builtin-exit-heads").described()["exit_heads"]
     assert not {"after_blocks", "positions", "cached_tokens"} & described.keys()
     described = load_recipe("smollm2-tuned-lens").described()["exit_heads"]

@@ -54,20 +54,20 @@ def learn(model: Any, steps: int, shared: SharedBlocks | None) -> list[float]:
     return losses
 
 
-def test_shared_blocks_learn_as_one_module_would() -> None:
+def test_shared_blocks_train_like_one_module() -> None:
     ours = model()
     shared = SharedBlocks(ours)
     shared.spread_weights()
     assert learn(ours, 8, shared) == pytest.approx(learn(one_module(model()), 8, None), rel=1e-4)
 
 
-def test_blocks_apart_learn_otherwise() -> None:
+def test_unshared_blocks_train_differently_from_one_module() -> None:
     ours = model()
     SharedBlocks(ours).spread_weights()
     assert learn(ours, 8, None)[-1] != pytest.approx(learn(one_module(model()), 8, None)[-1], rel=1e-3)
 
 
-def test_blocks_of_different_shapes_cannot_share() -> None:
+def test_sharing_blocks_of_different_shapes_is_refused() -> None:
     ours = model()
     ours.decoder.block[2].layer[2].DenseReluDense.wi = nn.Linear(16, 8, bias=False)
     with pytest.raises(UserError, match="different shapes"):
@@ -88,7 +88,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 
 
 @pytest.mark.parametrize(("shared_steps", "equal"), [(40, True), (39, False), (0, False)])
-def test_a_training_shares_for_as_many_steps_as_its_recipe_says(
+def test_training_shares_block_weights_for_shared_steps(
     write_recipe: Callable[..., Path], data_dir: Path, shared_steps: int, equal: bool
 ) -> None:
     recipe = load_recipe(write_recipe(("steps = 40", f"steps = 40\nshared_steps = {shared_steps}\nclip_norm = 2.0")))

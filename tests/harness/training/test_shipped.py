@@ -39,12 +39,12 @@ def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.iterdir() if not path.name.startswith("."))
 
 
-def test_the_default_suite_and_its_encoders_need_no_training_and_nothing_else_is_shipped() -> None:
+def test_bundled_models_are_exactly_those_of_the_default_suite_and_encoders() -> None:
     folders = {shipped(recipe).name for recipe in (*RECIPES, *ENCODERS)}
     assert folders == {path.name for path in SHIPPED.iterdir() if size(path)}  # a digest of ours may stay behind
 
 
-def test_each_takes_6_megabytes_at_most_an_encoder_1_and_all_25() -> None:
+def test_bundled_models_stay_within_the_size_limits() -> None:
     sizes = [size(shipped(recipe)) for recipe in RECIPES]
     of_encoders = [size(shipped(recipe)) for recipe in ENCODERS]
     assert max(sizes) <= 6 * MEGABYTE
@@ -53,7 +53,7 @@ def test_each_takes_6_megabytes_at_most_an_encoder_1_and_all_25() -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
-def test_it_is_of_todays_data_and_code_and_as_good_as_its_card_says(
+def test_bundled_model_matches_current_data_and_code_and_its_card(
     recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = shipped(recipe)
@@ -77,7 +77,7 @@ def test_it_is_of_todays_data_and_code_and_as_good_as_its_card_says(
 
 
 @pytest.mark.parametrize("recipe", ENCODERS, ids=lambda recipe: recipe.name)
-def test_an_encoder_is_of_todays_data_and_code_and_as_good_as_its_card_says(recipe: Recipe) -> None:
+def test_bundled_encoder_matches_current_data_and_code_and_its_card(recipe: Recipe) -> None:
     folder = shipped(recipe)
     card = json.loads((folder / "card.json").read_text())
     text = read_text(recipe, None, "encoder")

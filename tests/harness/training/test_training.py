@@ -65,7 +65,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ------------------------------------------------------------------------------------------ what comes out
 
 
-def test_a_tiny_recipe_trains_into_an_ordinary_checkpoint(write_recipe: WriteRecipe, data_dir: Path) -> None:
+def test_training_writes_a_standard_checkpoint_with_card_and_log(write_recipe: WriteRecipe, data_dir: Path) -> None:
     recipe, models = load_recipe(write_recipe()), data_dir / "models"
     assert find_trained(recipe, models) is None
     folder = ensure_trained(recipe, models, data_dir)
@@ -92,7 +92,7 @@ def test_a_tiny_recipe_trains_into_an_ordinary_checkpoint(write_recipe: WriteRec
     assert sorted(path.name for path in models.iterdir() if path.is_dir()) == [folder.name]
 
 
-def test_a_causal_recipe_trains_into_a_checkpoint_that_transformers_reads(
+def test_causal_training_writes_a_checkpoint_that_transformers_loads(
     write_recipe: WriteRecipe, data_dir: Path, models: Path
 ) -> None:
     folder = trained(write_recipe(*LLAMA), models, data_dir)
@@ -105,7 +105,7 @@ def test_a_causal_recipe_trains_into_a_checkpoint_that_transformers_reads(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_weights_are_saved_in_the_precision_asked_and_computed_in_either(
+def test_training_and_saved_precision_can_be_chosen_separately(
     write_recipe: WriteRecipe, data_dir: Path, precision: str
 ) -> None:
     seen: set[torch.dtype] = set()
@@ -136,7 +136,7 @@ def test_weights_are_saved_in_the_precision_asked_and_computed_in_either(
     ],
 )
 @pytest.mark.parametrize("family", ["t5", "llama"])
-def test_exit_heads_learn_to_imitate_a_frozen_model(
+def test_exit_head_training_lowers_the_loss_and_keeps_the_model_frozen(
     write_recipe: WriteRecipe, data_dir: Path, models: Path, tmp_path: Path, family: str, kind: str, settings: str
 ) -> None:
     base_path = write_recipe(*(LLAMA if family == "llama" else ()))
@@ -168,7 +168,7 @@ def of_heads(base: Path, **settings: Any) -> str:
 
 
 @pytest.mark.parametrize("kind", ["lens", "norm", "residual-mlp"])
-def test_trained_heads_are_closer_to_the_last_block_than_the_models_own_read_out(
+def test_trained_exit_heads_are_closer_to_the_last_block_than_the_lm_head(
     write_recipe: WriteRecipe, data_dir: Path, models: Path, tmp_path: Path, kind: str
 ) -> None:
     base = write_recipe(*LLAMA).rename(tmp_path / "base.toml")
@@ -198,7 +198,7 @@ def test_trained_heads_are_closer_to_the_last_block_than_the_models_own_read_out
     assert heads["agreement"] == [pytest.approx(head / heads["tokens"])]
 
 
-def test_cached_states_are_those_of_the_frozen_model_each_once_an_epoch(
+def test_cached_states_equal_the_frozen_models_and_appear_once_per_epoch(
     write_recipe: WriteRecipe, data_dir: Path, models: Path, tmp_path: Path
 ) -> None:
     base = write_recipe(*LLAMA).rename(tmp_path / "base.toml")
@@ -245,7 +245,7 @@ def test_cached_states_are_read_out_without_dropout(write_recipe: WriteRecipe, d
 
 
 @pytest.mark.parametrize("while_caching", [True, False])
-def test_an_interrupted_training_on_cached_states_resumes_to_the_same_heads(
+def test_interrupted_training_on_cached_states_resumes_to_the_same_heads(
     write_recipe: WriteRecipe,
     data_dir: Path,
     models: Path,
@@ -284,7 +284,7 @@ def test_an_interrupted_training_on_cached_states_resumes_to_the_same_heads(
     assert (states_run.index(False) > 0) == while_caching
 
 
-def test_a_checkpoint_elsewhere_is_started_from(
+def test_start_option_overrides_the_start_checkpoint(
     write_recipe: WriteRecipe, data_dir: Path, models: Path, tmp_path: Path
 ) -> None:
     base = write_recipe(*LLAMA).rename(tmp_path / "base.toml")
@@ -298,7 +298,7 @@ def test_a_checkpoint_elsewhere_is_started_from(
         ensure_all_trained([load_recipe(base)], tmp_path / "new", data_dir, 1, frozen)
 
 
-def test_a_shallow_deep_recipe_logs_its_distillation(write_recipe: WriteRecipe, data_dir: Path) -> None:
+def test_shallow_deep_recipe_logs_its_distillation_loss(write_recipe: WriteRecipe, data_dir: Path) -> None:
     objective = (
         'loss = "shallow-deep"\nshallow_blocks = 1\ndistillation = "closest-code"\ndistillation_transform = true'
     )
@@ -310,7 +310,7 @@ def test_a_shallow_deep_recipe_logs_its_distillation(write_recipe: WriteRecipe, 
     AutoModelForSeq2SeqLM.from_pretrained(folder)
 
 
-def test_a_checkpoint_of_anybody_can_be_gone_on_from(
+def test_training_can_start_from_any_checkpoint_folder(
     write_recipe: WriteRecipe, data_dir: Path, models: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(trained(write_recipe(), models, data_dir), data_dir / "start")
@@ -327,7 +327,7 @@ def test_a_checkpoint_of_anybody_can_be_gone_on_from(
 
 
 @pytest.mark.parametrize("changes", [(), LLAMA, MUON, SHARED])
-def test_a_killed_training_goes_on_to_the_same_weights_and_log(
+def test_killed_training_resumes_to_the_same_weights_and_log(
     write_recipe: WriteRecipe, data_dir: Path, changes: tuple[tuple[str, str], ...]
 ) -> None:
     dropout = ("dropout_rate = 0.0", "dropout_rate = 0.1")
@@ -350,7 +350,7 @@ def test_a_killed_training_goes_on_to_the_same_weights_and_log(
     assert [entry.name for entry in (data_dir / "killed").iterdir() if entry.is_dir()] == [resumed.name]
 
 
-def test_a_resume_point_that_is_not_whole_is_not_used(write_recipe: WriteRecipe, data_dir: Path, models: Path) -> None:
+def test_incomplete_resume_point_is_ignored(write_recipe: WriteRecipe, data_dir: Path, models: Path) -> None:
     path = write_recipe(("steps = 40", "steps = 6"))
     whole = trained(path, models, data_dir)
     half = data_dir / "models" / f".{whole.name}.partial" / "checkpoint-5"
@@ -360,7 +360,7 @@ def test_a_resume_point_that_is_not_whole_is_not_used(write_recipe: WriteRecipe,
     assert (resumed / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
-def test_a_training_killed_after_its_last_step_only_writes_its_model(
+def test_training_killed_after_its_last_step_resumes_without_another_step(
     write_recipe: WriteRecipe, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_recipe(("steps = 40", "steps = 7\nsave_steps = 2"))
@@ -375,7 +375,7 @@ def test_a_training_killed_after_its_last_step_only_writes_its_model(
     assert (resumed / "training_log.csv").read_text() == (whole / "training_log.csv").read_text()
 
 
-def test_time_spent_before_a_kill_is_in_the_card(
+def test_card_includes_the_time_spent_before_an_interruption(
     write_recipe: WriteRecipe, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write_recipe(("steps = 40", "steps = 4\nsave_steps = 2"), ("warmup_steps = 5\n", ""))
@@ -407,7 +407,7 @@ class OutOfMemoryObjective:
         return self.inner(model, batch, step)
 
 
-def test_a_batch_that_does_not_fit_is_tried_smaller_to_the_same_effect(
+def test_batch_that_exceeds_memory_is_split_with_the_same_result(
     write_recipe: WriteRecipe, data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = load_recipe(write_recipe(("steps = 40", "steps = 1"), ("warmup_steps = 5\n", "")))
@@ -433,7 +433,7 @@ def test_a_batch_that_does_not_fit_is_tried_smaller_to_the_same_effect(
     assert "a batch of 7 rows does not fit into memory; trying 4." in capsys.readouterr().err
 
 
-def test_one_row_that_does_not_fit_is_the_end(write_recipe: WriteRecipe, data_dir: Path, tmp_path: Path) -> None:
+def test_single_row_that_exceeds_memory_is_an_error(write_recipe: WriteRecipe, data_dir: Path, tmp_path: Path) -> None:
     recipe = load_recipe(write_recipe(("steps = 40", "steps = 1"), ("warmup_steps = 5\n", "")))
     assert recipe.tokenizer is not None and recipe.architecture is not None
     tokenizer = make_tokenizer(recipe.tokenizer, [pair for pair, _ in read_text(recipe, data_dir, "seq2seq").train])
@@ -459,7 +459,7 @@ def test_one_row_that_does_not_fit_is_the_end(write_recipe: WriteRecipe, data_di
 # ------------------------------------------------------------------------------------------ the store
 
 
-def test_a_trained_model_is_reused_and_other_data_trains_anew(write_recipe: WriteRecipe, data_dir: Path) -> None:
+def test_trained_model_is_reused_until_its_data_changes(write_recipe: WriteRecipe, data_dir: Path) -> None:
     path, models = write_recipe(("steps = 40", "steps = 6")), data_dir / "models"
     first = trained(path, models, data_dir)
     stamp = (first / "card.json").stat().st_mtime_ns
@@ -476,7 +476,7 @@ def test_the_same_recipe_gives_the_same_weights(write_recipe: WriteRecipe, data_
     assert weights[0] == weights[1]
 
 
-def test_two_processes_train_a_model_once(
+def test_two_concurrent_processes_train_a_model_once(
     write_recipe: WriteRecipe, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, models, log = write_recipe(("steps = 40", "steps = 6")), data_dir / "models", tmp_path / "log"
@@ -497,7 +497,7 @@ def test_two_processes_train_a_model_once(
     assert len(list(models.glob("[!.]*"))) == 1
 
 
-def test_a_model_of_other_code_or_of_another_start_is_not_found(
+def test_model_of_another_training_version_or_start_is_not_reused(
     write_recipe: WriteRecipe, data_dir: Path, models: Path, tmp_path: Path
 ) -> None:
     recipe, copies = load_recipe(write_recipe(("steps = 40", "steps = 6"))), tmp_path / "copies"
@@ -511,21 +511,21 @@ def test_a_model_of_other_code_or_of_another_start_is_not_found(
     assert find_trained(recipe, copies) == card.parent
 
 
-def test_a_loss_that_is_no_number_is_the_end_and_leaves_no_model(write_recipe: WriteRecipe, data_dir: Path) -> None:
+def test_non_finite_loss_is_an_error_and_leaves_no_model(write_recipe: WriteRecipe, data_dir: Path) -> None:
     path = write_recipe(("learning_rate = 1e-2", "learning_rate = 1e30"), ("steps = 40", "steps = 12"))
     with pytest.raises(UserError, match="Lower the learning rates"):
         trained(path, data_dir / "models", data_dir)
     assert list((data_dir / "models").glob("[!.]*")) == []
 
 
-def test_missing_data_is_the_users_error_and_leaves_nothing(write_recipe: WriteRecipe, data_dir: Path) -> None:
+def test_missing_data_is_a_user_error_and_leaves_no_folder(write_recipe: WriteRecipe, data_dir: Path) -> None:
     (data_dir / "val.fr").unlink()
     with pytest.raises(UserError, match=r"val\.fr"):
         trained(write_recipe(), data_dir / "models", data_dir)
     assert not (data_dir / "models").exists()
 
 
-def test_every_block_learns_first_and_then_what_the_loss_says(
+def test_every_block_steps_train_all_blocks_before_the_chosen_loss(
     write_recipe: WriteRecipe, data_dir: Path, models: Path
 ) -> None:
     asked = ('loss = "weighted"', 'loss = "last"\nevery_block_steps = 25')

@@ -45,7 +45,7 @@ class Theirs(HFLM):  # type: ignore[misc]
 @pytest.mark.parametrize("kind", ["causal", "seq2seq"])
 @pytest.mark.parametrize("context", CONTEXTS)
 @pytest.mark.parametrize("continuation", CONTINUATIONS)
-def test_pairs_are_lm_evals(tokenizer: Any, kind: Any, context: str, continuation: str) -> None:
+def test_encoded_pairs_equal_lm_eval(tokenizer: Any, kind: Any, context: str, continuation: str) -> None:
     theirs, ours = Theirs(tokenizer, kind, 50), Encoding(tokenizer, kind, 50)
     TemplateLM.loglikelihood(theirs, [SimpleNamespace(args=(context, continuation))], disable_tqdm=True)
     if theirs.asked[0][1] == ():  # merged with the context: lm-eval fails on an assertion later
@@ -58,7 +58,7 @@ def test_pairs_are_lm_evals(tokenizer: Any, kind: Any, context: str, continuatio
 
 
 @pytest.mark.parametrize("max_length", [3, 4, 7, 50])
-def test_windows_are_lm_evals(tokenizer: Any, max_length: int) -> None:
+def test_rolling_windows_equal_lm_eval(tokenizer: Any, max_length: int) -> None:
     theirs, ours = Theirs(tokenizer, "causal", max_length), Encoding(tokenizer, "causal", max_length)
     theirs.loglikelihood_rolling([SimpleNamespace(args=(TEXT,))], disable_tqdm=True)
     windows = ours.windows(TEXT, "here")
@@ -67,7 +67,7 @@ def test_windows_are_lm_evals(tokenizer: Any, max_length: int) -> None:
 
 
 @pytest.mark.parametrize(("kind", "room"), [("causal", 6 + 1), ("seq2seq", 6)])
-def test_what_is_too_long_is_cut_on_the_left_and_counted(tokenizer: Any, kind: Any, room: int) -> None:
+def test_long_contexts_and_prompts_are_truncated_on_the_left_and_counted(tokenizer: Any, kind: Any, room: int) -> None:
     whole = Encoding(tokenizer, kind, 500).pair(TEXT, " sees the", "here")
     cut = Encoding(tokenizer, kind, 6).pair(TEXT, " sees the", "here")
     kept = room - len(whole.continuation_ids) if kind == "causal" else room
@@ -86,19 +86,21 @@ def test_what_is_too_long_is_cut_on_the_left_and_counted(tokenizer: Any, kind: A
         ("", "<s>", "no token is left"),
     ],
 )
-def test_what_cannot_be_scored_names_its_document(tokenizer: Any, context: str, continuation: str, words: str) -> None:
+def test_error_about_an_unscorable_text_names_its_document(
+    tokenizer: Any, context: str, continuation: str, words: str
+) -> None:
     with pytest.raises(UserError, match=words):
         TextRequest.encode(Encoding(tokenizer, "causal", 6), "k1", context, continuation)
 
 
-def test_an_empty_text_and_an_encoder_decoder_have_no_windows(tokenizer: Any) -> None:
+def test_rolling_windows_are_refused_for_empty_texts_and_encoder_decoders(tokenizer: Any) -> None:
     with pytest.raises(UserError, match="document k1: there is nothing to score"):
         TextRequest.encode(Encoding(tokenizer, "causal", 6), "k1", "")
     with pytest.raises(UserError, match=r"loglikelihood_rolling.* is for decoder-only models"):
         TextRequest.encode(Encoding(tokenizer, "seq2seq", 6), "k1", TEXT)
 
 
-def test_texts_of_a_document_share_a_context_where_it_is_the_same(tokenizer: Any) -> None:
+def test_texts_of_a_document_share_equal_contexts(tokenizer: Any) -> None:
     encoding = Encoding(tokenizer, "causal", 50)
     asked = [
         TextRequest.encode(encoding, key, context, continuation)

@@ -43,13 +43,13 @@ def adapter(loaded: tuple[Any, Any], batch_size: int = 1, threshold: float = 1.0
     return EarlyExitLM(checkpoint, prompts, parts, batch_size, lambda key: 0, lambda done: None)
 
 
-def test_budget_is_new_decoder_tokens_whatever_the_length_of_the_prompt(loaded: tuple[Any, Any]) -> None:
+def test_max_gen_toks_counts_only_new_tokens(loaded: tuple[Any, Any]) -> None:
     lm = adapter(loaded)
     lm.generate_until(instances(max_gen_toks=3))
     assert {key: len(answer.generation.token_ids) for key, answer in lm.answers.items()} == dict.fromkeys(PROMPTS, 3)
 
 
-def test_answers_come_in_the_order_of_requests_and_not_of_lengths(loaded: tuple[Any, Any]) -> None:
+def test_answers_are_returned_in_request_order(loaded: tuple[Any, Any]) -> None:
     lm = adapter(loaded)
     texts = lm.generate_until(instances())
     assert texts == [lm.answers[key].text for key in PROMPTS]
@@ -57,14 +57,14 @@ def test_answers_come_in_the_order_of_requests_and_not_of_lengths(loaded: tuple[
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.3, 1.0])
-def test_batches_change_nothing(loaded: tuple[Any, Any], threshold: float) -> None:
+def test_batch_size_does_not_change_answers_and_exits(loaded: tuple[Any, Any], threshold: float) -> None:
     one, three = adapter(loaded, 1, threshold), adapter(loaded, 3, threshold)
     assert one.generate_until(instances()) == three.generate_until(instances())
     for key in PROMPTS:
         assert one.answers[key].generation.exit_layers == three.answers[key].generation.exit_layers
 
 
-def test_a_stop_string_ends_the_row_and_is_cut_off(loaded: tuple[Any, Any]) -> None:
+def test_stop_string_ends_the_answer_and_is_removed(loaded: tuple[Any, Any]) -> None:
     free = adapter(loaded)
     words = free.generate_until(instances())[0].split(" ")
     at = next(index for index in range(1, len(words)) if words[index] not in words[:index])
@@ -75,13 +75,13 @@ def test_a_stop_string_ends_the_row_and_is_cut_off(loaded: tuple[Any, Any]) -> N
     assert len(lm.answers["long"].generation.token_ids) == at + 1
 
 
-def test_a_stop_string_in_the_prompt_does_not_stop(loaded: tuple[Any, Any]) -> None:
+def test_stop_string_in_the_prompt_is_ignored(loaded: tuple[Any, Any]) -> None:
     free, lm = adapter(loaded), adapter(loaded)
     texts = free.generate_until(instances())
     word = next(word for word in ("house", "sees", "old") if all(word not in text for text in texts))
     assert lm.generate_until(instances(until=[word])) == texts
 
 
-def test_likelihood_requests_are_refused_and_not_answered_without_exits(loaded: tuple[Any, Any]) -> None:
+def test_likelihood_requests_are_refused_by_the_generation_adapter(loaded: tuple[Any, Any]) -> None:
     with pytest.raises(UserError, match="tasks of ExitBench generate text"):
         adapter(loaded).loglikelihood([Instance("loglikelihood", {}, ("a", "b"), 0)])

@@ -105,7 +105,7 @@ def lengths(run: Run, data: DataRequest) -> dict[str, int]:
     return {document.key: len(tokenizer(task.causal_prompt(document))["input_ids"]) for document in documents}
 
 
-def test_every_kind_of_cell_leaves_out_what_does_not_fit_the_model(run: Callable[..., Run]) -> None:
+def test_every_kind_of_cell_drops_and_counts_documents_that_exceed_the_model(run: Callable[..., Run]) -> None:
     built = run(ALL_KINDS)
     assert {item.cell.kind for item in built.items} == {
         *("quality", "timing", "probe", "scores", "replay", "fit", "calibration")
@@ -141,7 +141,7 @@ def test_every_kind_of_cell_leaves_out_what_does_not_fit_the_model(run: Callable
     assert {message.partition(" ")[2] for kind, _, _, message in result if kind == "quality"} == {left_out}
 
 
-def test_what_the_suite_asks_to_drop_is_a_remark(run: Callable[..., Run]) -> None:
+def test_documents_dropped_by_the_suites_limit_are_a_minor_finding(run: Callable[..., Run]) -> None:
     result = run(ONE_KIND, "max_prompt_tokens = 47", 'truncate = "drop"')
     known = lengths(result, result.items[0].data)
     fitting = {key for key, length in known.items() if length <= 47}
@@ -153,7 +153,7 @@ def test_what_the_suite_asks_to_drop_is_a_remark(run: Callable[..., Run]) -> Non
     assert result.findings() == [("quality", "documents_dropped", 1, said)] * 2
 
 
-def test_a_decoder_only_model_reads_the_question_last_in_every_kind_of_cell(run: Callable[..., Run]) -> None:
+def test_decoder_only_models_get_the_causal_prompt(run: Callable[..., Run]) -> None:
     result = run(ALL_KINDS, "max_prompt_tokens = 47", 'truncate = "drop"')
     model = LoadedModel(WorkerSpec(result.items, result.model, None, result.folder / "other", "cpu", 1))
     tokenizer, item = AutoTokenizer.from_pretrained(result.model), result.items[0]
@@ -167,7 +167,7 @@ def test_a_decoder_only_model_reads_the_question_last_in_every_kind_of_cell(run:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_prompts_are_cut_and_answered_as_transformers_answers_them(run: Callable[..., Run], side: str) -> None:
+def test_truncated_prompts_and_answers_equal_transformers(run: Callable[..., Run], side: str) -> None:
     result = run(ONE_KIND, "max_prompt_tokens = 47", f'truncate = "{side}"')
     known, data = lengths(result, result.items[0].data), result.items[0].data
     tokenizer = AutoTokenizer.from_pretrained(result.model, truncation_side=side)
@@ -189,7 +189,7 @@ def test_prompts_are_cut_and_answered_as_transformers_answers_them(run: Callable
     assert result.findings() == [said] * 2
 
 
-def test_a_cell_that_no_document_fits_fails_and_says_so(causal_model: Path, tmp_path: Path) -> None:
+def test_cell_in_which_no_document_fits_fails_with_a_reason(causal_model: Path, tmp_path: Path) -> None:
     (tmp_path / "long.toml").write_text(text(causal_model, ONE_KIND, "max_prompt_tokens = 9", 'truncate = "drop"'))
     (group,) = make_plan(load_suite(tmp_path / "long.toml"), tmp_path / "spool", tmp_path / "models", None).groups
     items = tuple(planned.item for planned in group.cells)
@@ -202,9 +202,7 @@ def test_a_cell_that_no_document_fits_fails_and_says_so(causal_model: Path, tmp_
     assert said in str(status.reason)
 
 
-def test_a_run_says_on_the_terminal_what_it_left_out(
-    run: Callable[..., Run], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dropped_documents_are_printed_per_suite(run: Callable[..., Run], capsys: pytest.CaptureFixture[str]) -> None:
     result = run(ONE_KIND)
     result.findings()
     print_left_out(result.folder / "x.duckdb", "long")

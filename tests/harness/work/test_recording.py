@@ -100,7 +100,7 @@ def database(runs: Path) -> Database:
     return open_database(runs / "exitbench.duckdb")
 
 
-def test_what_others_compute_from_stays_the_plain_probe(items: dict[str, CellJob]) -> None:
+def test_replays_use_the_plain_probe_and_not_the_recording_one(items: dict[str, CellJob]) -> None:
     plain, recording = items["tiny/squad/full/probe"].cell, items[LABEL].cell
     replay = items["tiny/squad/calm-softmax:threshold=0.3/replay"].cell
     assert replay.probe_cell_id == plain.cell_id != recording.cell_id
@@ -108,7 +108,7 @@ def test_what_others_compute_from_stays_the_plain_probe(items: dict[str, CellJob
     assert recording.identity["record"] == {"what": ["sublayers", "layer-pairs"], "documents": RECORDED}
 
 
-def test_every_part_of_every_block_is_read_out_for_every_token(database: Database) -> None:
+def test_sublayer_records_have_every_part_of_every_block_for_every_token(database: Database) -> None:
     rows = database.query(
         "SELECT doc_key, position, token_id, block, list(read_out ORDER BY read_out) AS parts, "
         "min(len(top_ids)) AS kept, max(abs(list_sum(top_p) - 0.5)) AS off, min(entropy) AS entropy "
@@ -124,7 +124,7 @@ def test_every_part_of_every_block_is_read_out_for_every_token(database: Databas
     assert all(row["off"] < 0.5 and 0 < row["entropy"] < 12 for row in rows)
 
 
-def test_the_block_itself_is_read_out_as_the_plain_probe_does(database: Database) -> None:
+def test_sublayer_read_outs_of_whole_blocks_equal_the_plain_probe(database: Database) -> None:
     rows = database.query(
         "SELECT s.top_ids, s.top_p, s.entropy, l.top1_id, l.p1, l.p2, l.entropy AS plain FROM sublayer_trace AS s "
         "JOIN layer_trace AS l USING (doc_key, position, block) WHERE s.read_out = 'block'"
@@ -135,7 +135,7 @@ def test_the_block_itself_is_read_out_as_the_plain_probe_does(database: Database
         assert [*row["top_p"][:2], row["entropy"]] == pytest.approx([row["p1"], row["p2"], row["plain"]], abs=1e-4)
 
 
-def test_pairs_of_blocks_agree_with_what_the_plain_probe_says_of_neighbours(database: Database) -> None:
+def test_layer_pairs_are_symmetric_and_equal_the_plain_probe_for_neighbours(database: Database) -> None:
     pairs = {
         (row["doc_key"], row["block_a"], row["block_b"]): row
         for row in database.query("SELECT * FROM layer_pairs").to_pylist()
@@ -161,7 +161,7 @@ def test_pairs_of_blocks_agree_with_what_the_plain_probe_says_of_neighbours(data
         assert pair["n"] == row["n"]
 
 
-def test_database_and_spool_say_the_same(runs: Path) -> None:
+def test_database_with_records_passes_its_check(runs: Path) -> None:
     assert check(runs / "spool", runs / "exitbench.duckdb").problems == ()
 
 
@@ -178,7 +178,7 @@ def clocked(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Dat
     return open_database(folder / "exitbench.duckdb")
 
 
-def test_who_records_is_a_cell_of_its_own_and_plain_ids_stay(worded_model: Path, tmp_path: Path) -> None:
+def test_recording_adds_separate_cells_and_keeps_the_other_ids(worded_model: Path, tmp_path: Path) -> None:
     ids = {}
     for text in (TIMED, CLOCKED):
         (group,) = planned(tmp_path, worded_model, text).groups
@@ -188,7 +188,7 @@ def test_who_records_is_a_cell_of_its_own_and_plain_ids_stay(worded_model: Path,
     assert len(set(ids[CLOCKED].values())) == len(ids[CLOCKED])
 
 
-def test_prompts_are_kept_as_they_were_fed(clocked: Database, worded_model: Path) -> None:
+def test_recorded_prompt_tokens_equal_the_model_input(clocked: Database, worded_model: Path) -> None:
     tokenizer, task = AutoTokenizer.from_pretrained(worded_model), get_task("squad")
     documents = {document.key: document for document in builtin.documents("squad", "test", 1000)}
     rows = clocked.query("SELECT doc_key, position, token_id, text FROM prompt_tokens ORDER BY ALL").to_pylist()
@@ -201,7 +201,7 @@ def test_prompts_are_kept_as_they_were_fed(clocked: Database, worded_model: Path
     assert results == {key: tokenizer(task.prompt(documents[key]))["input_ids"] for key in results}
 
 
-def test_every_token_of_the_answers_has_a_time_in_every_round_and_arm(clocked: Database) -> None:
+def test_token_times_cover_every_token_in_every_round_and_arm(clocked: Database) -> None:
     key = ("doc_key", "position", "token_id", "exit_layer")
     rows = clocked.query("SELECT * FROM token_timings").to_pylist()
     assert all(row["ms"] > 0 for row in rows)
@@ -217,7 +217,7 @@ def test_every_token_of_the_answers_has_a_time_in_every_round_and_arm(clocked: D
             assert sorted(tuple(row[name] for name in key) for row in timed) == expected
 
 
-def test_no_speed_is_taken_from_a_run_whose_clock_was_read_every_token(clocked: Database) -> None:
+def test_frontier_takes_no_speed_from_runs_that_record_token_times(clocked: Database) -> None:
     plain, recording = clocked.query(
         "SELECT attempt_id, record IS NOT NULL AS records FROM runs WHERE kind = 'timing' ORDER BY records"
     )["attempt_id"].to_pylist()
@@ -232,7 +232,7 @@ DRAFTED = CLOCKED.replace('"static"', '"self-speculation"').replace("grid = { ex
 
 
 @pytest.mark.parametrize(("suite", "reason"), [(BATCHED, "use batch size 1"), (DRAFTED, "no time is one token's")])
-def test_where_no_time_is_one_tokens_the_cell_is_skipped_with_the_reason(
+def test_token_times_are_skipped_with_a_reason_if_tokens_share_a_step(
     suite: str, reason: str, worded_model: Path, tmp_path: Path
 ) -> None:
     (group,) = planned(tmp_path, worded_model, suite).groups

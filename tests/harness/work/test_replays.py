@@ -118,7 +118,7 @@ def by_probe(spec: WorkerSpec) -> list[CellJob]:
     return [item for item in spec.cells if item.cell.scores_cell_id is None]
 
 
-def test_replays_of_every_method_are_stored_as_if_each_had_read_for_itself(
+def test_shared_replays_equal_separate_replays(
     spec: WorkerSpec, expected: dict[str, Any], readings: list[int], tmp_path: Path
 ) -> None:
     together = replace(spec, spool=tmp_path)
@@ -131,7 +131,7 @@ def test_replays_of_every_method_are_stored_as_if_each_had_read_for_itself(
     assert told == {None if n == 1 else n for n in readings}
 
 
-def test_a_rule_that_cannot_be_read_fails_alone(
+def test_replay_with_failing_sql_fails_only_its_cell(
     spec: WorkerSpec, expected: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     broken = next(item for item in by_probe(spec) if item.cell.method.params.get("threshold") == LEVELS[1])
@@ -150,7 +150,7 @@ def test_a_rule_that_cannot_be_read_fails_alone(
 
 
 @pytest.mark.parametrize("name", ["entropy=0.5", "position=7", "doc_key=x", "x[1]", "a*b", "a?b"])
-def test_what_is_read_does_not_depend_on_the_name_of_the_folder(
+def test_replays_do_not_depend_on_special_characters_in_folder_names(
     spec: WorkerSpec, expected: dict[str, Any], tmp_path: Path, name: str
 ) -> None:
     """The folder's name may look like a partition (`entropy=0.5`) or a pattern (`a*b`) that matches other folders."""
@@ -163,7 +163,7 @@ def test_what_is_read_does_not_depend_on_the_name_of_the_folder(
     assert stored(chosen) == {item.cell.cell_id: expected[item.cell.cell_id] for item in cells}
 
 
-def test_what_waits_is_bounded(
+def test_shared_replays_are_limited_by_kept_tokens(
     spec: WorkerSpec, expected: dict[str, Any], readings: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     one, two, three, *_ = by_probe(spec)
@@ -173,7 +173,7 @@ def test_what_waits_is_bounded(
     assert readings == [2, 1]
 
 
-def test_only_what_reads_the_same_is_read_together(spec: WorkerSpec) -> None:
+def test_only_replays_of_the_same_inputs_are_shared(spec: WorkerSpec) -> None:
     one, *others = by_probe(spec)
     assert batchable_with(one, others) == others
     changes: tuple[dict[str, Any], ...] = (

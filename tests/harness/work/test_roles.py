@@ -67,7 +67,7 @@ def database(example: ModuleType, tmp_path: Path) -> Iterator[Database]:
         yield opened
 
 
-def test_a_tasks_own_headline_metric_is_the_frontiers(database: Database) -> None:
+def test_frontier_uses_the_tasks_headline_metric(database: Database) -> None:
     (row,) = database.query("SELECT metric, value, mean_exit_layer, mean_blocks_run FROM frontier").to_pylist()
     assert row == {"metric": "acceptance_rate", "value": 75, "mean_exit_layer": 2, "mean_blocks_run": 3}
     roles = database.query("SELECT metric, role FROM metric_values").to_pylist()
@@ -77,7 +77,7 @@ def test_a_tasks_own_headline_metric_is_the_frontiers(database: Database) -> Non
     }  # fmt: skip
 
 
-def test_scores_say_which_way_is_better_and_on_which_scale_they_are(database: Database) -> None:
+def test_metric_values_have_direction_and_scale_of_scores(database: Database) -> None:
     rows = database.query("SELECT metric, lower_is_better, scale_low, scale_high FROM metric_values").to_pylist()
     assert {one.pop("metric"): tuple(one.values()) for one in rows} == {
         "acceptance_rate": (True, 0, 100),
@@ -89,7 +89,7 @@ def test_scores_say_which_way_is_better_and_on_which_scale_they_are(database: Da
     assert database.query("SELECT lower_is_better FROM frontier")["lower_is_better"].to_pylist() == [True]
 
 
-def test_a_role_that_is_none_is_refused(example: ModuleType, tmp_path: Path) -> None:
+def test_unknown_metric_role_is_refused(example: ModuleType, tmp_path: Path) -> None:
     cell = example.cell_json(example.MODELS[0], example.TASKS[0], example.FULL, "quality")
     with AttemptWriter(tmp_path, cell, example.ENV) as writer:
         with pytest.raises(UserError, match="unknown role 'costs'"):

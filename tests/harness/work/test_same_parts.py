@@ -30,7 +30,9 @@ def alike(method: str, one: Mapping[str, Any], other: Mapping[str, Any]) -> bool
         ("entropy", {"threshold": 0.1}, {"threshold": 0.2}),
     ],
 )
-def test_what_is_compared_with_may_differ(method: str, one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_methods_that_differ_only_in_the_threshold_rule_can_share_a_pass(
+    method: str, one: dict[str, Any], other: dict[str, Any]
+) -> None:
     assert alike(method, one, other)
 
 
@@ -46,7 +48,9 @@ def test_what_is_compared_with_may_differ(method: str, one: dict[str, Any], othe
         ("random", {"mean_exit": 2.0}, {"mean_exit": 3.0}),
     ],
 )
-def test_what_the_model_computes_may_not(method: str, one: dict[str, Any], other: dict[str, Any]) -> None:
+def test_methods_that_differ_in_computation_cannot_share_a_pass(
+    method: str, one: dict[str, Any], other: dict[str, Any]
+) -> None:
     assert not alike(method, one, other)
 
 
@@ -78,7 +82,7 @@ class GateWithSlot(GateWithValue):
     ],
     ids=["alike", "a threshold of its own", "weights alike", "other weights", "functions", "methods"],
 )
-def test_a_gate_shares_only_with_one_that_is_known_to_be_the_same(one: Any, other: Any, same: bool) -> None:
+def test_gates_share_a_pass_only_if_provably_equal(one: Any, other: Any, same: bool) -> None:
     parts = get_method("calm-softmax")().parts(8)
     assert (
         differ_in_threshold_alone(replace(parts, gate=GateWithValue(one)), replace(parts, gate=GateWithValue(other)))

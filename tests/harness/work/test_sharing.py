@@ -104,7 +104,7 @@ def expected(spec: WorkerSpec, tmp_path: Path) -> dict[str, dict[str, Any]]:
     return stored(by_itself)
 
 
-def test_each_cell_of_a_pass_is_stored_as_if_run_for_itself(
+def test_cells_of_a_shared_pass_equal_separately_run_cells(
     spec: WorkerSpec, expected: dict[str, dict[str, Any]]
 ) -> None:
     ran = Run(spec)
@@ -115,7 +115,7 @@ def test_each_cell_of_a_pass_is_stored_as_if_run_for_itself(
     assert stored(spec) == expected
 
 
-def test_runs_say_how_many_cells_a_pass_answered(spec: WorkerSpec, tmp_path: Path) -> None:
+def test_runs_record_the_number_of_cells_in_their_pass(spec: WorkerSpec, tmp_path: Path) -> None:
     """The first cell has the seconds of the whole pass."""
     Run(spec)
     ingest(spec.spool, tmp_path / "x.duckdb")
@@ -124,7 +124,9 @@ def test_runs_say_how_many_cells_a_pass_answered(spec: WorkerSpec, tmp_path: Pat
     assert told == {item.cell.cell_id: 4 if item in swept(spec) else None for item in spec.cells}
 
 
-def test_what_has_ended_and_what_another_runs_is_left_out(spec: WorkerSpec, expected: dict[str, Any]) -> None:
+def test_finished_cells_and_cells_of_another_run_are_excluded_from_a_pass(
+    spec: WorkerSpec, expected: dict[str, Any]
+) -> None:
     first, done, elsewhere, last = swept(spec)
     full = next(item for item in spec.cells if item.cell.method.name == "full")
     Run(replace(spec, cells=(full, done)))
@@ -137,7 +139,7 @@ def test_what_has_ended_and_what_another_runs_is_left_out(spec: WorkerSpec, expe
     assert len(list(scan_spool(spec.spool))) == len(spec.cells), "nothing was run twice"
 
 
-def test_a_cell_that_cannot_be_decoded_fails_alone(
+def test_failing_cell_of_a_shared_pass_fails_alone(
     spec: WorkerSpec, expected: dict[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     value = Constant.value
@@ -155,7 +157,7 @@ def test_a_cell_that_cannot_be_decoded_fails_alone(
     assert {read_attempt(one.path).status["pass_cells"] for one in scan_spool(spec.spool)} == {None}
 
 
-def test_scores_that_are_not_finite_fail_one_cell_and_not_those_beside(
+def test_non_finite_scores_fail_only_their_cell_of_a_shared_pass(
     spec: WorkerSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only scores of rows with the fourth threshold are made NaN, so that only this threshold's cell fails."""
@@ -187,7 +189,7 @@ worker.run(WorkerSpec.from_json(Path(sys.argv[1]).read_text()), on_event)
 """
 
 
-def test_a_kill_amid_a_pass_keeps_what_has_ended_and_the_rest_is_run_again(
+def test_kill_during_a_shared_pass_keeps_finished_cells_and_reruns_the_rest(
     spec: WorkerSpec, expected: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:
     (tmp_path / "spec.json").write_text(spec.to_json())
@@ -200,7 +202,7 @@ def test_a_kill_amid_a_pass_keeps_what_has_ended_and_the_rest_is_run_again(
     assert stored(spec) == expected
 
 
-def test_an_interrupt_lets_go_of_cells_that_were_to_follow(spec: WorkerSpec) -> None:
+def test_interrupt_releases_the_locks_of_waiting_cells(spec: WorkerSpec) -> None:
     def interrupt(event: dict[str, Any]) -> None:
         if event["event"] == "progress" and event["cell"] == swept(spec)[0].cell.cell_id:
             raise KeyboardInterrupt
@@ -241,7 +243,7 @@ CHANGES: list[dict[str, Any]] = [
 ]
 
 
-def test_answers_that_wait_and_rows_that_decode_are_bounded(spec: WorkerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_passes_are_limited_by_rows_and_kept_tokens(spec: WorkerSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     one, *others = swept(spec)
     work = work_of(LoadedModel(spec), one)
     assert [item for item, _ in partners.partners(work, others)] == others

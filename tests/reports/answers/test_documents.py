@@ -53,7 +53,7 @@ def payload(small_database: Path) -> bytes:
     return built_payload
 
 
-def test_tokens_that_are_read_once_are_those_that_are_asked_for_and_no_more(small_database: Path) -> None:
+def test_read_once_caches_exactly_the_requested_tokens(small_database: Path) -> None:
     with open_database(small_database) as database:
         run, *other_runs = traced_runs(database)
         documents = database.rows("SELECT DISTINCT doc_key FROM token_exit ORDER BY 1")[1]
@@ -66,7 +66,7 @@ def test_tokens_that_are_read_once_are_those_that_are_asked_for_and_no_more(smal
         assert tokens(database, [run.attempt_id], [second]).num_rows
 
 
-def test_every_token_of_every_run_is_what_the_database_has(payload: bytes, small_database: Path) -> None:
+def test_packed_tokens_equal_the_database(payload: bytes, small_database: Path) -> None:
     with open_database(small_database) as database:
         groups, packs = opened(payload)
         assert [(group["model"], group["task"]) for group in groups] == [("world-gpt", "squad"), ("world-t5", "squad")]
@@ -115,7 +115,7 @@ def _stored_tokens(database: Database, group: dict[str, Any]) -> list[tuple]:
     ]
 
 
-def test_what_each_block_read_out_is_what_the_probe_has(payload: bytes, small_database: Path) -> None:
+def test_packed_block_predictions_equal_the_probe(payload: bytes, small_database: Path) -> None:
     sql = "SELECT * FROM probe_trace WHERE model = 'world-t5' ORDER BY doc_key, position"
     with open_database(small_database) as database:
         rows = database.query(sql).to_pylist()
@@ -132,7 +132,7 @@ def test_what_each_block_read_out_is_what_the_probe_has(payload: bytes, small_da
         assert np.abs(error).max() <= 1 / 510 + 1e-6
 
 
-def test_a_gates_own_scores_come_along_where_it_was_asked(payload: bytes, small_database: Path) -> None:
+def test_recorded_gate_scores_are_packed(payload: bytes, small_database: Path) -> None:
     with open_database(small_database) as database:
         rows = database.query("SELECT score FROM score_trace WHERE model = 'world-t5' ORDER BY doc_key, position")
     stored = np.array(rows["score"].to_pylist())
@@ -209,7 +209,7 @@ def _fewer(database: Database, everything: dict[str, Any]) -> None:
     assert all([ordinal, key] in everything["documents"] for ordinal, key in group["documents"])
 
 
-def test_documents_are_spread_over_the_depths_of_their_own_group(small_database: Path) -> None:
+def test_bundled_documents_span_the_depth_range_of_their_group(small_database: Path) -> None:
     sql = """
         SELECT doc_key FROM token_exit WHERE list_contains($attempts, attempt_id)
         GROUP BY ALL ORDER BY avg(exit_layer), doc_key
@@ -224,9 +224,7 @@ def test_documents_are_spread_over_the_depths_of_their_own_group(small_database:
     assert len(set(ends)) == len(groups) == 2
 
 
-def test_a_group_opens_on_the_best_of_its_runs_and_keeps_it(
-    small_database: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_group_opens_on_its_recommended_run(small_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_database(small_database) as database:
         for place, group in enumerate(choose(database)):
             assert group.recommended is None  # few documents show nothing
@@ -236,7 +234,7 @@ def test_a_group_opens_on_the_best_of_its_runs_and_keeps_it(
                 assert opened.recommended == opened.runs[1] == best
 
 
-def test_runs_that_stay_are_the_best_whichever_way_is_better(
+def test_bundled_runs_do_not_depend_on_metric_direction(
     example_database: Path, errors_database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(document_choice, "recommended", lambda _: [])
@@ -247,7 +245,7 @@ def test_runs_that_stay_are_the_best_whichever_way_is_better(
     assert retained[0] == retained[1]
 
 
-def test_texts_of_tokens_are_kept_as_they_are_and_inert(
+def test_token_texts_are_preserved_and_cannot_inject_markup(
     example: ModuleType, answers: Any, make_database: Callable[[Any], Path], tmp_path: Path
 ) -> None:
     texts = [HOSTILE[n % len(HOSTILE)] + str(n) for n in range(answers.vocabulary)]
@@ -262,13 +260,13 @@ def test_texts_of_tokens_are_kept_as_they_are_and_inert(
     assert b"<" not in base64.b64encode(payload)
 
 
-def test_an_empty_database_has_nothing_to_show(empty_database: Path) -> None:
+def test_empty_database_has_no_documents_payload(empty_database: Path) -> None:
     with open_database(empty_database) as database:
         assert documents_payload(database) is None
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 8, 24, 80])
-def test_every_exit_layer_can_be_read_and_told_from_the_next(blocks: int) -> None:
+def test_exit_layer_shades_are_readable_and_distinguishable(blocks: int) -> None:
     for dark in (False, True):
         colours = shades(blocks, dark=dark)
         assert len({shade.background for shade in colours}) == len(colours) == blocks
@@ -277,7 +275,7 @@ def test_every_exit_layer_can_be_read_and_told_from_the_next(blocks: int) -> Non
         assert lightness == sorted(lightness, reverse=not dark)
 
 
-def test_a_pack_holds_what_was_put_into_it() -> None:
+def test_pack_round_trips_header_and_columns() -> None:
     columns = {"a": ([[0, 255], [256, 70_000]], 3), "none": ([], 2)}
     header, columns_read = unpack(pack({"text": "\ud800</script>"}, columns))
     assert header == {"text": "\ud800</script>"}
@@ -285,7 +283,7 @@ def test_a_pack_holds_what_was_put_into_it() -> None:
     assert [planes_for(n) for n in (0, 253, 254, 255, 65_534, 65_535)] == [1, 1, 1, 2, 2, 3]
 
 
-def test_what_is_no_number_is_kept_apart() -> None:
+def test_quantization_handles_non_finite_numbers() -> None:
     steps, ends = quantised([0.5, np.nan, -np.inf, 2.5], 1)
     assert (steps.tolist(), ends) == ([0, 255, 255, 254], [0.5, 2.5])
     assert quantised([np.nan], 1)[0].tolist() == [255] and quantised([7.0, 7.0], 1)[0].tolist() == [0, 0]

@@ -73,7 +73,9 @@ def test_answers_that_did_not_change_are_not_packed_again(build_payload: Written
         ("score_token", "score = list_transform(score, lambda x: x / 2)"),
     ],
 )
-def test_a_row_that_changed_is_on_the_page(build_payload: Written, database: Path, table: str, change_of: str) -> None:
+def test_changed_row_invalidates_the_cached_pack(
+    build_payload: Written, database: Path, table: str, change_of: str
+) -> None:
     first, _ = build_payload()
     change(database, f"UPDATE {table} SET {change_of} WHERE {first_attempt_condition(table)}")
     second, packed_groups = build_payload()
@@ -82,7 +84,7 @@ def test_a_row_that_changed_is_on_the_page(build_payload: Written, database: Pat
     assert packed_groups >= 1
 
 
-def test_a_row_that_came_or_went_is_on_the_page(build_payload: Written, database: Path) -> None:
+def test_added_or_deleted_row_invalidates_the_cached_pack(build_payload: Written, database: Path) -> None:
     first, _ = build_payload()
     rescored = "attempt_id, doc_key, '9', '{\"f1\": 99.0}', statistics, now()::TIMESTAMP"
     change(
@@ -98,15 +100,13 @@ def test_a_row_that_came_or_went_is_on_the_page(build_payload: Written, database
         assert packed_groups >= 1 and documents_payload(opened) == third != first
 
 
-def test_other_code_packs_everything_anew(build_payload: Written, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_code_repacks_everything(build_payload: Written, monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = build_payload()
     monkeypatch.setattr(documents, "_code", lambda: "changed")
     assert build_payload() == (first, 2)
 
 
-def test_a_damaged_pack_is_made_again_and_what_a_page_has_not_is_forgotten(
-    build_payload: Written, folder: Path
-) -> None:
+def test_damaged_pack_is_rebuilt_and_unused_packs_are_deleted(build_payload: Written, folder: Path) -> None:
     first, _ = build_payload()
     first_path, other = sorted(folder.iterdir())
     first_path.write_bytes(other.read_bytes()[:-1])

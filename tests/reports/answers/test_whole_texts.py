@@ -54,7 +54,7 @@ def test_texts_and_true_labels_are_packed_by_document(payload: Any, classified_e
     assert header["golds"] == [labels[classified_example.gold(n, texts, labels)] for n in range(8)]
 
 
-def test_blocks_that_any_run_asked_are_known(payload: Any, classified_example: ModuleType) -> None:
+def test_predictions_are_packed_for_blocks_evaluated_by_any_run(payload: Any, classified_example: ModuleType) -> None:
     """Runs with a threshold evaluate the gate at blocks 1 and 2, full depth reads block 4, and no run evaluates
     block 3.
     """
@@ -80,7 +80,7 @@ def test_blocks_that_any_run_asked_are_known(payload: Any, classified_example: M
         assert answers.tolist() == [classified_example.reported_value(n, exit_layer, header["texts"]) for n in range(8)]
 
 
-def test_numbers_of_a_regression_are_spelled_and_have_no_labels(
+def test_regression_predictions_are_numbers_without_labels(
     classified_example: ModuleType, example: ModuleType, tmp_path: Path
 ) -> None:
     entry, header, columns = unpacked(classified_example.classified_database(example, tmp_path, labels=None))
@@ -93,7 +93,9 @@ def test_numbers_of_a_regression_are_spelled_and_have_no_labels(
     assert first == pytest.approx(0.3, abs=1e-4)
 
 
-def test_texts_that_mean_harm_stay_data(classified_example: ModuleType, example: ModuleType, tmp_path: Path) -> None:
+def test_hostile_texts_are_not_rendered_as_markup(
+    classified_example: ModuleType, example: ModuleType, tmp_path: Path
+) -> None:
     path = classified_example.classified_database(example, tmp_path, HOSTILE, HOSTILE[:3])
     _, header, _ = unpacked(path)
     assert header["inputs"] == list(HOSTILE) and header["texts"] == list(HOSTILE[:3])
@@ -104,7 +106,7 @@ def test_texts_that_mean_harm_stay_data(classified_example: ModuleType, example:
     assert base64.b64decode(packed, validate=True)
 
 
-def test_a_terminal_reads_labels_not_tokens(
+def test_terminal_answers_show_labels_instead_of_tokens(
     classified_example: ModuleType, example: ModuleType, tmp_path: Path
 ) -> None:
     with open_database(classified_example.classified_database(example, tmp_path)) as database:

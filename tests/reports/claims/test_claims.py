@@ -71,7 +71,7 @@ def verdicts(database: Database) -> tuple[Verdict, ...]:
         ("at_least", None, None, None, "not measured"),
     ],
 )
-def test_the_whole_interval_decides(
+def test_verdict_depends_on_the_whole_interval(
     database: Database, direction: str, value: float | None, low: float | None, high: float | None, verdict: str
 ) -> None:
     ends = ", ".join("NULL" if it is None else str(it) for it in (value, low, high))
@@ -91,7 +91,7 @@ def test_the_whole_interval_decides(
     ],
 )
 @pytest.mark.parametrize("interval", ["NULL AS low, NULL AS high", "{0} AS low, {0} AS high"])
-def test_without_an_interval_only_what_is_exact_is_decided(
+def test_only_exact_claims_are_decided_without_an_interval(
     database: Database, direction: str, value: float, verdict: str, interval: str
 ) -> None:
     query = f"SELECT {value} AS value, {interval.format(value)}, 3 AS n"
@@ -112,7 +112,7 @@ def test_without_an_interval_only_what_is_exact_is_decided(
         (1.0, 0.78, 1, "undecided", 0.025, 1.0),
     ],
 )
-def test_rows_that_are_all_equal_decide_by_the_exact_interval_of_their_number(
+def test_equal_rows_are_decided_by_the_exact_interval_for_their_count(
     database: Database, value: float, bound: float, rows: int, verdict: str, low: float, high: float
 ) -> None:
     equal = f"FROM (SELECT {value} AS share FROM range({rows}))"
@@ -126,7 +126,7 @@ def test_rows_that_are_all_equal_decide_by_the_exact_interval_of_their_number(
     assert without_limits.verdict == "undecided"
 
 
-def test_each_kind_of_verdict_comes_from_real_queries_and_says_its_evidence(database: Database) -> None:
+def test_real_queries_give_each_verdict_with_its_evidence(database: Database) -> None:
     query = """
         SELECT mean AS value, mean - half AS low, mean + half AS high, n{}
         FROM (
@@ -179,11 +179,11 @@ def test_each_kind_of_verdict_comes_from_real_queries_and_says_its_evidence(data
         ((1_540_000, 60_000_000, 6, 6), "real", "1.5M to 60M parameters, 6 blocks, real data"),
     ],
 )
-def test_a_scope_is_told_in_few_words(sizes: tuple[int, int, int, int], data: str, says: str) -> None:
+def test_scope_is_described_in_few_words(sizes: tuple[int, int, int, int], data: str, says: str) -> None:
     assert str(Scope(*sizes, data)) == says
 
 
-def test_real_and_generated_data_are_told_apart(example: Any, tmp_path: Path) -> None:
+def test_scope_distinguishes_real_and_generated_data(example: Any, tmp_path: Path) -> None:
     attempts = []
     for source in ("builtin", "huggingface"):
         cell = example.cell_json(example.MODELS[0], example.TASKS[0], example.FULL, "quality")
@@ -200,7 +200,7 @@ def test_real_and_generated_data_are_told_apart(example: Any, tmp_path: Path) ->
     assert [it and it.data for it in scopes] == ["generated", "real", "generated and real", None]
 
 
-def test_evidence_of_nothing_is_not_measured(database: Database) -> None:
+def test_evidence_with_n_of_zero_is_not_measured(database: Database) -> None:
     query = f"SELECT 1.0 AS value, 0.9 AS low, 1.1 AS high, 0 AS n, {NO_RUNS}"
     verdict = check_claim(database, replace(MADE_UP, evidence_sql=query))
     assert (verdict.verdict, verdict.value, verdict.n) == ("not measured", None, 0)
@@ -216,7 +216,7 @@ def test_evidence_of_nothing_is_not_measured(database: Database) -> None:
         ("DELETE FROM cell RETURNING 1 AS value, 1 AS low, 1 AS high, 1 AS n", "read-only"),
     ],
 )
-def test_a_claim_whose_query_does_not_answer_is_named(database: Database, query: str, says: str) -> None:
+def test_claim_with_a_failing_query_is_named(database: Database, query: str, says: str) -> None:
     with pytest.raises(UserError, match=rf"(?s)Claim made-up: .*{says}"):
         check_claims(database, [replace(MADE_UP, evidence_sql=query)])
     # Nothing is left of what was computed for it.
@@ -226,7 +226,7 @@ def test_a_claim_whose_query_does_not_answer_is_named(database: Database, query:
 # ------------------------------------------------------------------------------------------ evidence
 
 
-def test_without_runs_only_the_printed_numbers_decide(empty_database: Path) -> None:
+def test_without_runs_only_claims_about_printed_numbers_are_decided(empty_database: Path) -> None:
     with open_database(empty_database) as opened:
         for verdict in check_claims(opened):
             measured = "not comparable" if verdict.claim.reason else "not measured"
@@ -236,7 +236,7 @@ def test_without_runs_only_the_printed_numbers_decide(empty_database: Path) -> N
             )
 
 
-def test_what_the_papers_print_contradicts_them_where_it_is_known_to(verdicts: tuple[Verdict, ...]) -> None:
+def test_known_inconsistencies_within_the_papers_are_found(verdicts: tuple[Verdict, ...]) -> None:
     expected = {
         "mee-weighted-most-monotone-in-their-figure": -0.16,
         "prune-table-1-is-the-mean-of-its-figure": 1.24,
@@ -254,7 +254,7 @@ def test_what_the_papers_print_contradicts_them_where_it_is_known_to(verdicts: t
     assert {it.verdict for it in by_claim.values()} == {"inconsistent"}
 
 
-def test_what_the_papers_print_agrees_with_them_where_it_is_known_to(verdicts: tuple[Verdict, ...]) -> None:
+def test_claims_known_to_match_their_papers_numbers_are_consistent(verdicts: tuple[Verdict, ...]) -> None:
     expected = {
         "prune-squad-gain-is-the-average-of-its-figure": 2.46,
         "prune-samsum-gain-is-the-average-of-its-figure": 2.89,
@@ -268,7 +268,7 @@ def test_what_the_papers_print_agrees_with_them_where_it_is_known_to(verdicts: t
     assert {it.verdict for it in by_claim.values()} == {"consistent"}
 
 
-def test_what_was_not_measured_names_the_commands_that_measure_it() -> None:
+def test_unmeasured_claim_names_the_commands_that_measure_it() -> None:
     def evidence(**changed: object) -> str:
         return Verdict(replace(MADE_UP, **changed), "not measured").evidence
 
@@ -287,7 +287,7 @@ def test_comparisons_of_trained_exit_heads_name_the_suite_that_trains_all_of_the
     assert compares and set(compares.values()) == {"heads-settings"}
 
 
-def test_exchanging_the_models_trainings_turns_the_evidence_round(small_database: Path, tmp_path: Path) -> None:
+def test_swapping_the_training_losses_reverses_the_evidence(small_database: Path, tmp_path: Path) -> None:
     queries = {claim: claim.evidence_sql or "" for claim in read_claims()}
     compared = [it for it, sql in queries.items() if "v.loss = 'last'" in sql and "FROM probe_trace" in sql]
     assert len(compared) >= 4
@@ -355,9 +355,7 @@ def pairs_database(small_database: Path, tmp_path_factory: pytest.TempPathFactor
     return path
 
 
-def test_claims_about_scores_leave_out_what_is_scored_by_errors(
-    pairs_database: Path, as_errors: Callable[[Path], Path]
-) -> None:
+def test_claims_about_scores_exclude_error_metrics(pairs_database: Path, as_errors: Callable[[Path], Path]) -> None:
     values = []
     for path in (pairs_database, as_errors(pairs_database)):
         with open_database(path) as opened:
@@ -408,7 +406,7 @@ def test_a_second_batch_size_changes_no_verdict(pairs_database: Path, tmp_path: 
         (2.0, None, None, None, ""),
     ],
 )
-def test_ours_and_published_differ_by_as_much_as_their_interval_says(
+def test_difference_from_the_published_value_respects_the_interval(
     published: float | None, value: float | None, low: float | None, high: float | None, difference: str
 ) -> None:
     it = Verdict(replace(MADE_UP, published=published), "undecided", value, low, high, n=3)
@@ -423,14 +421,14 @@ def test_ours_and_published_differ_by_as_much_as_their_interval_says(
 def test_tables_fit_the_width_and_have_every_claim(verdicts: tuple[Verdict, ...], width: int) -> None:
     lines = table(verdicts, width).split("\n")
     assert max(map(len, lines)) <= width
-    unwrapped = "".join("".join(lines).split())
-    assert all(it.claim.claim_id in unwrapped for it in verdicts) or width == 80
+    ids = {it.claim.claim_id[:30] for it in verdicts}  # longer ids are broken where the column is narrow
+    assert all(any(each in line for line in lines) for each in ids)
     assert [line.capitalize() for line in lines if line.lower() in HEADINGS.values()] == [
         heading.capitalize() for heading in HEADINGS.values()
     ]
 
 
-def test_kinds_are_counted_apart_and_printed_numbers_never_with_what_was_measured(
+def test_verdicts_are_counted_separately_per_kind_of_claim(
     verdicts: tuple[Verdict, ...],
 ) -> None:
     lines = counted(verdicts).split("\n")
@@ -455,7 +453,7 @@ def test_markdown_and_rows_have_every_claim(verdicts: tuple[Verdict, ...]) -> No
     ]
 
 
-def test_one_claim_in_full_has_source_caveat_and_query(verdicts: tuple[Verdict, ...]) -> None:
+def test_full_claim_entry_has_source_quotation_criterion_and_query(verdicts: tuple[Verdict, ...]) -> None:
     (verdict,) = [it for it in verdicts if it.claim.claim_id == "mee-measures-are-slower-than-full-depth"]
     text = full_entry(verdict, 100)
     assert "MEEBLOG, section 3" in text and "exitbench run mee" in text and "at most 1 speed-up" in text

@@ -62,7 +62,7 @@ def judge(database: Database, losses: np.ndarray, n: int, rule: str = "binomial"
 
 
 @pytest.mark.parametrize("n", [16, 40])
-def test_a_valid_calibration_is_hardly_ever_told_to_fail(database: Database, n: int) -> None:
+def test_valid_calibrations_are_not_judged_as_failing(database: Database, n: int) -> None:
     rng = np.random.default_rng(n)
     verdicts = []
     for _ in range(12):
@@ -74,13 +74,13 @@ def test_a_valid_calibration_is_hardly_ever_told_to_fail(database: Database, n: 
     assert {it.n for it in verdicts} == {CALIBRATIONS}
 
 
-def test_an_invalid_calibration_is_told_to_fail(database: Database) -> None:
+def test_invalid_calibrations_are_judged_as_failing(database: Database) -> None:
     rng = np.random.default_rng(5)
     worlds = [rng.binomial(40, 3 * DELTA, CALIBRATIONS) / 40 for _ in range(3)]
     assert {judge(database, losses, 40).verdict for losses in worlds} == {"fails here"}
 
 
-def test_calibrations_that_chose_nothing_kept_it_and_rules_without_the_promise_do_not_count(database: Database) -> None:
+def test_calibration_without_a_choice_keeps_its_guarantee_and_naive_rule_is_excluded(database: Database) -> None:
     kept_verdict = judge(database, np.zeros(CALIBRATIONS), 16, chosen=False)
     assert (kept_verdict.verdict, kept_verdict.value, kept_verdict.n) == (
         "holds here",
@@ -93,7 +93,7 @@ def test_calibrations_that_chose_nothing_kept_it_and_rules_without_the_promise_d
 @pytest.mark.parametrize(
     ("loss", "n", "breaks"), [(0.25, 16, 0), (0.5, 16, 1), (1.0, 16, 1), (0.0, 16, 0), (0.2, 40, 0)]
 )
-def test_one_calibration_breaks_it_where_its_losses_reject_delta(
+def test_calibration_counts_as_broken_only_if_its_losses_reject_delta(
     database: Database, loss: float, n: int, breaks: int
 ) -> None:
     # Of 16 documents P[Bin(16, 0.1) >= 4] is 0.068 and P[Bin(16, 0.1) >= 8] is 0.00006; e times that is the bound.
@@ -104,7 +104,7 @@ def test_one_calibration_breaks_it_where_its_losses_reject_delta(
 # ------------------------------------------------------------------------------------------ exits and blocks
 
 
-def test_exits_are_held_against_epsilon_up_to_where_the_answer_differs(database: Database) -> None:
+def test_epsilon_claim_counts_exits_up_to_the_first_divergence(database: Database) -> None:
     run = {
         "model": "m",
         "task_label": "t",
@@ -132,7 +132,7 @@ def test_exits_are_held_against_epsilon_up_to_where_the_answer_differs(database:
     assert (verdict.value, verdict.n) == (pytest.approx(2 / 3 - 0.7), 1)
 
 
-def test_what_mmlu_keeps_is_held_against_what_hellaswag_and_winogrande_lose(database: Database) -> None:
+def test_mmlu_accuracy_kept_is_compared_with_hellaswag_and_winogrande_losses(database: Database) -> None:
     run = {"model": "m", "method": "heads", "execution": "real", "random_weights": False}
     # Right choices of four documents, at the largest epsilon and at the smallest.
     right = {
@@ -170,7 +170,7 @@ def test_what_mmlu_keeps_is_held_against_what_hellaswag_and_winogrande_lose(data
     assert verdict == "not measured", "nothing to hold it against"
 
 
-def test_an_ideal_exit_of_a_causal_models_first_token_is_held_against_no_gate(database: Database) -> None:
+def test_early_first_token_of_a_causal_ideal_exit_is_not_compared_with_gates(database: Database) -> None:
     run = {"model": "m", "task_label": "t", "random_weights": False, "blocks": 8, "lower_is_better": False}
     run |= {"value": 50.0, "full_value": 50.0}
     gate = {"method": "max-prob", "params": "{}", "execution": "real", "mean_exit_layer": 6.0}
@@ -194,7 +194,7 @@ def test_an_ideal_exit_of_a_causal_models_first_token_is_held_against_no_gate(da
     assert verdicts == {("seq2seq", 2): 0.5, ("causal", 2): None, ("causal", 8): 0.5}
 
 
-def test_rounding_makes_no_model_less_monotone_and_a_sixth_of_eight_blocks_is_one(database: Database) -> None:
+def test_rounding_does_not_reduce_monotonicity_and_a_sixth_of_eight_blocks_is_one(database: Database) -> None:
     share = [0.2, 0.9, 0.9995, 0.9994, 0.9995, 0.9994, 0.9995, 0.9994]  # of a model trained on every block
     falls = [0.2, 0.5, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
     probed, trainings = [], []

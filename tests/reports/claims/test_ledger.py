@@ -27,7 +27,7 @@ FIVE = {"mee", "prune", "natcap", "heads"}
 # ------------------------------------------------------------------------------------------ the ledger
 
 
-def test_the_five_documents_have_at_least_forty_entries_and_every_file_some() -> None:
+def test_ledger_has_forty_claims_of_the_five_documents_and_some_in_every_file() -> None:
     claims = read_claims()
     assert sum(claim.ledger in FIVE for claim in claims) >= 40
     assert {claim.kind for claim in claims} == set(KINDS)
@@ -35,7 +35,7 @@ def test_the_five_documents_have_at_least_forty_entries_and_every_file_some() ->
     assert {claim.paper for claim in claims} > {"MEE", "MEEBLOG", "PRUNE", "NATCAP", "HEADS"}
 
 
-def test_every_claim_quotes_its_authors_briefly_at_a_place_and_nothing_else_quotes_anybody() -> None:
+def test_only_authors_claims_have_a_quotation_and_it_is_short_and_located() -> None:
     for claim in read_claims():
         assert claim.place, claim.claim_id
         assert ((claim.quotation or claim.unquoted) is not None) is (claim.kind == CLAIM), claim.claim_id
@@ -43,7 +43,7 @@ def test_every_claim_quotes_its_authors_briefly_at_a_place_and_nothing_else_quot
         assert claim.quotation is None or 3 <= len(claim.quotation.split()) <= MOST_WORDS, claim.claim_id
 
 
-def test_nobody_is_said_to_claim_what_they_deny_or_never_said() -> None:
+def test_claims_are_not_misattributed_to_their_authors() -> None:
     claims = {claim.claim_id: claim for claim in read_claims()}
     slower = claims["mee-measures-are-slower-than-full-depth"]
     assert slower.quotation == "they also exhibit high latency, mostly even slower than no early exiting"
@@ -57,7 +57,7 @@ def test_nobody_is_said_to_claim_what_they_deny_or_never_said() -> None:
     assert {c.kind for name, c in claims.items() if name.startswith(invented) and not c.suite} == {CONSISTENCY}
 
 
-def test_what_the_authors_say_is_their_claim_and_quotations_are_theirs_to_the_letter() -> None:
+def test_quotations_are_verbatim_and_unquoted_claims_are_listed() -> None:
     claims = {claim.claim_id: claim for claim in read_claims()}
     unquoted = {name for name, claim in claims.items() if claim.unquoted}
     assert unquoted == {
@@ -83,7 +83,7 @@ def test_what_the_authors_say_is_their_claim_and_quotations_are_theirs_to_the_le
         assert claims[name].quotation == words
 
 
-def test_every_claim_says_what_it_is_of_and_how_ours_differs() -> None:
+def test_every_claim_states_conditions_and_caveat_and_names_an_existing_suite() -> None:
     for claim in read_claims():
         assert claim.text.endswith(".") and claim.conditions.endswith("."), claim.claim_id
         assert (claim.reason or claim.caveat or "").endswith("."), claim.claim_id
@@ -92,13 +92,13 @@ def test_every_claim_says_what_it_is_of_and_how_ours_differs() -> None:
         assert (claim.kind == CONSISTENCY) is (claim.suite is None and claim.reason is None), claim.claim_id
 
 
-def test_what_shows_a_claim_is_a_figure_or_table_of_the_report() -> None:
+def test_claims_refer_to_existing_figures_or_tables() -> None:
     names = {source.name for package in (figures, tables) for source in discover(package)}
     shown_in = {claim.claim_id: claim.shown_in for claim in read_claims() if claim.shown_in}
     assert set(shown_in.values()) <= names and len(shown_in) > 60
 
 
-def test_random_weights_are_never_evidence_and_what_was_not_decoded_is_called_simulated() -> None:
+def test_evidence_excludes_random_weights_and_marks_simulated_results() -> None:
     for claim in read_claims():
         query = claim.evidence_sql or ""
         if claim.suite is not None and "FROM training_curves" not in query:
@@ -108,13 +108,13 @@ def test_random_weights_are_never_evidence_and_what_was_not_decoded_is_called_si
         assert claim.simulated == ("probe_trace" in query or "'simulated'" in query), claim.claim_id
 
 
-def test_only_printed_numbers_and_what_is_so_in_every_run_are_exact() -> None:
+def test_only_consistency_claims_and_layerskip_equality_are_exact() -> None:
     exact = {claim.claim_id for claim in read_claims() if claim.exact and claim.kind != CONSISTENCY}
     assert exact == {"layerskip-answers-are-full-depths"}
     assert all(claim.exact for claim in read_claims() if claim.kind == CONSISTENCY)
 
 
-def test_shares_of_documents_and_tokens_have_limits_and_tokens_of_a_document_come_together() -> None:
+def test_shares_have_limits_and_token_shares_are_grouped_by_document() -> None:
     for claim in read_claims():
         if claim.limits is not None:
             assert claim.n_of in ("documents", "tokens"), claim.claim_id
@@ -123,7 +123,7 @@ def test_shares_of_documents_and_tokens_have_limits_and_tokens_of_a_document_com
             assert "share" not in claim.unit, claim.claim_id
 
 
-def test_comparisons_of_trainings_and_choices_on_the_scored_documents_are_told() -> None:
+def test_caveats_mention_training_variation_and_selection_on_scored_documents() -> None:
     for claim in read_claims():
         query = claim.evidence_sql or ""
         if re.search(r"[vf]\.loss = '(last|shallow-deep)'\n$|\bh\.weight = |c\.is_copy", query):
@@ -211,14 +211,16 @@ def changed(*pairs: tuple[str, str]) -> Callable[[str], str]:
         (lambda text: text + text, r"bad\.toml: claim one is already in bad"),
     ],
 )
-def test_a_bad_file_is_told_with_its_claim_and_key(tmp_path: Path, change: Callable[[str], str], says: str) -> None:
+def test_invalid_ledger_file_is_reported_with_claim_and_key(
+    tmp_path: Path, change: Callable[[str], str], says: str
+) -> None:
     path = tmp_path / "bad.toml"
     path.write_text(change(ENTRY), "utf-8")
     with pytest.raises(UserError, match=says):
         read_file(path)
 
 
-def test_a_good_file_is_read(tmp_path: Path) -> None:
+def test_valid_ledger_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "good.toml"
     path.write_text(ENTRY.replace('"q."', f'"{25 * "w "}"') + "limits = [0.0, 1.0]\n", "utf-8")
     (claim,) = read_file(path)

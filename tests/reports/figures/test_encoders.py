@@ -139,11 +139,11 @@ def markers(axes: Axes) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for line in drawn for x, y in zip(*line.get_data(), strict=True)]
 
 
-def test_nothing_is_drawn_of_models_that_generate(small_database: Path, rows_of: Rows) -> None:
+def test_encoder_confidence_has_no_rows_for_generative_models(small_database: Path, rows_of: Rows) -> None:
     assert rows_of(small_database, figures, "encoder_confidence").rows == ()
 
 
-def test_the_figure_can_be_printed_and_says_what_it_shows(database: Path, rows_of: Rows) -> None:
+def test_encoder_confidence_figure_is_printable_and_has_a_finding(database: Path, rows_of: Rows) -> None:
     frame = rows_of(database, figures, "encoder_confidence")
     assert encoder_confidence.finding(frame).endswith(".")
     with theme(LIGHT):
@@ -153,14 +153,14 @@ def test_the_figure_can_be_printed_and_says_what_it_shows(database: Path, rows_o
         assert print_faults(drawn) == []
 
 
-def test_of_too_many_tasks_those_with_the_most_documents_are_drawn(database: Path, rows_of: Rows) -> None:
+def test_tasks_with_the_most_documents_are_drawn_when_there_are_too_many(database: Path, rows_of: Rows) -> None:
     frame = rows_of(database, figures, "encoder_confidence")
     many = [{**row, "task": f"{n:02}", "n": n} for n in range(1, MOST_PANELS + 4) for row in frame.rows]
     panels = encoder_confidence.plot(Frame(frame.columns, tuple(many))).axes
     assert [axes.get_title()[:2] for axes in panels] == [f"{n:02}" for n in range(4, MOST_PANELS + 4)]
 
 
-def test_ordinary_figures_have_the_settings_of_encoders(database: Path, rows_of: Rows) -> None:
+def test_frontier_and_exit_histogram_include_encoder_settings(database: Path, rows_of: Rows) -> None:
     scores = rows_of(database, figures, "frontier")
     gated = [row for row in scores.rows if row["method"] == "max-prob"]
     exits = {threshold: exits_of("max-prob", {"threshold": threshold}) for threshold in (0.3, 0.6, 1.0)}
@@ -182,7 +182,7 @@ def test_ordinary_figures_have_the_settings_of_encoders(database: Path, rows_of:
         assert tokens_by_layer == {int(block): int((layers == block).sum()) for block in np.unique(layers)}
 
 
-def test_a_right_label_is_compared_with_each_wrong_one_of_its_block(database: Path, rows_of: Rows) -> None:
+def test_right_labels_are_compared_with_all_wrong_ones_of_their_block(database: Path, rows_of: Rows) -> None:
     frame = rows_of(database, figures, "encoder_confidence")
     wins = pairs = 0.0
     for block in range(BLOCKS - 1):
@@ -199,7 +199,7 @@ def test_a_right_label_is_compared_with_each_wrong_one_of_its_block(database: Pa
     assert sorted(markers(axes)) == sorted((row["block"], row["mean"]) for row in frame.rows)
 
 
-def test_an_oracles_exits_stand_beside_the_published_ones_of_the_task(database: Path, rows_of: Rows) -> None:
+def test_oracle_exits_are_listed_next_to_published_ones_of_the_task(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, tables, "natcap_tables1_2_3_7_8_10_ideal_exit").rows
     encoders = [row for row in rows if row["kind"] == "classification (encoders)"]
     exits = exits_of("oracle", {})
@@ -215,13 +215,13 @@ def test_an_oracles_exits_stand_beside_the_published_ones_of_the_task(database: 
     assert images == ["GLUE SST-2"] * 6 and "GLUE SST-2" not in [row["data"] for row in encoders[7:]]
 
 
-def test_the_ideal_gate_stands_beside_the_published_one_of_the_task(database: Path, rows_of: Rows) -> None:
+def test_ideal_gate_is_listed_next_to_the_published_one_of_the_task(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, tables, "natcap_table4_ideal_gate").rows
     assert [(row["printed_in"], row["data"]) for row in rows[:2]] == [("here", "sst2"), ("Table 4", "GLUE SST-2")]
     assert (rows[0]["kv_policy"], rows[0]["batch_size"], rows[0]["delta"]) == (None, 1, 0.0)
 
 
-def test_printed_speed_ups_are_told_under_each_definition(database: Path) -> None:
+def test_published_speedups_are_checked_under_each_definition(database: Path) -> None:
     claims = {claim.claim_id: claim for claim in read_claims() if claim.ledger == "encoders"}
     with open_database(database) as opened:
         verdict_by_claim = {name: check_claim(opened, claim) for name, claim in claims.items() if claim.suite is None}

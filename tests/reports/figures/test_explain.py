@@ -1,6 +1,4 @@
-"""Figures that explain published numbers: their queries run on any database, and their numbers are checked on written
-rows.
-"""
+"""Figures `explain_*`: their queries run on any database, and give the expected numbers for rows that a test writes."""
 
 import json
 import re
@@ -90,7 +88,7 @@ FULL = run("full", [("a", 8, VOCABULARY), ("b", 8, VOCABULARY)])
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_queries_run_on_the_example_and_on_an_empty_database(
+def test_queries_return_no_rows_without_matching_runs(
     name: str, small_database: Path, empty_database: Path, rows_of: Rows
 ) -> None:
     for database in (small_database, empty_database):
@@ -98,7 +96,7 @@ def test_queries_run_on_the_example_and_on_an_empty_database(
 
 
 @pytest.mark.parametrize("source", EXPLAINED, ids=lambda source: source.name)
-def test_without_data_the_suite_is_named(source: ReportSource) -> None:
+def test_message_for_missing_data_names_the_suite(source: ReportSource) -> None:
     assert "exitbench run explain-published" in source.empty
 
 
@@ -115,7 +113,7 @@ def test_the_suite_scales_the_published_schedule_to_its_vocabulary() -> None:
     assert {point["decay"] for point in pruned} == {"none"}
 
 
-def test_savings_of_the_head_with_and_without_the_start_layer() -> None:
+def test_head_savings_are_computed_with_and_without_the_start_layer() -> None:
     runs = [
         FULL,
         run("calm-softmax", [("a", 4, 400), ("b", 4, 400)], head="full", min_exit=1),
@@ -133,7 +131,7 @@ def test_savings_of_the_head_with_and_without_the_start_layer() -> None:
 
 
 @pytest.mark.parametrize("lower_is_better", [False, True])
-def test_means_of_gains_over_three_choices_of_settings(lower_is_better: bool) -> None:
+def test_jsd_gain_is_averaged_over_all_non_collapsed_and_kept_settings(lower_is_better: bool) -> None:
     def pair(min_exit: int, depths: tuple[int, int], values: tuple[float, float]) -> list[dict[str, Any]]:
         softmax, contrast = ([("a", depth, 100), ("b", depth, 100)] for depth in depths)
         return [
@@ -155,7 +153,7 @@ def test_means_of_gains_over_three_choices_of_settings(lower_is_better: bool) ->
     assert {(row["mean_all_low"], row["mean_all_high"]) for row in rows} == {(2.5, 2.5)}  # the documents agree
 
 
-def test_adaptive_is_compared_with_fixed_token_by_token() -> None:
+def test_adaptive_pruning_is_compared_with_fixed_pruning_per_token() -> None:
     fixed = [("a", 3, 120), ("b", 3, 140)]
     runs = [
         FULL,

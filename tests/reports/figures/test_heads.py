@@ -72,7 +72,7 @@ def drawn(module: Any, frame: Frame) -> Figure:
     return figure
 
 
-def test_a_share_of_an_error_is_kept_where_it_is_no_larger(
+def test_kept_quality_of_an_error_metric_falls_as_the_error_grows(
     database: Path, as_errors: Callable[[Path], Path], rows_of: Rows
 ) -> None:
     scores, errors = (
@@ -119,9 +119,7 @@ def test_each_epsilon_is_a_point_with_its_interval(database: Path, rows_of: Rows
     assert segments == sorted(zip(speed.values("aa_low"), speed.values("aa_high"), strict=True))
 
 
-def test_shares_of_exits_are_told_of_every_head_with_intervals_by_document(
-    database: Path, rows_of: Rows, world: Any
-) -> None:
+def test_exit_shares_of_every_head_have_per_document_intervals(database: Path, rows_of: Rows, world: Any) -> None:
     rows = rows_of(database, figures, "heads_fig4_exit_distribution")
     assert rows.distinct("series") == ["margin"], "one epsilon is no curve"
     assert [(row["epsilon"], row["exit_layer"]) for row in rows.rows] == [
@@ -149,7 +147,9 @@ def test_shares_of_exits_are_told_of_every_head_with_intervals_by_document(
     assert [text.get_text() for text in legend.get_texts()] == ["after block 1", "after block 2", "all 4 blocks"]
 
 
-def test_tokens_of_choices_leave_at_heads_too(choice_database: Path, tmp_path: Path, rows_of: Rows) -> None:
+def test_exit_distribution_includes_tokens_of_scored_choices(
+    choice_database: Path, tmp_path: Path, rows_of: Rows
+) -> None:
     path = Path(shutil.copy(choice_database, tmp_path / "heads.duckdb"))
     params_sql = """json_object('rule', 'epsilon', 'epsilon', (params ->> 'threshold')::DOUBLE, 'confidence', 'margin',
                            'exit_blocks', [])"""

@@ -183,7 +183,7 @@ def nearly_monotone(probed: Probed) -> np.ndarray:
     return np.array([(fall_NL[:, block:] <= 0.01).all(axis=1) for block in range(p_NL.shape[1])]).T
 
 
-def test_no_change_and_monotone_shares_with_intervals_by_document(database: Path, rows_of: Rows) -> None:
+def test_no_change_and_monotone_shares_and_intervals_equal_numpy(database: Path, rows_of: Rows) -> None:
     for name, holds, tolerance in (
         ("mee_fig1_no_change", unchanged, 0),
         ("mee_unpublished_monotone_confidence", monotone, 0),
@@ -199,7 +199,7 @@ def test_no_change_and_monotone_shares_with_intervals_by_document(database: Path
         }
 
 
-def test_the_run_with_the_most_documents_counts(make_database: Callable[..., Path], rows_of: Rows) -> None:
+def test_probe_with_the_most_documents_is_used(make_database: Callable[..., Path], rows_of: Rows) -> None:
     deep = {"deep": MODELS["deep"]}
     database = make_database(deep, {"deep": of_documents(MODELS["deep"], ["doc0", "doc1"])})
     for name in ("mee_fig1_no_change", "mee_fig2_final_confidence", "mee_unpublished_monotone_confidence"):
@@ -220,7 +220,7 @@ def test_published_curves_are_those_of_twelve_blocks(database: Path, rows_of: Ro
         assert printed.distinct("blocks") == [12]
 
 
-def test_a_probability_that_stays_is_no_fall(make_database: Callable[..., Path], rows_of: Rows) -> None:
+def test_constant_probability_counts_as_monotone(make_database: Callable[..., Path], rows_of: Rows) -> None:
     p_final = np.array([[0.2, 0.2, 0.3, 0.3], [0.2, 0.1, 0.1, 0.4], [0.1, 0.2, 0.5, 0.4]], np.float32)
     top1 = np.ones((3, 4), int)
     probes = {"m": Probed(["a", "a", "b"], [1, 2, 1], {"top1_id": top1, "p_final": p_final})}
@@ -228,7 +228,7 @@ def test_a_probability_that_stays_is_no_fall(make_database: Callable[..., Path],
     assert [*by_model_and_block(rows, "share").values()] == pytest.approx([1 / 3, 2 / 3, 2 / 3, 1])
 
 
-def test_mean_and_spread_of_the_final_probability(database: Path, rows_of: Rows) -> None:
+def test_mean_and_standard_deviation_of_final_confidence_equal_numpy(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, figures, "mee_fig2_final_confidence")
     for column, statistic in (("mean", np.mean), ("std", np.std)):
         expected = expected_by_block(
@@ -245,7 +245,7 @@ def latest(probed: Probed) -> int:
     return max(range(len(first_match)), key=lambda i: (first_match[i], probed.signals["p_final"][i, -1]))
 
 
-def test_the_trajectory_is_of_the_surest_of_the_latest_tokens(database: Path, rows_of: Rows) -> None:
+def test_trajectory_shows_the_most_confident_token_with_the_latest_first_match(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, figures, "mee_fig3_trajectories")
     for (model,), part in rows.groups("model"):
         probed = MODELS[model]
@@ -265,7 +265,7 @@ def test_the_trajectory_is_of_the_surest_of_the_latest_tokens(database: Path, ro
         assert {row["candidate_id"] for row in part.rows if row["is_final"]} == {final}
 
 
-def test_candidates_are_spelled_as_the_tokenizer_does(database: Path, rows_of: Rows) -> None:
+def test_candidate_texts_are_shortened_in_the_legend(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, figures, "mee_fig3_trajectories")
     assert rows.distinct("candidate") == [None], "no tokenizer is recorded"
     with_long_texts = Frame(
@@ -298,7 +298,7 @@ def of_documents(probed: Probed, documents: list[str]) -> Probed:
     )
 
 
-def test_similarity_of_easy_and_difficult_documents(database: Path, rows_of: Rows) -> None:
+def test_similarity_curves_of_easy_and_difficult_documents_equal_numpy(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, figures, "mee_appendix_similarity")
     for (model, name), part in rows.groups("model", "class"):
         of_class = of_documents(MODELS[model], quarters(MODELS[model])[name])
@@ -316,7 +316,7 @@ def test_similarity_of_easy_and_difficult_documents(database: Path, rows_of: Row
         }
 
 
-def test_easy_and_difficult_documents(database: Path, rows_of: Rows) -> None:
+def test_statistics_of_easy_and_difficult_documents_equal_numpy(database: Path, rows_of: Rows) -> None:
     *rows, easy, difficult = rows_of(database, tables, "mee_table1_easy_difficult").rows
     assert [(row["first_similar_mean"], row["grows_after_sixth"], row["n"]) for row in (easy, difficult)] == [
         (8.65, 0.78, 1000),
@@ -365,7 +365,7 @@ def test_growth_is_judged_after_a_sixth_and_a_third_of_the_blocks(
     assert easy["tolerance"] == 0.01
 
 
-def test_the_table_tells_spread_and_the_blocks_left_out(database: Path, rows_of: Rows) -> None:
+def test_table_shows_standard_deviation_and_skipped_blocks(database: Path, rows_of: Rows) -> None:
     module = next(source.module for source in discover(tables) if source.name == "mee_table1_easy_difficult")
     row = {
         **rows_of(database, tables, "mee_table1_easy_difficult").rows[0],
@@ -378,7 +378,7 @@ def test_the_table_tells_spread_and_the_blocks_left_out(database: Path, rows_of:
     assert texts["Growing after L/3"].endswith("(after 4)")
 
 
-def test_nothing_is_told_of_an_interval_of_documents_that_all_agree(database: Path, rows_of: Rows) -> None:
+def test_table_omits_the_interval_when_all_documents_agree(database: Path, rows_of: Rows) -> None:
     module = next(source.module for source in discover(tables) if source.name == "mee_table1_easy_difficult")
     row = {**rows_of(database, tables, "mee_table1_easy_difficult").rows[0], "grows": 1.0, "grows_half": 0.0}
     assert "100.0 %" in [column.cell(row).text for column in module.COLUMNS]
@@ -427,7 +427,7 @@ def test_each_model_is_one_line_in_its_colour(
     assert len(lines) == len(DEPTHS) * (1 + ("tolerance" in rows.columns))
 
 
-def test_published_curves_are_grey_named_and_at_their_share_of_the_depth(database: Path, rows_of: Rows) -> None:
+def test_published_curves_are_grey_labeled_and_scaled_to_relative_depth(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, figures, "mee_fig1_no_change")
     (axes,) = drawn(mee_fig1_no_change.plot, rows).axes
     curves = {line.get_color(): len(line.get_ydata()) for line in axes.lines if line.get_marker() == "x"}
@@ -439,7 +439,7 @@ def test_published_curves_are_grey_named_and_at_their_share_of_the_depth(databas
     assert {"CALM", "FREE", "vanilla"} <= {text.get_text() for text in axes.texts}
 
 
-def test_the_name_of_a_published_curve_covers_no_line(database: Path, rows_of: Rows) -> None:
+def test_labels_of_published_curves_overlap_no_line(database: Path, rows_of: Rows) -> None:
     figure = drawn(mee_fig1_no_change.plot, rows_of(database, figures, "mee_fig1_no_change"))
     lay_out(figure)
     figure.draw_without_rendering()
@@ -452,7 +452,7 @@ def test_the_name_of_a_published_curve_covers_no_line(database: Path, rows_of: R
             assert not line.get_path().transformed(line.get_transform()).intersects_bbox(box, filled=False), name
 
 
-def test_ribbons_of_spread_and_bars_end_at_zero_and_one(database: Path, rows_of: Rows) -> None:
+def test_spread_ribbons_and_error_bars_are_clipped_to_zero_and_one(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, figures, "mee_fig2_final_confidence")
     for axes, (_, local_lines) in zip(
         drawn(mee_fig2_final_confidence.plot, rows).axes, filter_origin(rows, "ours").groups("model"), strict=True
@@ -473,9 +473,7 @@ def labelled(axes: Axes) -> dict[str, np.ndarray]:
     return {str(line.get_label()): np.asarray(line.get_ydata()) for line in candidates(axes)}
 
 
-def test_trajectories_have_a_panel_a_model_and_gaps_where_a_candidate_was_unlikely(
-    database: Path, rows_of: Rows
-) -> None:
+def test_trajectories_have_one_panel_per_model_and_gaps_for_unlikely_candidates(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, figures, "mee_fig3_trajectories")
     panels = drawn(mee_fig3_trajectories.plot, rows).axes
     assert [axes.get_title(loc="left") for axes in panels] == list(DEPTHS)

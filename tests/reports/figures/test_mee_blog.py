@@ -48,7 +48,7 @@ def test_quality_and_speed_are_shares_of_full_depth(rows: Frame, small_database:
     assert len(local_rows.rows) == len([key for key in scores if key[1] in ("full", "calm-softmax")])
 
 
-def test_quality_of_errors_is_less_than_full_depths_where_they_are_more(
+def test_relative_quality_falls_when_an_error_metric_grows(
     small_database: Path, as_errors: Callable[[Path], Path], rows_of: Any
 ) -> None:
     local_rows = filter_origin(rows_of(as_errors(small_database), figures, NAME), "ours").rows
@@ -60,7 +60,7 @@ def test_quality_of_errors_is_less_than_full_depths_where_they_are_more(
         assert row["quality_low"] <= row["quality"] <= row["quality_high"]
 
 
-def test_published_runs_are_relative_to_their_own_without_early_exit(rows: Frame) -> None:
+def test_published_runs_are_relative_to_the_published_full_depth(rows: Frame) -> None:
     printed = filter_origin(rows, "published").rows
     assert len(printed) == 12 and {row["task"] for row in printed} == {"squad", "samsum"}, "none of IWSLT's"
     quality_and_speed = {(row["task"], row["method"]): (row["quality"], row["speedup"]) for row in printed}
@@ -80,7 +80,7 @@ def points(axes: Axes, *, published: bool) -> list[tuple[float, float]]:
     return sorted((x, y) for line in selected for x, y in zip(line.get_xdata(), line.get_ydata(), strict=True))
 
 
-def test_every_run_is_drawn_and_each_published_one_in_the_shape_of_its_measure(rows: Frame) -> None:
+def test_every_run_is_drawn_and_published_ones_use_the_marker_of_their_method(rows: Frame) -> None:
     with theme(LIGHT):
         figure = mee_blog_quality_speed.plot(rows)
         lay_out(figure)

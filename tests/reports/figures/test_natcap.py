@@ -270,7 +270,7 @@ def cells(name: str, row: Row) -> dict[str, str]:
     return {column.heading: column.cell(row).text for column in module.COLUMNS}
 
 
-def test_first_matches_and_their_mean(database: Path, rows_of: Rows, probed: list[Row]) -> None:
+def test_first_match_shares_and_mean_equal_plain_loops(database: Path, rows_of: Rows, probed: list[Row]) -> None:
     rows = rows_of(database, figures, "natcap_fig1_first_match")
     local_rows = [row for row in rows.rows if row["origin"] == "ours"]
     assert {(row["model"], row["series"]) for row in local_rows} == set(SERIES.items())
@@ -298,7 +298,9 @@ def test_first_matches_and_their_mean(database: Path, rows_of: Rows, probed: lis
     ]
 
 
-def test_the_example_is_the_surest_of_the_latest_tokens(database: Path, rows_of: Rows, probed: list[Row]) -> None:
+def test_example_is_the_most_confident_token_with_the_latest_first_match(
+    database: Path, rows_of: Rows, probed: list[Row]
+) -> None:
     rows = rows_of(database, figures, "natcap_fig2_hypotheses")
     figure = drawn("natcap_fig2_hypotheses", rows)
     for axes, ((model,), part) in zip(figure.axes, rows.groups("model"), strict=True):
@@ -318,7 +320,7 @@ def test_the_example_is_the_surest_of_the_latest_tokens(database: Path, rows_of:
         assert len([text for text in axes.texts if text.get_text()[-5:-2] in (" 0.", " 1.")]) == len(part.rows)
 
 
-def test_a_letter_that_the_font_lacks_is_a_box(database: Path, rows_of: Rows) -> None:
+def test_characters_missing_from_the_font_are_drawn_as_boxes(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, figures, "natcap_fig2_hypotheses")
     printable_rows = (
         {**row, "text": text} for row, text in zip(rows.rows, ["\U0001f980", "a\nb", "Ġc", None], strict=False)
@@ -339,7 +341,7 @@ def gates(database: Path) -> dict[str, Row]:
     }
 
 
-def test_a_gate_is_shown_at_the_least_careful_threshold_that_keeps_the_score(
+def test_gate_is_shown_at_the_most_permissive_threshold_that_keeps_the_score(
     database: Path, rows_of: Rows, probed: list[Row]
 ) -> None:
     rows = rows_of(database, figures, "natcap_fig3_7_8_9_gates")
@@ -367,7 +369,7 @@ def test_a_gate_is_shown_at_the_least_careful_threshold_that_keeps_the_score(
         assert row["speedup"] == chosen[row["model"]]["speedup"]
 
 
-def test_an_error_is_kept_where_it_is_at_most_2_percent_larger(
+def test_gates_may_increase_an_error_metric_by_at_most_2_percent(
     database: Path, as_errors: Callable[[Path], Path], rows_of: Rows
 ) -> None:
     rows = rows_of(as_errors(database), figures, "natcap_fig3_7_8_9_gates").rows
@@ -394,13 +396,13 @@ def test_simulated_gates_are_hollow_and_measured_ones_filled(database: Path, row
         assert row["simulated_speedup"] is None or fills[row["simulated_speedup"]] == "none"
 
 
-def test_models_whose_gates_keep_too_little_say_so(database: Path, rows_of: Rows) -> None:
+def test_models_without_a_gate_keeping_98_percent_are_annotated(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, figures, "natcap_fig3_7_8_9_gates")
     oracles = Frame(rows.columns, tuple(row for row in rows.rows if row["method"] == "oracle"))
     assert sum("keeps 98 %" in text for text in texts(drawn("natcap_fig3_7_8_9_gates", oracles))) == 2
 
 
-def test_confidence_by_block(database: Path, rows_of: Rows, probed: list[Row]) -> None:
+def test_confidence_by_block_equals_plain_loops(database: Path, rows_of: Rows, probed: list[Row]) -> None:
     rows = rows_of(database, figures, "natcap_fig4_confidence")
     for row in rows.rows:
         tokens = by_document(of_model(probed, row["model"]), lambda token, block=row["block"]: token["p1"][block - 1])
@@ -408,9 +410,7 @@ def test_confidence_by_block(database: Path, rows_of: Rows, probed: list[Row]) -
     assert sorted(heights(drawn("natcap_fig4_confidence", rows).axes)) == sorted(rows.values("mean"))
 
 
-def test_ideal_exits_along_an_answer_are_of_classes_of_positions(
-    database: Path, rows_of: Rows, probed: list[Row]
-) -> None:
+def test_ideal_exits_are_averaged_over_position_bins(database: Path, rows_of: Rows, probed: list[Row]) -> None:
     rows = rows_of(database, figures, "natcap_fig5_length")
     along = [row for row in rows.rows if row["measure"] == "position"]
     assert [row["x"] for row in of_model(along, "world-gpt")] == [1.5, 3.5, 5.5, 7.5, 9.5, 11.5, 13.5, 15.5]
@@ -425,7 +425,7 @@ def test_ideal_exits_along_an_answer_are_of_classes_of_positions(
     assert sorted(heights(drawn("natcap_fig5_length", rows).axes)) == sorted(rows.values("ideal_exit"))
 
 
-def test_pieces_of_words(database: Path, rows_of: Rows, probed: list[Row]) -> None:
+def test_subword_exits_and_shares_equal_plain_loops(database: Path, rows_of: Rows, probed: list[Row]) -> None:
     rows = rows_of(database, figures, "natcap_fig11_subwords")
     assert len(rows.rows) == 4
     for row in rows.rows:
@@ -441,7 +441,7 @@ def test_pieces_of_words(database: Path, rows_of: Rows, probed: list[Row]) -> No
     assert sorted(widths) == sorted(row["share"] for row in rows.rows if row["part"] == "later piece")
 
 
-def test_sub_layers(database: Path, rows_of: Rows) -> None:
+def test_sublayer_statistics_equal_plain_loops(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, figures, "natcap_fig6_sublayers")
     read = query_rows(database, "SELECT * FROM sublayer_trace")
     final = {
@@ -467,7 +467,7 @@ def test_sub_layers(database: Path, rows_of: Rows) -> None:
     assert any("(blocks executed)" in text for text in texts(figure))
 
 
-def test_the_table_of_sub_layers_is_of_one_late_token(database: Path, rows_of: Rows) -> None:
+def test_sublayer_table_shows_one_token_per_model_with_its_top_predictions(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, tables, "natcap_table12_sublayers")
     read = query_rows(database, "SELECT * FROM sublayer_trace")
     for (model, key, position), part in rows.groups("model", "doc_key", "position"):
@@ -488,7 +488,7 @@ def test_the_table_of_sub_layers_is_of_one_late_token(database: Path, rows_of: R
     assert len({(row["model"], row["doc_key"], row["position"]) for row in rows.rows}) == 2
 
 
-def test_pairs_of_blocks(database: Path, rows_of: Rows) -> None:
+def test_layer_pair_similarities_equal_weighted_averages(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, figures, "natcap_fig10_layer_pairs")
     places = np.arange(4)
     for row in rows.rows:
@@ -503,9 +503,7 @@ def test_pairs_of_blocks(database: Path, rows_of: Rows) -> None:
     assert sum(image.sum() for image in images) == pytest.approx(sum(rows.values("cosine")) + sum(rows.values("jsd")))
 
 
-def test_the_table_of_ideal_exits_has_ours_beside_what_was_printed(
-    database: Path, rows_of: Rows, probed: list[Row]
-) -> None:
+def test_ideal_exit_table_lists_local_and_published_results(database: Path, rows_of: Rows, probed: list[Row]) -> None:
     name = "natcap_tables1_2_3_7_8_10_ideal_exit"
     rows = rows_of(database, tables, name).rows
     local_rows = [row for row in rows if row["printed_in"] == "here" and row["model"]]
@@ -551,7 +549,7 @@ def test_the_table_of_ideal_exits_has_ours_beside_what_was_printed(
         ("iwslt14-de-en", "translation", "IWSLT14 DE-EN"),
     ],
 )
-def test_tasks_of_the_paper_stand_with_their_kind(
+def test_tasks_of_the_paper_are_grouped_by_kind(
     database: Path, rows_of: Rows, tmp_path: Path, task: str, kind: str, companion: str
 ) -> None:
     copy = Path(shutil.copy(database, tmp_path / "copy.duckdb"))
@@ -564,7 +562,7 @@ def test_tasks_of_the_paper_stand_with_their_kind(
     assert missing == {"classification (encoders)", "code and reasoning"} - {kind}
 
 
-def test_the_table_of_the_ideal_gate(database: Path, rows_of: Rows) -> None:
+def test_ideal_gate_table_lists_oracle_runs_and_published_results(database: Path, rows_of: Rows) -> None:
     name = "natcap_table4_ideal_gate"
     rows = rows_of(database, tables, name).rows
     local_rows = [row for row in rows if row["printed_in"] == "here"]
@@ -578,7 +576,7 @@ def test_the_table_of_the_ideal_gate(database: Path, rows_of: Rows) -> None:
     assert cells(name, rows[-1]) | {"Speed-up": "2.94", "Score": "acc 94.04", "Δ": "–"} == cells(name, rows[-1])
 
 
-def test_examples_are_one_document_with_the_exit_of_every_token(
+def test_example_table_shows_one_document_with_the_exit_of_every_token(
     database: Path, rows_of: Rows, probed: list[Row]
 ) -> None:
     rows = rows_of(database, tables, "natcap_tables5_13_examples").rows
@@ -592,7 +590,7 @@ def test_examples_are_one_document_with_the_exit_of_every_token(
     assert [row["run"] for row in rows] == 2 * ["ideal exits of full depth", "real early exit, state-copy"]
 
 
-def test_word_classes_beside_the_published_ones(database: Path, rows_of: Rows, probed: list[Row]) -> None:
+def test_word_class_table_lists_local_and_published_exits(database: Path, rows_of: Rows, probed: list[Row]) -> None:
     rows = rows_of(database, tables, "natcap_tables6_11_word_classes").rows
     assert {row["upos"] for row in rows} == set(TAGS)
     for row in rows:
@@ -605,7 +603,7 @@ def test_word_classes_beside_the_published_ones(database: Path, rows_of: Rows, p
     assert (punctuation["published_exit"], punctuation["published_frequency"]) == (26.77, 8.17)
 
 
-def test_without_probes_nothing_published_is_shown_alone(empty_database: Path, rows_of: Rows) -> None:
+def test_published_results_are_not_shown_without_local_probes(empty_database: Path, rows_of: Rows) -> None:
     for package in (figures, tables):
         for source in discover(package):
             if source.section == "natcap":
@@ -620,7 +618,7 @@ def test_without_probes_nothing_published_is_shown_alone(empty_database: Path, r
         (tables, "natcap_tables6_11_word_classes"),
     ],
 )
-def test_documents_probed_again_or_recorded_count_once(
+def test_repeatedly_probed_documents_count_once(
     package: ModuleType, name: str, database: Path, database_again: Path, rows_of: Rows
 ) -> None:
     first_rows, second_rows = (rows_of(path, package, name) for path in (database, database_again))
@@ -641,9 +639,7 @@ def test_documents_probed_again_or_recorded_count_once(
         "threshold_replay",
     ],
 )
-def test_saved_queries_take_documents_probed_again_or_recorded_once(
-    name: str, database: Path, database_again: Path
-) -> None:
+def test_saved_queries_count_repeatedly_probed_documents_once(name: str, database: Path, database_again: Path) -> None:
     query = saved_query(name)
     answers = []
     for path in (database, database_again):

@@ -40,7 +40,7 @@ def views(small_database: Path) -> dict[str, pa.Table]:
         ((None, None), (None, None), False, False),
     ],
 )
-def test_inside_means_that_the_intervals_overlap(
+def test_speedup_is_inside_the_noise_floor_when_intervals_overlap(
     package: ModuleType,
     name: str,
     interval: tuple[float | None, float | None],

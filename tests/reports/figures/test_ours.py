@@ -70,7 +70,7 @@ def answers(database: Path) -> dict[tuple[Any, ...], Rows]:
     return by_setting
 
 
-def test_choices_have_no_tokens_that_could_be_faithful(choice_database: Path, rows_of: Rows) -> None:
+def test_faithfulness_excludes_scored_choices(choice_database: Path, rows_of: Rows) -> None:
     assert query_rows(choice_database, "SELECT * FROM answers JOIN runs USING (attempt_id) WHERE NOT is_full_depth")
     assert rows_of(choice_database, figures, "faithfulness").rows == ()
 
@@ -104,7 +104,7 @@ def test_faithfulness_finds_the_first_difference_and_whether_it_is_a_near_tie(
     assert len(drawn_x(panels[0])) + len(drawn_x(panels[3])) == len(frame.rows)
 
 
-def test_random_is_interpolated_at_the_depth_of_the_setting(small_database: Path, rows_of: Rows) -> None:
+def test_random_baseline_is_interpolated_at_the_depth_of_the_setting(small_database: Path, rows_of: Rows) -> None:
     frame = rows_of(small_database, figures, "between_random_and_oracle")
     points = query_rows(small_database, "SELECT * FROM frontier WHERE execution = 'real'")
     assert {row["method"] for row in frame.rows} == {"static", "calm-softmax"}
@@ -127,7 +127,7 @@ def test_random_is_interpolated_at_the_depth_of_the_setting(small_database: Path
     assert sorted(drawn_x(panels[0]) + drawn_x(panels[2])) == sorted(frame.values("token_match"))
 
 
-def test_suitability_is_that_of_the_probed_tokens(small_database: Path, rows_of: Rows) -> None:
+def test_suitability_is_computed_from_probed_tokens(small_database: Path, rows_of: Rows) -> None:
     frame = rows_of(small_database, figures, "suitability")
     probes = query_rows(small_database, "SELECT * FROM probe_trace WHERE choice IS NULL")
     assert frame.rows
@@ -143,9 +143,7 @@ def test_suitability_is_that_of_the_probed_tokens(small_database: Path, rows_of:
     assert drawn_x(panels[0]) == frame.values("first_match")
 
 
-def test_a_realised_speedup_that_is_not_measurable_is_no_row(
-    small_database: Path, rows_of: Rows, tmp_path: Path
-) -> None:
+def test_unmeasurable_realised_speedup_has_no_row(small_database: Path, rows_of: Rows, tmp_path: Path) -> None:
     shutil.copy(small_database, tmp_path / "wide.duckdb")
     with duckdb.connect(str(tmp_path / "wide.duckdb")) as connection:
         connection.execute("UPDATE metric SET ci_high = 11 * ci_low WHERE metric = 'speedup_decode'")
@@ -153,7 +151,7 @@ def test_a_realised_speedup_that_is_not_measurable_is_no_row(
     assert not rows_of(tmp_path / "wide.duckdb", figures, "realised_speedup").rows
 
 
-def test_the_realised_speedup_is_of_the_tokens_that_were_timed(small_database: Path, rows_of: Rows) -> None:
+def test_realised_speedup_has_one_row_per_timed_setting(small_database: Path, rows_of: Rows) -> None:
     frame = rows_of(small_database, figures, "realised_speedup")
     timed = query_rows(
         small_database, "SELECT count(*) AS n FROM frontier WHERE speedup IS NOT NULL AND NOT is_full_depth"
@@ -222,7 +220,7 @@ def cost_parts_database(world: Any, make_database: Callable[[Any], Path]) -> Pat
     return make_database(replace(world, costs={f"cost_{name}_bytes": at for name, at in parts.items()}))
 
 
-def test_parts_of_the_cost_are_stacked_to_the_whole(cost_parts_database: Path, rows_of: Rows) -> None:
+def test_stacked_cost_parts_sum_to_the_total(cost_parts_database: Path, rows_of: Rows) -> None:
     frame = rows_of(cost_parts_database, figures, "cost_breakdown")
     row = frame.rows[0]
     assert [row[name] for name in ("blocks", "heads", "gates", "kv", "verification", "total")] == [
@@ -235,12 +233,12 @@ def test_parts_of_the_cost_are_stacked_to_the_whole(cost_parts_database: Path, r
     assert list(ends.values()) == pytest.approx([0.75] * len(frame.rows))
 
 
-def test_runs_that_do_not_tell_their_parts_are_not_measured(small_database: Path, rows_of: Rows) -> None:
+def test_runs_without_cost_parts_are_not_measured(small_database: Path, rows_of: Rows) -> None:
     assert rows_of(small_database, figures, "cost_breakdown").rows == ()
     assert cost_breakdown.EMPTY.startswith("Not measured")
 
 
-def test_depth_by_kind_is_what_the_view_says_with_intervals_by_document(small_database: Path, rows_of: Rows) -> None:
+def test_exit_by_kind_table_equals_the_view(small_database: Path, rows_of: Rows) -> None:
     frame = rows_of(small_database, tables, "exit_by_kind")
     view = query_rows(small_database, "SELECT * FROM exit_by_kind WHERE NOT random_weights AND execution = 'real'")
     names = ("n", "mean_first_match", "mean_stable_from", "mean_exit_layer", "share_equal_full")
@@ -288,7 +286,7 @@ def newest_tokens(database: Path) -> dict[tuple[str, ...], Rows]:
     return tokens
 
 
-def test_words_are_settled_where_a_slow_count_finds_them(word_kinds_database: Path, rows_of: Rows) -> None:
+def test_depth_by_kind_equals_plain_loops(word_kinds_database: Path, rows_of: Rows) -> None:
     expected = newest_tokens(word_kinds_database)
     assert {key[2]: len(tokens) for key, tokens in expected.items()} == {"frame": 8, "copy": 16, "hop1": 8, "hop2": 8}
     shares: dict[tuple[str, ...], dict[int, float]] = defaultdict(dict)
@@ -308,7 +306,7 @@ def test_words_are_settled_where_a_slow_count_finds_them(word_kinds_database: Pa
         assert shares[key] == {block: pytest.approx(n / len(tokens), abs=1e-6) for block, n in counts.items()}
 
 
-def test_the_figure_of_kinds_says_what_their_table_says(small_database: Path, rows_of: Rows) -> None:
+def test_depth_by_kind_figure_agrees_with_its_table(small_database: Path, rows_of: Rows) -> None:
     keys = ("task", "model", "token_kind")
     names = ("n", "mean_first_match", "first_match_half", "mean_stable_from", "stable_from_half")
     drawn, note = (
@@ -321,7 +319,7 @@ def test_the_figure_of_kinds_says_what_their_table_says(small_database: Path, ro
     assert len(drawn) == 10 and drawn == note
 
 
-def test_every_kind_has_its_marks_intervals_and_columns(word_kinds_database: Path, rows_of: Rows) -> None:
+def test_depth_by_kind_draws_marks_intervals_and_bars_for_every_kind(word_kinds_database: Path, rows_of: Rows) -> None:
     frame = rows_of(word_kinds_database, figures, "depth_by_kind")
     panels = depth_by_kind.plot(frame).axes
     labels = [text.get_text() for text in panels[0].get_yticklabels()]
@@ -364,7 +362,7 @@ def of_kinds(*kinds: tuple[str, str, str, float], blocks: int = 8) -> Frame:
     return Frame(tuple(rows[0]), tuple(rows))
 
 
-def test_kinds_stand_from_the_shallowest_on_and_numbered_ones_together() -> None:
+def test_kinds_are_ordered_by_relative_depth_with_numbered_ones_together() -> None:
     at_a = of_kinds(("t", "a", "copy", 2), ("t", "a", "hop2", 1), ("t", "a", "hop10", 3), ("t", "a", "frame", 1.5))
     of_four_times_the_blocks = of_kinds(("t", "b", "frame", 4), blocks=32)
     assert depth_by_kind.kinds_in_order(at_a.rows) == ["frame", "copy", "hop2", "hop10"]
@@ -373,7 +371,7 @@ def test_kinds_stand_from_the_shallowest_on_and_numbered_ones_together() -> None
     assert depth_by_kind.kinds_in_order((*at_a.rows, *late.rows)) == ["copy", "hop2", "hop10", "frame"]
 
 
-def test_a_sixth_model_begins_another_row_of_panels_and_what_was_not_probed_is_empty() -> None:
+def test_sixth_model_starts_a_new_panel_row_and_unprobed_panels_stay_empty() -> None:
     frame = of_kinds(*(("t", model, "copy", 2) for model in ("a", "b", "c", "d", "e", "six")), ("u", "a", "frame", 1))
     panels = depth_by_kind.plot(frame).axes
     assert len(panels) == 2 * 5 + 2 * 1
@@ -383,7 +381,7 @@ def test_a_sixth_model_begins_another_row_of_panels_and_what_was_not_probed_is_e
     assert not any(axes.collections for axes in panels), "an interval that is not known is not drawn"
 
 
-def test_findings_come_worst_first_and_a_row_tells_how_many_runs_have_it() -> None:
+def test_qc_findings_are_sorted_by_severity_with_run_counts() -> None:
     sql = next(source.sql for source in discover(tables) if source.name == "qc")
     findings = [
         (1, "limited", "part", "b"),
@@ -404,16 +402,14 @@ def test_findings_come_worst_first_and_a_row_tells_how_many_runs_have_it() -> No
     ]  # fmt: skip
 
 
-def test_of_too_many_settings_every_method_keeps_some_evenly_spread() -> None:
+def test_subsample_keeps_evenly_spaced_settings_of_every_method() -> None:
     lines = [("calm", f"{number:02}", "") for number in range(30)] + [("static", "4", "")]
     assert subsample(lines, 31) == lines
     few = subsample(lines, 5)
     assert few == [("calm", "00", ""), ("calm", "10", ""), ("calm", "19", ""), ("calm", "29", ""), ("static", "4", "")]
 
 
-def test_of_too_many_models_those_with_the_most_settings_are_drawn_and_the_others_counted(
-    small_database: Path, rows_of: Rows
-) -> None:
+def test_ten_of_many_models_are_drawn_and_the_others_counted(small_database: Path, rows_of: Rows) -> None:
     frame = rows_of(small_database, figures, "exit_histogram")
     many = [{**row, "model": f"copy {number:02}"} for number in range(40) for row in frame.rows[: 2 + number % 2]]
     figure, models = setting_grid(replace(frame, rows=(*frame.rows, *many)), ["squad"])
@@ -423,7 +419,7 @@ def test_of_too_many_models_those_with_the_most_settings_are_drawn_and_the_other
     assert f"{others} more models in the data" in notes
 
 
-def test_of_an_error_the_frontier_goes_up_where_it_falls(
+def test_frontier_quality_rises_as_an_error_metric_falls(
     small_database: Path, as_errors: Callable[[Path], Path], rows_of: Rows
 ) -> None:
     rows = rows_of(as_errors(small_database), figures, "frontier").rows
@@ -432,7 +428,7 @@ def test_of_an_error_the_frontier_goes_up_where_it_falls(
     assert all(row["quality_low"] <= row["quality"] <= row["quality_high"] for row in rows)
 
 
-def test_one_wide_interval_does_not_make_one_point_of_all_others(small_database: Path, rows_of: Rows) -> None:
+def test_wide_intervals_do_not_stretch_the_frontier_axis(small_database: Path, rows_of: Rows) -> None:
     frame = rows_of(small_database, figures, "frontier")
     wide = [
         row if row["speedup"] is None else {**row, "speedup_low": 0.01, "speedup_high": 500.0} for row in frame.rows
@@ -465,7 +461,7 @@ def chosen_by_run(database: Path) -> dict[tuple[str, str], dict[str, Rows]]:
     return by_setting
 
 
-def test_agreement_of_given_texts_is_that_of_their_choices(choices_database: Path, rows_of: Rows) -> None:
+def test_agreement_on_given_texts_compares_chosen_answers(choices_database: Path, rows_of: Rows) -> None:
     frame = rows_of(choices_database, figures, "agreement")
     expected = chosen_by_run(choices_database)
     assert {(row["params"], row["execution"]) for row in frame.rows} == expected.keys()
@@ -485,7 +481,7 @@ def test_agreement_of_given_texts_is_that_of_their_choices(choices_database: Pat
     assert " of full depth's choices; replays" in agreement.finding(frame)
 
 
-def test_scored_tokens_are_in_the_histogram_of_exits(choices_database: Path, rows_of: Rows) -> None:
+def test_exit_histogram_includes_scored_tokens(choices_database: Path, rows_of: Rows) -> None:
     expected: dict[tuple[str, int], int] = defaultdict(int)
     for token in query_rows(choices_database, "SELECT * FROM token_trace WHERE execution = 'real'"):
         expected[token["params"], token["exit_layer"]] += 1

@@ -121,7 +121,7 @@ def database(world: Any, database_of: Callable[[Any], Path]) -> Path:
 
 
 def _write_unswept_run(world: Any, root: Path, model: Any, task: Any) -> None:
-    """Write the model's training, and a run compared with another full-depth cell, so that it belongs to no sweep."""
+    """Write the record of the model's training, and a run outside the sweep: another seed and full-depth cell."""
     trained = root.parent / model.name
     trained.mkdir()
     card = {"recipe": {"name": model.name, "objective": {"loss": LOSSES[model.name]}}}
@@ -213,7 +213,7 @@ def _no_warnings(recwarn: pytest.WarningsRecorder) -> Iterator[None]:
     assert [str(warning.message) for warning in recwarn] == []
 
 
-def test_gates_by_first_block_asked(world: Any, database: Path, rows_of: Rows) -> None:
+def test_gate_depth_is_shown_by_first_evaluated_block(world: Any, database: Path, rows_of: Rows) -> None:
     frame = rows_of(database, figures, "prune_fig6_7_gates")
     depths = local_rows(frame, is_depth=True)
     assert len(depths) == len(LOSSES) * len(FIRST_GATE_BLOCKS) * 2  # the reweighted contrast was not run
@@ -241,9 +241,7 @@ def test_gates_by_first_block_asked(world: Any, database: Path, rows_of: Rows) -
         assert crosses == sorted((row["min_exit"], row["value"]) for row in printed)
 
 
-def test_two_points_of_a_published_list_that_looks_shifted_are_left_out(
-    database: Path, tmp_path: Path, rows_of: Rows
-) -> None:
+def test_two_points_of_a_shifted_published_list_are_omitted(database: Path, tmp_path: Path, rows_of: Rows) -> None:
     """In figure 11a (fixed pruning), 12.305 seems to be inserted, so that min exits 6 and 3 have values of their
     neighbors.
     """
@@ -262,7 +260,7 @@ def test_two_points_of_a_published_list_that_looks_shifted_are_left_out(
     assert "fixed pruning from blocks 6 and 3 on" in prune_fig10_11_pruned_jsd.CAPTION
 
 
-def test_work_of_heads_is_that_of_the_tokens(world: Any, database: Path, rows_of: Rows) -> None:
+def test_head_work_equals_a_sum_over_tokens(world: Any, database: Path, rows_of: Rows) -> None:
     for name, depth in (("prune_fig4_5_pruning", 2), ("prune_fig8_9_late_exit", 6)):
         frame = rows_of(database, figures, name)
         # 7 of 24 is 2.3 of 8; 2 of 24, of the model trained for every block, is 0.7.
@@ -288,7 +286,7 @@ def test_work_of_heads_is_that_of_the_tokens(world: Any, database: Path, rows_of
             assert row["ci_low"] <= row["value"] <= row["ci_high"]
 
 
-def test_published_flops_are_anchored_at_our_unpruned_gate(database: Path, rows_of: Rows) -> None:
+def test_published_flops_are_scaled_to_the_local_unpruned_gate(database: Path, rows_of: Rows) -> None:
     frame = rows_of(database, figures, "prune_fig8_9_late_exit")
 
     def values(origin: str, quantity: str) -> dict[tuple[str, str], float]:
@@ -304,7 +302,7 @@ def test_published_flops_are_anchored_at_our_unpruned_gate(database: Path, rows_
     assert {91.11, 92.94} <= tuned
 
 
-def test_costs_have_a_row_a_read_out(database: Path, rows_of: Rows) -> None:
+def test_cost_figures_draw_every_score_cost_and_speedup(database: Path, rows_of: Rows) -> None:
     for module, name, columns in (
         (prune_fig4_5_pruning, "prune_fig4_5_pruning", 2),
         (prune_fig8_9_late_exit, "prune_fig8_9_late_exit", 3),
@@ -327,7 +325,7 @@ def test_costs_have_a_row_a_read_out(database: Path, rows_of: Rows) -> None:
             assert len(axes.patches) == len(times)  # the noise floor of each
 
 
-def test_ranks_are_the_quantiles_of_the_tokens(database: Path, world: Any, rows_of: Rows) -> None:
+def test_rank_boxes_are_quantiles_over_tokens(database: Path, world: Any, rows_of: Rows) -> None:
     frame = rows_of(database, figures, "prune_fig1_rank")
     for row in frame.rows:
         at_block = ranks(world.documents * world.tokens)[:, row["block"] - 1]
@@ -360,9 +358,7 @@ def test_margins_and_static_exits_share_a_panel(database: Path, world: Any, rows
 
 
 @pytest.mark.parametrize("worst", [1, 2])
-def test_the_most_overconfident_block_is_named_be_it_the_first_or_not(
-    worst: int, database: Path, rows_of: Rows
-) -> None:
+def test_finding_names_the_most_overconfident_block(worst: int, database: Path, rows_of: Rows) -> None:
     frame = rows_of(database, figures, "prune_fig2_3_margin")
     rows = [
         {**row, "value": 0.9 if row["quantity"] == "margin" else 50.0 if row["block"] == worst else 100.0}
@@ -402,13 +398,13 @@ def test_table_averages_over_the_late_blocks_and_over_all(database: Path, world:
 
 
 @pytest.mark.parametrize("names", [SWEEPS, COSTS])
-def test_figures_of_one_kind_ask_one_query(names: set[str]) -> None:
+def test_figures_of_one_kind_share_one_query(names: set[str]) -> None:
     """The queries differ only in the settings and the first block shown."""
     assert len({SQL[name].split("\nasked AS (", 1)[1] for name in names}) == 1
 
 
 @pytest.mark.parametrize("name", sorted(SWEEPS | COSTS))
-def test_what_is_asked_for_has_a_name(name: str) -> None:
+def test_queried_settings_are_those_named_by_the_figure(name: str) -> None:
     module = next(source.module for source in discover(figures) if source.name == name)
     names = module.GATES if hasattr(module, "GATES") else module.HEADS
     values = SQL[name].split("VALUES", 1)[1].split("\n),", 1)[0]
@@ -416,7 +412,7 @@ def test_what_is_asked_for_has_a_name(name: str) -> None:
     assert all(f"('{method}', '{head}'" in values for method, head in names)
 
 
-def test_the_suite_runs_what_the_figures_show() -> None:
+def test_prune_suite_runs_the_settings_named_by_the_figures() -> None:
     settings = {
         (sweep.method, dict(point.params).get("head", "full"))
         for sweep in load_suite("prune").sweeps

@@ -64,7 +64,7 @@ def drawn(axes: Axes) -> list[list[tuple[float, float]]]:
     return [list(zip(*line.get_data(), strict=True)) for line in axes.lines]
 
 
-def test_heads_learn_accuracy_on_the_left_and_entropy_on_the_right(tmp_path: Path) -> None:
+def test_training_figure_shows_accuracy_left_and_entropy_right(tmp_path: Path) -> None:
     frame = rows("heads_fig1_training", [*HEADS, *LOSSES], tmp_path)
     left_panel, right = panels(heads_fig1_training, frame)
     assert drawn(left_panel) == [
@@ -85,7 +85,7 @@ def test_a_head_has_one_colour_in_all_panels(tmp_path: Path) -> None:
     assert first.get_ylim() == second.get_ylim()
 
 
-def test_the_loss_of_the_whole_model_is_one_line_a_training(tmp_path: Path) -> None:
+def test_model_loss_is_one_line_per_training(tmp_path: Path) -> None:
     of_blocks: list[Log] = [("m", "heads", "aaaaaaaa", 100, 4, "loss_nats", 9.0)]
     other: list[Log] = [("n", "r", "bbbbbbbb", 50, None, "loss_nats", 2.0)]
     (axes,) = panels(training_loss, rows("training_loss", [*HEADS, *LOSSES, *of_blocks, *other], tmp_path))
@@ -109,7 +109,9 @@ def test_each_loss_has_a_panel_and_may_be_negative(tmp_path: Path) -> None:
         ("heads", "bbbbbbbb", ["m · aaaaaa", "m · bbbbbb"]),
     ],
 )
-def test_trainings_of_one_name_are_told_apart(recipe: str, weights: str, names: list[str], tmp_path: Path) -> None:
+def test_trainings_of_the_same_model_have_distinct_names(
+    recipe: str, weights: str, names: list[str], tmp_path: Path
+) -> None:
     repeated: list[Log] = [("m", recipe, weights, 400, None, "loss_nats", 0.5)]
     assert rows("training_loss", [*LOSSES, *repeated], tmp_path).distinct("training") == names
 

@@ -40,9 +40,7 @@ def card_with(results: tuple[Row, ...], condition: dict[str, Any], **values: Any
 
 
 @pytest.mark.parametrize("step", [1, -1], ids=["in order", "the other way round"])
-def test_a_card_has_for_every_loss_the_chosen_run_and_shows_it_if_other_documents_confirm_it(
-    results: tuple[Row, ...], step: int
-) -> None:
+def test_card_shows_the_chosen_run_of_every_loss_only_if_confirmed(results: tuple[Row, ...], step: int) -> None:
     built_cards = cards(results[::step])[::step]
     assert [card.full["task"] for card in built_cards] == ["samsum", "squad"]
     headline_ids = set()
@@ -74,7 +72,7 @@ def test_a_card_has_for_every_loss_the_chosen_run_and_shows_it_if_other_document
     assert len(headline_ids) > 3
 
 
-def test_where_nothing_was_timed_what_runs_fewest_blocks_is_told_and_not_recommended(results: tuple[Row, ...]) -> None:
+def test_untimed_card_names_the_setting_with_fewest_blocks_without_recommending_it(results: tuple[Row, ...]) -> None:
     of_speed = (
         *("speedup", "speedup_low", "speedup_high", "is_static_step", "next_percent", "confirmed_percent"),
         *("choosing_speedup", "confirming_speedup", "confirming_speedup_low", "confirming_speedup_high"),
@@ -100,7 +98,7 @@ def test_where_nothing_was_timed_what_runs_fewest_blocks_is_told_and_not_recomme
     assert recommendations[0].verdict == "No method was timed: add --kinds timing."
 
 
-def test_of_several_ways_to_run_a_task_the_one_of_most_documents_has_the_card(results: tuple[Row, ...]) -> None:
+def test_card_uses_the_setting_with_the_most_documents(results: tuple[Row, ...]) -> None:
     part = [{**row, "setting_id": "part", "n": 5, "limited": True} for row in results if row["task"] == "squad"]
     both = sorted([*part, *results], key=lambda row: str(row["task"]))
     assert {row["setting_id"] for card in cards(both) for row in card.rows}.isdisjoint({"part"})
@@ -119,7 +117,7 @@ def static_comparison(results: tuple[Row, ...], low: float, high: float) -> str:
     return worded(card).recommendations[-1].verdict
 
 
-def test_only_a_method_whose_interval_lies_above_the_static_depths_is_called_faster(results: tuple[Row, ...]) -> None:
+def test_method_is_called_faster_only_if_its_interval_exceeds_the_static_depth(results: tuple[Row, ...]) -> None:
     assert (
         static_comparison(results, 1.1, 1.2) == "It is faster than the best static depth (static exit_layer=5, 1.15×)."
     )
@@ -130,13 +128,13 @@ def test_only_a_method_whose_interval_lies_above_the_static_depths_is_called_fas
     assert static_comparison(results, 1.8, 1.9).startswith("It is slower than the best static depth")
 
 
-def test_without_a_static_depth_none_is_compared(results: tuple[Row, ...]) -> None:
+def test_missing_static_depth_is_stated(results: tuple[Row, ...]) -> None:
     without_static = [row for row in results if row["method"] != "static" and row["task"] == "squad"]
     (card,) = cards(without_static)
     assert worded(card).recommendations[-1].verdict == "No static depth was run to compare it with."
 
 
-def test_the_static_depth_of_the_card_is_the_one_of_all_that_may_lose_least(built_cards: tuple[Card, ...]) -> None:
+def test_safest_static_depth_has_the_smallest_possible_loss(built_cards: tuple[Card, ...]) -> None:
     for card in built_cards:
         depths = [row for row in card.rows if row["method"] == "static"]
         assert card.safest_static is min(depths, key=lambda row: row["loss_high_percent"])
@@ -145,7 +143,7 @@ def test_the_static_depth_of_the_card_is_the_one_of_all_that_may_lose_least(buil
                 assert f"exit_layer={card.safest_static['blocks'] - 1}" in answer.verdict
 
 
-def test_a_chosen_setting_that_other_documents_do_not_confirm_is_not_recommended(results: tuple[Row, ...]) -> None:
+def test_setting_not_confirmed_on_other_documents_is_not_recommended(results: tuple[Row, ...]) -> None:
     card = card_with(results, {"is_static_step": False}, confirming_loss_high_percent=30.0, confirmed_percent=30.0)
     answers = [answer for answer in worded(card).recommendations if "was chosen, but may lose 30.0 %" in answer.verdict]
     assert answers and all(
@@ -158,13 +156,13 @@ def test_a_chosen_setting_that_other_documents_do_not_confirm_is_not_recommended
     )
 
 
-def test_a_score_near_its_floor_is_told_before_anything_else(results: tuple[Row, ...]) -> None:
+def test_near_floor_caution_precedes_the_verdict(results: tuple[Row, ...]) -> None:
     card = card_with(results, {"is_full_depth": True}, caution="full depth scores 0.0 f1, near the floor")
     for answer in worded(card).recommendations:
         assert answer.verdict.startswith("Caution: full depth scores 0.0 f1, near the floor. ")
 
 
-def test_a_card_says_how_small_a_loss_its_documents_can_show_and_what_is_confirmed_for_more(
+def test_card_states_its_smallest_detectable_loss_and_the_next_confirmed_setting(
     built_cards: tuple[Card, ...],
 ) -> None:
     first = worded(built_cards[0]).recommendations[0]
@@ -180,7 +178,7 @@ def test_a_card_says_how_small_a_loss_its_documents_can_show_and_what_is_confirm
     assert text == f"calm-softmax at 0.9, {later.headline['confirming_speedup']:.2f}×"
 
 
-def test_a_card_of_another_number_format_says_what_that_changes(results: tuple[Row, ...]) -> None:
+def test_card_of_another_number_format_reports_its_deviation_from_float32(results: tuple[Row, ...]) -> None:
     expected = {"dtype": "int8", "format_logprob_gap": 0.25, "format_choice_gap": 0.16, "format_match": 0.9}
 
     def facts(card: Card) -> set[str | None]:
@@ -192,7 +190,7 @@ def test_a_card_of_another_number_format_says_what_that_changes(results: tuple[R
     assert facts(card) == {"int8 against float32: 0.25 nats, 0.16 between choices, 90.0 % of choices equal"}
 
 
-def test_a_choice_says_whether_a_calibration_made_it(
+def test_recommendation_states_whether_it_was_calibrated(
     built_cards: tuple[Card, ...], results: tuple[Row, ...], calibrations: tuple[Row, ...]
 ) -> None:
     promised = {row["params"] for row in results if row["promised_delta"] is not None}
@@ -212,7 +210,7 @@ def test_a_choice_says_whether_a_calibration_made_it(
     assert "A calibration chose calm-softmax at " in guarantee and "confidence 0.7" in guarantee
 
 
-def test_a_card_stands_beside_random_exits_and_the_oracle_and_says_what_its_numbers_are_of(
+def test_card_lists_static_random_and_oracle_alternatives_and_describes_its_data(
     built_cards: tuple[Card, ...],
 ) -> None:
     card = worded(built_cards[0])
@@ -223,7 +221,7 @@ def test_a_card_stands_beside_random_exits_and_the_oracle_and_says_what_its_numb
     assert card.is_generated and card.footer.startswith("6 M parameters · float32, cpu, batch 1 · 300 documents")
 
 
-def test_the_oracle_of_a_card_was_decoded_if_any_was_and_a_replay_takes_its_place_only_then(
+def test_card_prefers_a_decoded_oracle_over_a_replayed_one(
     results: tuple[Row, ...],
 ) -> None:
     first = [row for row in results if row["task"] == results[0]["task"]]
@@ -235,7 +233,7 @@ def test_the_oracle_of_a_card_was_decoded_if_any_was_and_a_replay_takes_its_plac
         assert card.oracle is not None and card.oracle["cell_id"] == shown["cell_id"]
 
 
-def test_a_card_has_speed_and_quality_in_large_type_and_says_at_which_loss_early_exit_pays(
+def test_card_highlights_speed_and_quality_and_from_which_loss_early_exit_is_faster(
     built_cards: tuple[Card, ...],
 ) -> None:
     card = worded(built_cards[0])
@@ -249,7 +247,7 @@ def test_a_card_has_speed_and_quality_in_large_type_and_says_at_which_loss_early
         assert recommends_faster(card, recommendation.from_percent) == recommendation.is_faster == is_faster
 
 
-def test_what_ran_is_told_in_a_few_words(front_database: Path, results: tuple[Row, ...]) -> None:
+def test_run_facts_summarize_models_data_and_machine(front_database: Path, results: tuple[Row, ...]) -> None:
     with open_database(front_database) as database:
         front = read_front(database)
     fact_texts = dict(facts(front.runs, results))
@@ -274,7 +272,7 @@ def test_findings_are_one_line_of_counts() -> None:
     assert findings_line(rows) == ("4 findings: 1 × do not cite, 2 × look before you cite, 1 × a remark.", 3)
 
 
-def test_names_that_mean_harm_stay_text_in_a_suite(front_database: Path) -> None:
+def test_hostile_names_are_escaped_in_an_exported_suite(front_database: Path) -> None:
     with open_database(front_database) as database:
         row = read_front(database).exports[0]
     name = '"]\n[defaults]\ndevice = "cuda"\n# \x7f\u2028'
@@ -297,7 +295,7 @@ def test_names_that_mean_harm_stay_text_in_a_suite(front_database: Path) -> None
     assert suite_toml({**row, "data_asked": None}, "x") is None
 
 
-def test_baselines_are_never_called_methods(built_cards: tuple[Card, ...]) -> None:
+def test_timed_methods_exclude_baselines_and_full_depth(built_cards: tuple[Card, ...]) -> None:
     for card in built_cards:
         without_recommendations = replace(card, recommendations=())
         assert without_recommendations.timed == sum(
@@ -306,7 +304,7 @@ def test_baselines_are_never_called_methods(built_cards: tuple[Card, ...]) -> No
 
 
 @pytest.mark.parametrize("percent", [0, 5, 10, 20])
-def test_the_answers_open_on_what_the_cards_recommend(
+def test_document_browser_opens_on_the_settings_recommended_by_the_cards(
     front_database: Path, built_cards: tuple[Card, ...], percent: int
 ) -> None:
     with open_database(front_database) as database:

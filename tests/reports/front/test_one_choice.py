@@ -44,7 +44,7 @@ def of_cards(database: Path, rows_of: Rows) -> Choice:
     return choice
 
 
-def test_the_frontier_recommends_what_the_cards_do(database: Path, rows_of: Rows, of_cards: Choice) -> None:
+def test_frontier_and_cards_recommend_the_same_setting(database: Path, rows_of: Rows, of_cards: Choice) -> None:
     rows = rows_of(database, figures, "frontier")
     assert {(row["model"], row["task"]): chosen(row) for row in rows.rows if row["is_recommended"]} == of_cards
     (module,) = (source.module for source in discover(figures) if source.name == "frontier")
@@ -54,7 +54,9 @@ def test_the_frontier_recommends_what_the_cards_do(database: Path, rows_of: Rows
             assert f"on {row['task']} {names[setting(row)]} ({row['model']})" in module.finding(rows)
 
 
-def test_the_end_of_a_run_names_it_for_each_task(database: Path, rows_of: Rows, of_cards: Choice) -> None:
+def test_end_of_run_summary_names_the_recommended_setting_per_task(
+    database: Path, rows_of: Rows, of_cards: Choice
+) -> None:
     query = saved_query("what_to_use")
     names = labels(rows_of(database, tables, "summary").rows)
     with open_database(database) as opened:
@@ -75,7 +77,9 @@ EXAMPLES = (
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_the_end_of_a_run_says_what_the_page_says(name: str, rows_of: Rows, request: pytest.FixtureRequest) -> None:
+def test_end_of_run_summary_agrees_with_the_report_page(
+    name: str, rows_of: Rows, request: pytest.FixtureRequest
+) -> None:
     path = request.getfixturevalue(name)
     rows = rows_of(path, tables, "summary").rows
     with open_database(path) as opened:
@@ -110,14 +114,14 @@ def test_the_saved_query_and_the_cards_agree_at_every_loss(database: Path, rows_
     assert of_query == of_cards
 
 
-def test_the_readmes_table_shows_the_method_at_that_setting(database: Path, rows_of: Rows, of_cards: Choice) -> None:
+def test_readme_table_shows_the_recommended_setting(database: Path, rows_of: Rows, of_cards: Choice) -> None:
     rows = rows_of(database, tables, "highlights").rows
     best = of_cards[rows[0]["model"], rows[0]["task"]]
     (chosen_row,) = (row for row in rows if row["method"] == best[0])
     assert chosen(chosen_row) == best
 
 
-def test_the_document_browser_opens_on_it(database: Path, of_cards: Choice) -> None:
+def test_document_browser_opens_on_the_recommended_setting(database: Path, of_cards: Choice) -> None:
     with open_database(database) as opened:
         rows = Frame.query(opened, "SELECT * FROM frontier WHERE attempt_id IN (FROM pareto SELECT attempt_id)").rows
         by_attempt = {row["attempt_id"]: row for row in rows}

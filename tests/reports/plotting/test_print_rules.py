@@ -56,18 +56,18 @@ def faults_of(change: Callable[[Figure, Axes], object]) -> list[str]:
         (lambda figure, axes: axes.set_xticks([0.5, 0.51], ["one tick", "next"]), "overlap: 'one tick', 'next'"),
     ],
 )
-def test_what_cannot_be_printed_is_told(change: Callable[[Figure, Axes], object], fault: str) -> None:
+def test_print_faults_are_reported(change: Callable[[Figure, Axes], object], fault: str) -> None:
     assert any(found_fault.startswith(fault) for found_fault in faults_of(change))
 
 
-def test_texts_beside_points_may_touch_and_ticks_out_of_sight_are_not_drawn() -> None:
+def test_touching_point_labels_and_hidden_ticks_are_no_print_faults() -> None:
     assert faults_of(lambda figure, axes: axes.set_xticks([0, 0.5, 1])) == []
     assert faults_of(lambda figure, axes: [axes.text(0.5, 0.5, word) for word in ("one", "other")]) == []
     assert faults_of(lambda figure, axes: axes.set(xticks=[0, 1], xlim=(0.4, 0.6))) == []
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, MOST_PANELS, MOST_PANELS + 30])
-def test_any_number_of_panels_fits_a_page_with_the_names_of_many_series(count: int) -> None:
+def test_any_number_of_panels_fits_a_page_with_a_long_legend(count: int) -> None:
     with theme(LIGHT):
         figure, panels = grid_of_panels(count)
         for axes in panels:

@@ -44,7 +44,7 @@ OKLAB = (
 
 
 def perceived(colour: str, sight: str) -> np.ndarray:
-    """Return `colour` as seen with the given color vision (`sight`), as coordinates [3] of the color space Oklab."""
+    """Return the three Oklab coordinates of a color as seen with a kind of color vision, `sight`."""
     rgb = np.array([int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)])
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
     light: np.ndarray = np.clip(np.array(SIGHT[sight]) @ linear, 0, 1)
@@ -52,14 +52,14 @@ def perceived(colour: str, sight: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("which", [LIGHT, DARK], ids=lambda which: which.name)
-def test_text_and_series_can_be_read_on_the_paper_of_each_theme(which: Theme) -> None:
+def test_text_and_series_have_enough_contrast_in_each_theme(which: Theme) -> None:
     assert all(contrast(ink, which.paper) >= 4.5 for ink in (which.ink, which.quiet))
     assert all(contrast(colour, which.paper) >= 3 for colour in (*COLOURS, MUTED))
     with theme(which):
         assert quiet() == which.quiet
 
 
-def test_a_theme_sets_everything_whatever_its_user_has_set() -> None:
+def test_theme_overrides_and_then_restores_user_settings() -> None:
     """Matplotlib's backend is exempt, because this test draws nothing."""
     with theme(DARK):
         expected = {name: value for name, value in mpl.rcParams.items() if name != "backend"}
@@ -77,14 +77,14 @@ def test_a_theme_sets_everything_whatever_its_user_has_set() -> None:
 
 
 @pytest.mark.parametrize("sight", SIGHT)
-def test_series_are_told_apart_by_all_eyes(sight: str) -> None:
+def test_series_colors_are_distinguishable_with_color_blindness(sight: str) -> None:
     distances = [
         np.linalg.norm(perceived(colour, sight) - perceived(other, sight)) for colour, other in combinations(COLOURS, 2)
     ]
     assert min(distances) >= 0.065
 
 
-def test_clip_paths_are_named_by_their_order_and_not_by_where_they_lay_in_memory() -> None:
+def test_svg_clip_path_ids_are_sequential_not_memory_addresses() -> None:
     with theme(LIGHT):
         figure = Figure()
         for axes in figure.subplots(1, 2):

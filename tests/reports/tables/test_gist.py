@@ -40,7 +40,7 @@ def conclusion_of(rows: tuple[Row, ...], monkeypatch: pytest.MonkeyPatch) -> Cal
     return say
 
 
-def test_what_is_recommended_is_told_with_what_it_gains_and_costs_and_of_how_many_documents(
+def test_conclusion_states_speedup_loss_and_document_count_of_the_recommendation(
     conclusion_of: Callable[..., str],
 ) -> None:
     line = conclusion_of("full", "static", "calm-softmax")
@@ -49,7 +49,7 @@ def test_what_is_recommended_is_told_with_what_it_gains_and_costs_and_of_how_man
     assert " At 4.8 %: calm-softmax at 0.9 is 1.12x [" in line and line.endswith("at most 2.2 % worse.")
 
 
-def test_a_run_without_static_depths_or_times_says_so_and_calls_nothing_real(conclusion_of: Callable[..., str]) -> None:
+def test_conclusion_states_missing_static_depths_and_times(conclusion_of: Callable[..., str]) -> None:
     untimed: dict[str, Any] = dict.fromkeys(("speedup", "choosing_speedup", "confirmed_percent", "is_static_step"))
     untimed["speed_status"] = "not timed"
     loss = {"choosing_loss_high_percent": 0.5}
@@ -61,7 +61,7 @@ def test_a_run_without_static_depths_or_times_says_so_and_calls_nothing_real(con
     assert "No static depth was run to compare it with." in conclusion_of("full", "calm-softmax", **chosen)
 
 
-def test_times_that_could_not_be_measured_are_not_called_missing(conclusion_of: Callable[..., str]) -> None:
+def test_unmeasurable_times_are_not_reported_as_missing(conclusion_of: Callable[..., str]) -> None:
     unsteady: dict[str, Any] = dict.fromkeys(("speedup", "choosing_speedup", "confirmed_percent", "is_static_step"))
     unsteady["speed_status"] = "not measurable"
     for loss in (0.5, 50.0):
@@ -70,7 +70,7 @@ def test_times_that_could_not_be_measured_are_not_called_missing(conclusion_of: 
         assert "timed" not in line.partition("Times")[0] and "--kinds timing" not in line
 
 
-def test_runs_that_another_suite_asked_for_first_are_told_of_too(small_database: Path) -> None:
+def test_conclusion_covers_settings_scored_by_an_earlier_suite(small_database: Path) -> None:
     """A suite may time settings that an older suite scored. The timing cells alone then lead to the same line."""
     with open_database(small_database) as database:
         timing = database.query("SELECT cell_id FROM cell WHERE kind = 'timing' ORDER BY ALL LIMIT 1")["cell_id"]
@@ -78,7 +78,7 @@ def test_runs_that_another_suite_asked_for_first_are_told_of_too(small_database:
         assert line in recommendation_lines(database)
 
 
-def test_what_cannot_be_compared_says_why(conclusion_of: Callable[..., str]) -> None:
+def test_conclusion_explains_why_runs_cannot_be_compared(conclusion_of: Callable[..., str]) -> None:
     assert "Only full depth and baselines were run: nothing to recommend." in conclusion_of(
         "full", "static", is_static_step=None
     )
@@ -90,13 +90,13 @@ def test_what_cannot_be_compared_says_why(conclusion_of: Callable[..., str]) -> 
     assert "f1 has no scale or no scores of full depth" in conclusion_of("full", "calm-softmax", **unscaled)
 
 
-def test_another_number_format_is_told_with_what_it_changes(conclusion_of: Callable[..., str]) -> None:
+def test_conclusion_reports_number_format_and_its_deviation(conclusion_of: Callable[..., str]) -> None:
     format_values = {"dtype": "int8", "format_logprob_gap": 0.25, "format_choice_gap": None, "format_match": 0.9}
     line = conclusion_of("full", "calm-softmax", **format_values, model="m")
     assert line.startswith("squad (m; int8 against float32: 0.25 nats")
 
 
-def test_names_are_told_without_control_characters(conclusion_of: Callable[..., str]) -> None:
+def test_control_characters_in_names_are_escaped(conclusion_of: Callable[..., str]) -> None:
     assert "(a\\x1b[2J)" in conclusion_of("full", "calm-softmax", model="a\x1b[2J")
 
 
@@ -112,7 +112,7 @@ def test_a_run_has_a_line_for_each_model_and_task(small_database: Path) -> None:
     assert all(len(line) < 120 for line in short)
 
 
-def test_of_many_tasks_five_are_told(rows: tuple[Row, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_conclusions_is_limited(rows: tuple[Row, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     many = tuple({**row, "task": f"task-{number}"} for number in range(MOST_LINES + 2) for row in rows)
     monkeypatch.setattr(text, "_result_rows", lambda database, cell_ids: many)
     lines = recommendation_lines(None)  # type: ignore[arg-type]

@@ -45,7 +45,7 @@ def every_setting(database: Database, row: dict[str, Any]) -> list[dict[str, Any
     ]
 
 
-def test_each_method_has_the_setting_that_the_choosing_documents_choose(
+def test_each_method_is_shown_at_its_setting_chosen_on_choosing_documents(
     example: ModuleType, database_of: Callable[[Any], Path]
 ) -> None:
     with open_database(database_of(replace(example.FRONT, tasks=example.FRONT.tasks[:1]))) as database:
@@ -83,7 +83,7 @@ def test_difference_and_speed_are_those_of_the_confirming_documents(small_databa
             assert row["speedup"] == steps[row["cell_id"]]["confirming_speedup"]
 
 
-def test_a_limited_run_has_the_table_too_and_it_says_so(small_database: Path, tmp_path: Path) -> None:
+def test_table_of_a_limited_run_is_labeled_as_a_subset(small_database: Path, tmp_path: Path) -> None:
     path = Path(shutil.copy(small_database, tmp_path / "limited.duckdb"))
     with duckdb.connect(str(path)) as connection:
         connection.execute("UPDATE cell SET limited = true")
@@ -92,7 +92,7 @@ def test_a_limited_run_has_the_table_too_and_it_says_so(small_database: Path, tm
     assert "a part of the documents" in table.collapsed_values
 
 
-def test_the_caption_says_of_which_data_and_how_large_a_model_it_is(small_database: Path) -> None:
+def test_caption_states_data_source_and_model_size(small_database: Path) -> None:
     with open_database(small_database) as database:
         _, table = highlights(database)
     assert "Data: generated, a model of" in table.collapsed_values and "million parameters" in table.collapsed_values

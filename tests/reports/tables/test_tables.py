@@ -102,13 +102,13 @@ def test_columns_are_aligned(small_database: Path) -> None:
     assert len({len(line) for line in block}) == 1
 
 
-def test_what_is_left_out_is_said(small_database: Path) -> None:
+def test_summary_counts_omitted_settings_and_unfinished_cells(small_database: Path) -> None:
     printed = summary_text(small_database)
     assert "6 simulated settings" in printed
     assert "2 cells did not finish" in printed
 
 
-def test_an_empty_database_names_the_command_that_fills_it(empty_database: Path) -> None:
+def test_empty_database_has_no_results_yet(empty_database: Path) -> None:
     assert summary_text(empty_database) == "No results yet.\n"
 
 
@@ -149,7 +149,7 @@ def test_latex_tables_survive_any_name(hostile: FilledTable) -> None:
     assert printed.count("{") == printed.count("}")
 
 
-def test_a_latex_table_that_fits_no_page_goes_on_in_another(hostile: FilledTable) -> None:
+def test_oversized_latex_table_is_split_into_several_tables(hostile: FilledTable) -> None:
     cell = TableColumn("x", lambda row: TableCell("1.23 [1.00, 1.50]", 1.0), numeric=True)
     key = TableColumn("Method", lambda row: TableCell(f"method {row['n']}", ""))
     long = TableColumn("Parameters", lambda row: TableCell("a parameter, " * 9, ""))
@@ -175,7 +175,7 @@ def _width(form: str) -> float:
     )
 
 
-def test_a_minus_is_a_minus_and_a_hyphen_a_hyphen(hostile: FilledTable) -> None:
+def test_latex_distinguishes_minus_signs_from_hyphens(hostile: FilledTable) -> None:
     table = replace(hostile, columns=hostile.columns[:1], rows=((TableCell("state-copy, -0.3 [-1.5, 2-3]", None),),))
     assert "state-copy, $-$0.3 [$-$1.5, 2-3]" in latex(table)
 
@@ -197,7 +197,7 @@ def test_a_metric_is_written_on_its_own_scale() -> None:
         (-1.0, 3.0, True, ""),
     ],
 )
-def test_a_change_has_the_colour_of_what_is_better(low: float, high: float, lower_is_better: bool, tone: str) -> None:
+def test_change_color_respects_metric_direction(low: float, high: float, lower_is_better: bool, tone: str) -> None:
     row = {**ROW, "delta": 2.0, "delta_low": low, "delta_high": high, "lower_is_better": lower_is_better}
     assert (change(row).tone, change(row).muted) == (tone, not tone)
 
@@ -208,14 +208,14 @@ def test_a_speedup_inside_the_noise_floor_is_grey_and_marked() -> None:
     assert (inside.text, inside.muted) == ("≈ 1.46 [1.40, 1.50]", True)
 
 
-def test_a_speedup_that_is_not_measurable_is_called_that_and_sorts_last() -> None:
+def test_unmeasurable_speedup_is_labeled_and_sorts_last() -> None:
     untimed = dict.fromkeys(("speedup", "speedup_low", "speedup_high"))
     cell = speedup({**ROW, **untimed, "speed_status": "not measurable"})
     assert (cell.text, cell.key, cell.muted) == ("not measurable now", None, True)
     assert speedup({**ROW, "is_full_depth": True, "speedup": 1.0, "speed_status": "not measurable"}).text == "1"
 
 
-def test_energy_against_full_depth_is_marked_as_speed_ups_are() -> None:
+def test_energy_ratio_inside_the_noise_floor_is_marked_like_a_speedup() -> None:
     assert (energy(ROW).text, energy(ROW).tone) == ("1.20 [1.10, 1.30]", "better")
     inside = energy({**ROW, "inside_energy_floor": True})
     assert (inside.text, inside.muted) == ("≈ 1.20 [1.10, 1.30]", True)
@@ -232,7 +232,7 @@ ENERGY = """
 """
 
 
-def test_energy_has_columns_only_where_a_machine_told(small_database: Path, tmp_path: Path, rows_of: Rows) -> None:
+def test_energy_columns_appear_only_if_energy_was_measured(small_database: Path, tmp_path: Path, rows_of: Rows) -> None:
     (source,) = (source for source in discover(tables) if source.name == "summary")
 
     def energy_options(database: Path) -> set[str]:
@@ -257,7 +257,7 @@ FORMAT = """
 """
 
 
-def test_scores_of_another_number_format_stand_beside_what_it_changes(
+def test_summary_reports_the_deviation_of_another_number_format(
     small_database: Path, tmp_path: Path, rows_of: Rows
 ) -> None:
     (source,) = (source for source in discover(tables) if source.name == "summary")
@@ -282,18 +282,18 @@ def test_scores_of_another_number_format_stand_beside_what_it_changes(
 
 
 @pytest.mark.parametrize("is_known", [False, True])
-def test_the_chart_offers_energy_only_where_a_machine_told(is_known: bool) -> None:
+def test_chart_offers_energy_only_if_it_was_measured(is_known: bool) -> None:
     environment = Environment(loader=PackageLoader("exitbench.reports", "page"), undefined=StrictUndefined)
     points = {"styles": {}, "points": [{"row": 0}, {"row": 1, **({"energy_ratio": 1.2} if is_known else {})}]}
     drawn = environment.get_template("chart.html").render(points=points)
     assert ('<option value="energy">' in drawn) is is_known
 
 
-def test_full_depth_is_one_by_definition() -> None:
+def test_speedup_of_full_depth_is_exactly_one() -> None:
     assert speedup({**ROW, "is_full_depth": True}).text == "1"
 
 
-def test_what_was_not_measured_is_a_dash_and_has_no_sort_key() -> None:
+def test_missing_values_are_dashes_without_a_sort_key() -> None:
     nothing = {**ROW, "value": None, "delta": None, "speedup": None, "speedup_low": None}
     assert [(cell.text, cell.key) for cell in (quality(nothing), delta(nothing), speedup(nothing))] == [("–", None)] * 3
     assert with_interval(1.0, None, 2.0, 2) == "1.00"
@@ -308,7 +308,7 @@ def test_a_sweep_over_two_parameters_shows_the_values_of_both(small_database: Pa
     assert " ".join(line[0].strip() for line in _lines(row, {setting(row): name})) == name
 
 
-def test_answers_of_another_length_are_marked_where_their_speed_up_is_told() -> None:
+def test_answers_of_different_length_are_marked() -> None:
     assert (length(ROW).text, length(ROW).key, length_ratio(ROW)) == ("† 2.8 of 10.0", pytest.approx(0.28), "†0.28")
     same_length = {**ROW, "tokens_per_request": 10.2, "is_other_length": False}
     assert (length(same_length).text, length_ratio(same_length)) == ("10.2 of 10.0", "1.02")
@@ -327,12 +327,12 @@ def test_exit_layer_and_blocks_run_are_two_columns() -> None:
         assert {"Exit layer", "Blocks run", *hidden_columns} <= {column.heading for column in source.module.COLUMNS}
 
 
-def test_the_readmes_speedups_are_marked_where_answers_have_another_length() -> None:
+def test_readme_speedups_are_marked_when_answers_differ_in_length() -> None:
     assert marked_speedup(ROW).text == "† 1.46 [1.40, 1.50]"
     assert marked_speedup(ROW | {"is_other_length": False}).text == "1.46 [1.40, 1.50]"
 
 
-def test_the_path_of_every_calibration_is_told_in_the_terminal(example_database: Path) -> None:
+def test_terminal_shows_every_calibration_step(example_database: Path) -> None:
     lines = calibration_text(example_database).splitlines()
     assert lines[0] == "Calibrated thresholds"
     assert lines[1].split()[:4] == ["Model", "Task", "Method", "Consistency"]
@@ -344,14 +344,14 @@ def test_the_path_of_every_calibration_is_told_in_the_terminal(example_database:
     assert sum("  chosen  " in line for line in lines) == stored_row["chosen"]
 
 
-def test_a_level_that_failed_says_how_many_documents_show_its_loss() -> None:
+def test_failed_level_shows_the_number_of_documents_needed() -> None:
     row = {"verdict": "failed", "rule": "hoeffding-bentkus", "mean_loss": 0.005, "delta": 0.01, "epsilon": 0.1}
     assert needed(row).text == "1,489"
     assert needed({**row, "mean_loss": 0.01}).text == "–", "the loss is not below what may be lost"
     assert needed({**row, "verdict": "passed"}).text == needed({**row, "rule": "wsr"}).text == "–"
 
 
-def test_a_metric_scored_anew_does_not_double_the_levels_of_a_calibration(
+def test_rescored_metric_does_not_duplicate_calibration_levels(
     small_database: Path, tmp_path: Path, rows_of: Rows
 ) -> None:
     path = tmp_path / "rescored.duckdb"

@@ -103,9 +103,7 @@ def test_metrics_are_those_of_the_runs_and_the_delta_is_paired(example_database:
     assert contrasts["equal_tokens"].estimate == pytest.approx(values["static", "token_match"])
 
 
-def test_a_run_is_worse_in_points_or_in_errors_only_if_the_family_says_so(
-    example_database: Path, tmp_path: Path
-) -> None:
+def test_verdict_follows_metric_direction_and_holm_adjusted_p_value(example_database: Path, tmp_path: Path) -> None:
     shutil.copy(example_database, tmp_path / "exitbench.duckdb")
     with open_database(tmp_path / "exitbench.duckdb", read_only=False) as database:
         contrasts = by_quantity(compare(database, FULL, STATIC, mean))
@@ -122,7 +120,7 @@ def test_a_run_is_worse_in_points_or_in_errors_only_if_the_family_says_so(
     }
 
 
-def test_a_run_compared_with_itself_differs_in_nothing(example_database: Path) -> None:
+def test_run_compared_with_itself_shows_no_difference(example_database: Path) -> None:
     with open_database(example_database) as database:
         contrasts = by_quantity(compare(database, STATIC, STATIC, mean))
     assert (contrasts["f1"].estimate, contrasts["f1"].p) == (0, 1)
@@ -158,7 +156,7 @@ def test_a_glob_of_several_runs_is_one_family(example_database: Path) -> None:
     assert max(contrast.p_holm / contrast.p for contrast in tested) > 1
 
 
-def test_exchanging_the_runs_flips_the_sign(example_database: Path) -> None:
+def test_swapping_the_runs_negates_the_difference_and_inverts_the_speedup(example_database: Path) -> None:
     with open_database(example_database) as database:
         forward, backward = (by_quantity(compare(database, *pair, mean)) for pair in ((FULL, STATIC), (STATIC, FULL)))
     assert forward["f1"].estimate == -backward["f1"].estimate
@@ -166,7 +164,7 @@ def test_exchanging_the_runs_flips_the_sign(example_database: Path) -> None:
     assert forward["speedup"].estimate == pytest.approx(1 / backward["speedup"].estimate)
 
 
-def test_speed_is_against_full_depth_of_each_ones_own_session(example_database: Path) -> None:
+def test_speedup_is_relative_to_full_depth_of_the_same_session(example_database: Path) -> None:
     calm = "world-t5/squad/calm-softmax:threshold=0.3"
     with open_database(example_database) as database:
         against_full, against_static = (
@@ -183,7 +181,7 @@ def test_speed_is_against_full_depth_of_each_ones_own_session(example_database: 
     assert against_static.estimate == pytest.approx(speedups["calm-softmax"] / speedups["static"])
 
 
-def test_runs_that_were_not_timed_or_are_of_other_settings_say_why_there_is_no_speed(
+def test_missing_speedup_is_explained_for_untimed_or_incomparable_runs(
     write: Write, opened: Callable[[], Database]
 ) -> None:
     a, b = write(1, {"x": (0, [1])}), write(2, {"x": (0, [1])})
@@ -207,7 +205,7 @@ def test_answers_are_compared_token_by_token(write: Write, opened: Callable[[], 
     assert (contrasts["em"].estimate, contrasts["em"].how) == (pytest.approx(100 / 3), "McNemar, exact")
 
 
-def test_a_corpus_metric_is_made_of_its_statistics(write: Write, opened: Callable[[], Database]) -> None:
+def test_corpus_metric_is_computed_from_summed_statistics(write: Write, opened: Callable[[], Database]) -> None:
     answers: dict[str, Answer] = {"x": (50, [1]), "y": (50, [1])}
     a = write(1, answers, {"x": [1, 2], "y": [3, 3]})
     b = write(2, answers, {"x": [2, 2], "y": [3, 10]})
@@ -219,7 +217,9 @@ def test_a_corpus_metric_is_made_of_its_statistics(write: Write, opened: Callabl
     assert contrast.p == sum(2 for gap in gaps if gap >= gaps[0]) / 4
 
 
-def test_other_documents_are_refused_and_listed(write: Write, opened: Callable[[], Database]) -> None:
+def test_runs_on_different_documents_are_refused_and_the_documents_listed(
+    write: Write, opened: Callable[[], Database]
+) -> None:
     a = write(1, {f"k{i:02}": (0, [1]) for i in range(13)})
     b = write(2, {"k00": (0, [1]), "other": (0, [1])})
     with opened() as database, pytest.raises(UserError, match="not of the same documents") as error:
@@ -229,7 +229,7 @@ def test_other_documents_are_refused_and_listed(write: Write, opened: Callable[[
     assert "only in world-t5/squad/static:exit_layer=2 (1): other" in str(error.value)
 
 
-def test_settings_that_differ_are_told(write: Write, opened: Callable[[], Database]) -> None:
+def test_differing_settings_are_reported_as_warnings(write: Write, opened: Callable[[], Database]) -> None:
     a = write(1, {"x": (0, [1])})
     b = write(2, {"x": (0, [1])}, batch_size=8, dtype="bfloat16", random_weights=True)
     with opened() as database:
@@ -252,9 +252,7 @@ def rescored(database: Database, attempt_id: str, version: str, em: float) -> No
         )
 
 
-def test_scores_of_one_version_are_compared_the_latest_that_both_have(
-    write: Write, opened: Callable[[], Database]
-) -> None:
+def test_scores_are_compared_at_the_latest_common_metric_version(write: Write, opened: Callable[[], Database]) -> None:
     a, b = write(1, {"x": (10, [1])}), write(2, {"x": (20, [1])}, metric_version="2")
     with opened() as database:
         with pytest.raises(UserError, match="different versions of the metrics") as error:
@@ -270,9 +268,7 @@ def test_scores_of_one_version_are_compared_the_latest_that_both_have(
         assert (contrast.a, contrast.b) == (40, 50)
 
 
-def test_answers_whose_ids_an_export_left_out_are_not_called_equal(
-    write: Write, opened: Callable[[], Database]
-) -> None:
+def test_answers_without_exported_token_ids_are_not_called_equal(write: Write, opened: Callable[[], Database]) -> None:
     a, b = write(1, {"x": (0, [1, 2])}), write(2, {"x": (0, [1, 3, 4])})
     with opened() as database:
         with database.engine.begin() as connection:

@@ -51,7 +51,7 @@ CHANGED = [
 
 
 @pytest.mark.parametrize("source", ["spool", "database"])
-def test_every_field_that_differs_is_told_and_no_other(
+def test_differences_lists_exactly_the_fields_that_differ(
     source: str, attempts: tuple[str, str, Json, Json], tmp_path: Path
 ) -> None:
     spool, database = tmp_path / "spool", tmp_path / "x.duckdb"
@@ -65,7 +65,7 @@ def test_every_field_that_differs_is_told_and_no_other(
 
 
 @pytest.mark.parametrize("source", ["spool", "database"])
-def test_cells_environments_and_machines_are_found_by_their_beginnings(
+def test_cells_environments_and_machines_are_found_by_id_prefix(
     source: str, attempts: tuple[str, str, Json, Json], env: Json, other_env: Json, tmp_path: Path
 ) -> None:
     spool, database = tmp_path / "spool", tmp_path / "x.duckdb"
@@ -84,7 +84,7 @@ def test_cells_environments_and_machines_are_found_by_their_beginnings(
     assert differences(software, cell) == [each for each in CHANGED if each.field.startswith("environment")]
 
 
-def test_of_a_cell_the_latest_attempt_counts(
+def test_cell_id_resolves_to_its_latest_attempt(
     attempts: tuple[str, str, Json, Json], other_env: Json, tmp_path: Path
 ) -> None:
     with AttemptWriter(tmp_path / "spool", attempts[2], other_env) as writer:
@@ -92,7 +92,7 @@ def test_of_a_cell_the_latest_attempt_counts(
     assert find(attempts[2]["cell_id"], tmp_path / "spool", tmp_path / "x.duckdb").sections == other_env
 
 
-def test_what_is_not_one_thing_is_refused(attempts: tuple[str, str, Json, Json], tmp_path: Path) -> None:
+def test_short_ambiguous_or_unknown_id_prefix_is_refused(attempts: tuple[str, str, Json, Json], tmp_path: Path) -> None:
     spool, database = tmp_path / "spool", tmp_path / "x.duckdb"
     with pytest.raises(UserError, match="at least 4 characters"):
         find(attempts[0][:3], spool, database)
@@ -102,13 +102,13 @@ def test_what_is_not_one_thing_is_refused(attempts: tuple[str, str, Json, Json],
         find("ffffffffffff", spool, database)
 
 
-def test_software_and_a_machine_are_not_compared(env: Json) -> None:
+def test_software_cannot_be_compared_with_a_machine(env: Json) -> None:
     software, machine = (EnvironmentDescription(name, {name: env[name]}) for name in ("environment", "hardware"))
     with pytest.raises(UserError, match="environment and hardware cannot be compared"):
         differences(software, machine)
 
 
-def test_the_command_ends_as_diff_does(
+def test_env_diff_exit_codes_match_those_of_diff(
     attempts: tuple[str, str, Json, Json], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def run(*words: str) -> tuple[int, str]:

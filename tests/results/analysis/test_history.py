@@ -49,11 +49,13 @@ def units(cell: Json) -> int:
     return CellWorkload.from_json(cell).units
 
 
-def test_nothing_is_known_of_an_empty_spool(tmp_path: Path, cell_json: Callable[..., Json]) -> None:
+def test_empty_spool_gives_no_estimate(tmp_path: Path, cell_json: Callable[..., Json]) -> None:
     assert stored_estimate(tmp_path / "spool", cell_json()) == UNKNOWN
 
 
-def test_time_and_size_grow_with_the_documents(tmp_path: Path, cell_json: Callable[..., Json], env: Json) -> None:
+def test_estimated_time_and_size_scale_with_document_count(
+    tmp_path: Path, cell_json: Callable[..., Json], env: Json
+) -> None:
     size = write_timed_attempt(tmp_path, cell_json(), env, 20.0)
     more = cell_json()
     more["task"]["documents"] = 30
@@ -62,13 +64,13 @@ def test_time_and_size_grow_with_the_documents(tmp_path: Path, cell_json: Callab
     assert estimate.size_bytes == pytest.approx(3 * size)
 
 
-def test_the_median_of_equal_cells_counts(tmp_path: Path, cell_json: Callable[..., Json], env: Json) -> None:
+def test_estimate_is_the_median_over_equal_cells(tmp_path: Path, cell_json: Callable[..., Json], env: Json) -> None:
     for seconds in (10.0, 20.0, 900.0):
         write_timed_attempt(tmp_path, cell_json(), env, seconds)
     assert stored_estimate(tmp_path, cell_json()).seconds == pytest.approx(20.0)
 
 
-def test_the_nearest_attempts_count(tmp_path: Path, cell_json: Callable[..., Json], env: Json) -> None:
+def test_estimate_uses_the_most_similar_attempts(tmp_path: Path, cell_json: Callable[..., Json], env: Json) -> None:
     write_timed_attempt(tmp_path, cell_json(batch_size=8), env, 5.0)
     write_timed_attempt(tmp_path, cell_json(model=1), env, 10.0)
     write_timed_attempt(tmp_path, cell_json(model=0, task=1), env, 30.0)
@@ -86,7 +88,9 @@ def test_the_nearest_attempts_count(tmp_path: Path, cell_json: Callable[..., Jso
     assert stored_estimate(tmp_path, cell_json(model=1)).seconds == pytest.approx(10.0)
 
 
-def test_a_pass_is_the_sum_of_what_its_cells_took(tmp_path: Path, cell_json: Callable[..., Json], env: Json) -> None:
+def test_shared_pass_time_is_summed_and_divided_among_its_cells(
+    tmp_path: Path, cell_json: Callable[..., Json], env: Json
+) -> None:
     """In a shared pass, only the cell that decoded for all of them has the seconds of the decode."""
     for seconds in (21.0, 1.0, 2.0):
         write_timed_attempt(tmp_path, cell_json(), env, seconds, pass_cells=3)
@@ -94,7 +98,7 @@ def test_a_pass_is_the_sum_of_what_its_cells_took(tmp_path: Path, cell_json: Cal
     assert (shared.seconds, shared.at_most) == (pytest.approx(24.0 / 3), False)
 
 
-def test_what_had_passes_to_itself_bounds_what_shares_one(
+def test_unshared_attempt_is_an_upper_bound_for_a_shared_pass(
     tmp_path: Path, cell_json: Callable[..., Json], env: Json
 ) -> None:
     write_timed_attempt(tmp_path, cell_json(method="full"), env, 10.0)
@@ -111,20 +115,22 @@ RECORD = {"what": ["sublayers"], "documents": 4}
 
 
 @pytest.mark.parametrize("changed", [{"kind": "probe"}, {"device": "cuda"}, {"record": RECORD}])
-def test_another_kind_or_device_tells_nothing(
+def test_attempts_of_another_kind_or_device_give_no_estimate(
     tmp_path: Path, cell_json: Callable[..., Json], env: Json, changed: Json
 ) -> None:
     write_timed_attempt(tmp_path, cell_json(), env, 5.0)
     assert stored_estimate(tmp_path, cell_json(**changed)) == UNKNOWN
 
 
-def test_attempts_that_did_not_end_well_tell_nothing(tmp_path: Path, cell_json: Callable[..., Json], env: Json) -> None:
+def test_failed_and_unfinished_attempts_give_no_estimate(
+    tmp_path: Path, cell_json: Callable[..., Json], env: Json
+) -> None:
     write_timed_attempt(tmp_path, cell_json(), env, 5.0, "failed")
     AttemptWriter(tmp_path, cell_json(), env)
     assert stored_estimate(tmp_path, cell_json()) == UNKNOWN
 
 
-def test_work_counts_documents_rounds_and_levels(cell_json: Callable[..., Json]) -> None:
+def test_work_units_count_documents_rounds_and_levels(cell_json: Callable[..., Json]) -> None:
     assert units(cell_json()) == 10
     assert units(cell_json(timing={"documents": 4, "max_rounds": 3})) == 12
     assert units(cell_json(timing={"documents": 40, "max_rounds": 3})) == 30
@@ -132,7 +138,7 @@ def test_work_counts_documents_rounds_and_levels(cell_json: Callable[..., Json])
     assert [units(cell_json(record={"what": ["sublayers"], "documents": n})) for n in (4, 40)] == [4, 10]
 
 
-def test_totals_say_how_much_is_not_known(tmp_path: Path, cell_json: Callable[..., Json], env: Json) -> None:
+def test_total_counts_cells_without_an_estimate(tmp_path: Path, cell_json: Callable[..., Json], env: Json) -> None:
     size = write_timed_attempt(tmp_path, cell_json(), env, 20.0)
     seconds, size_bytes, unknown = total(
         [stored_estimate(tmp_path, cell_json()), UNKNOWN, stored_estimate(tmp_path, cell_json())]

@@ -66,7 +66,7 @@ def test_equal_attempts_are_equal_in_any_order_of_rows(attempt: Callable[..., Pa
     assert compared.equal
 
 
-def test_tokens_of_several_given_texts_are_told_apart_and_those_of_answers_have_none(
+def test_rows_are_matched_by_choice_and_generated_answers_have_no_choice(
     attempt: Callable[..., Path],
 ) -> None:
     stored_scores = [{**score(1, 0.1 * choice), "choice": choice} for choice in (1, 2, 3)]
@@ -83,7 +83,7 @@ def test_tokens_of_several_given_texts_are_told_apart_and_those_of_answers_have_
 
 
 @pytest.mark.parametrize(("score", "equal"), [(0.50004, True), (0.5002, False), (None, False)])
-def test_scores_of_exits_may_differ_in_their_last_digits(
+def test_exit_scores_may_differ_in_their_last_digits(
     score: float | None, equal: bool, attempt: Callable[..., Path]
 ) -> None:
     """The cells in a shared pass determine the order of summation in matrix products."""
@@ -106,7 +106,7 @@ def test_scores_of_exits_may_differ_in_their_last_digits(
         ([token(1, score=None), *THREE[1:]], (3, 1, 1, "document a, position 1: score 0.5 -> None")),
     ],
 )
-def test_the_first_difference_is_told(
+def test_first_difference_is_reported(
     attempt: Callable[..., Path], now: list[Json], expected: tuple[int, int, int, str]
 ) -> None:
     (compared,) = compare_attempts(attempt({"tokens": THREE}), attempt({"tokens": now}))
@@ -114,26 +114,26 @@ def test_the_first_difference_is_told(
     assert not compared.equal
 
 
-def test_of_lists_the_entry_that_differs_is_told_and_not_asked_equals_not_asked(attempt: Callable[..., Path]) -> None:
+def test_differing_list_entry_is_reported_and_nan_equals_nan(attempt: Callable[..., Path]) -> None:
     old = attempt({"scores": [score(1, 0.5, 0.25, math.nan), score(2, 0.5, 0.5, math.nan)]})
     new = attempt({"scores": [score(1, 0.5, 0.25, math.nan), score(2, 0.5, 0.75, math.nan)]})
     (compared,) = compare_attempts(old, new)
     assert (compared.differing_rows, compared.first) == (1, "document a, position 2: score[2] 0.5 -> 0.75")
 
 
-def test_of_a_row_only_the_columns_that_differ_are_told(attempt: Callable[..., Path]) -> None:
+def test_only_differing_columns_of_a_row_are_reported(attempt: Callable[..., Path]) -> None:
     old, new = score(1, 0.5, math.nan), {**score(1, 0.5, math.nan), "emitted_id": [3, 4]}
     (compared,) = compare_attempts(attempt({"scores": [old]}), attempt({"scores": [new]}))
     assert compared.first == "document a, position 1: emitted_id[2] 3 -> 4"
 
 
-def test_fitted_tensors_are_equal_or_not(attempt: Callable[..., Path]) -> None:
+def test_differing_fitted_tensors_are_reported(attempt: Callable[..., Path]) -> None:
     old, same, other = attempt({}, b"tensors"), attempt({}, b"tensors"), attempt({}, b"others!")
     assert [comparison.first for comparison in compare_attempts(old, same)] == [None]
     assert [comparison.first for comparison in compare_attempts(old, other)] == ["other tensors"]
 
 
-def test_of_rows_that_were_freed_the_digest_is_compared(attempt: Callable[..., Path]) -> None:
+def test_digests_are_compared_when_gc_removed_the_rows(attempt: Callable[..., Path]) -> None:
     old, same, other = (attempt({"tokens": rows}) for rows in (THREE, THREE, THREE[:2]))
     free_tables(old, {"tokens": 3})
     assert [comparison.first for comparison in compare_attempts(old, same)] == [None]
@@ -142,7 +142,7 @@ def test_of_rows_that_were_freed_the_digest_is_compared(attempt: Callable[..., P
     ]
 
 
-def test_a_table_that_one_does_not_have_is_a_difference(attempt: Callable[..., Path]) -> None:
+def test_table_missing_from_one_attempt_is_a_difference(attempt: Callable[..., Path]) -> None:
     old, new = attempt({"tokens": THREE}), attempt({})
     (compared,) = compare_attempts(old, new)
     assert compared.first == f"{new} has no such file"
@@ -153,7 +153,7 @@ def test_attempts_without_anything_repeatable_are_refused(attempt: Callable[...,
         compare_attempts(attempt({}), attempt({}))
 
 
-def test_files_that_were_changed_are_not_compared(attempt: Callable[..., Path]) -> None:
+def test_modified_files_are_refused(attempt: Callable[..., Path]) -> None:
     old, new = attempt({"tokens": THREE}), attempt({"tokens": THREE})
     (old / "tokens.parquet").write_bytes(b"torn")
     with pytest.raises(SpoolError, match="was changed after it was written"):

@@ -131,7 +131,9 @@ THRESHOLDS = {
     [range(1, L), [3], [5, 2, 3], [L], [2, L], []],
     ids=["all", "one", "some", "last", "and last", "none"],
 )
-def test_equals_a_loop(connection: duckdb.DuckDBPyConnection, name: str, rule: str, gate_blocks: Sequence[int]) -> None:
+def test_threshold_sweep_equals_a_per_token_loop(
+    connection: duckdb.DuckDBPyConnection, name: str, rule: str, gate_blocks: Sequence[int]
+) -> None:
     rows, thresholds = _probe(60), THRESHOLDS[name]
     looped = np.array(_loop(rows, RULES[rule], gate_blocks, thresholds)).sum(axis=0)
     swept = _sweep(connection, rows, thresholds, gate_blocks, RULES[rule].sql)
@@ -143,9 +145,7 @@ def test_equals_a_loop(connection: duckdb.DuckDBPyConnection, name: str, rule: s
 
 
 @pytest.mark.parametrize("name", THRESHOLDS)
-def test_tokens_before_the_first_position_that_may_exit_stay_to_the_end(
-    connection: duckdb.DuckDBPyConnection, name: str
-) -> None:
+def test_tokens_before_first_position_run_to_full_depth(connection: duckdb.DuckDBPyConnection, name: str) -> None:
     rows, thresholds, gate_blocks = _probe(60), THRESHOLDS[name], range(1, L)
     gated_rows = [(row, [] if row["position"] == 1 else gate_blocks) for row in rows]
     looped = np.array([_loop([row], RULES["margin"], blocks, thresholds)[0] for row, blocks in gated_rows]).sum(axis=0)
@@ -157,7 +157,7 @@ def test_tokens_before_the_first_position_that_may_exit_stay_to_the_end(
 
 
 @pytest.mark.parametrize("name", THRESHOLDS)
-def test_documents_apart_equal_a_loop(connection: duckdb.DuckDBPyConnection, name: str) -> None:
+def test_per_document_sweep_equals_a_per_token_loop(connection: duckdb.DuckDBPyConnection, name: str) -> None:
     rows = _probe(62)[::-1]
     swept = _sweep(connection, rows, THRESHOLDS[name], per_document=True)
     keys = sorted({row["doc_key"] for row in rows})
@@ -182,7 +182,7 @@ RULES_OF_METHODS = {
 
 
 @pytest.mark.parametrize("name", RULES_OF_METHODS)
-def test_equals_one_replay_a_threshold(connection: duckdb.DuckDBPyConnection, name: str) -> None:
+def test_sweep_equals_one_sql_replay_per_threshold(connection: duckdb.DuckDBPyConnection, name: str) -> None:
     """One sweep over many thresholds equals one SQL query per threshold, as a replay cell runs it.
 
     Scores are arbitrary numbers, and some thresholds equal a score after rounding to 32 bits.
@@ -230,12 +230,12 @@ def test_nan_scores_are_refused(connection: duckdb.DuckDBPyConnection, block: in
     _sweep(connection, rows, [0.5], score_sql="p1[l]")  # the last block is not asked
 
 
-def test_a_null_score_lets_nothing_go(connection: duckdb.DuckDBPyConnection) -> None:
+def test_null_score_prevents_an_exit(connection: duckdb.DuckDBPyConnection) -> None:
     swept = _sweep(connection, _probe(10), [-9.0], score_sql="CASE WHEN l >= 3 THEN p1[l] END")
     assert swept.mean_exit_layer.tolist() == [3]
 
 
-def test_a_block_without_a_token_is_refused(connection: duckdb.DuckDBPyConnection) -> None:
+def test_missing_token_at_a_block_is_refused(connection: duckdb.DuckDBPyConnection) -> None:
     rows = _probe(10)
     rows[7]["top1_id"].pop()
     with pytest.raises(ValueError, match="missing at some blocks"):
@@ -252,9 +252,7 @@ def test_a_block_without_a_token_is_refused(connection: duckdb.DuckDBPyConnectio
         ([[0.1, 0.2], [0.2, 0.1]] * POSITIONS, "cross"),
     ],
 )
-def test_thresholds_that_say_nothing_are_refused(
-    connection: duckdb.DuckDBPyConnection, thresholds: Any, message: str
-) -> None:
+def test_invalid_thresholds_are_refused(connection: duckdb.DuckDBPyConnection, thresholds: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         _sweep(connection, _probe(10), thresholds)
 

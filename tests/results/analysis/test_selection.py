@@ -32,14 +32,14 @@ def test_a_run_is_named_by_attempt_cell_prefix_or_glob(text: str) -> None:
     assert attempts(text) == [A]
 
 
-def test_a_name_tells_the_parameters_that_differ_and_a_glob_matches_all_of_them() -> None:
+def test_run_name_shows_differing_parameters_and_globs_match_all_parameters() -> None:
     assert RUNS.name(RUNS.find_one(B)) == "tiny/squad/calm:threshold=0.3"
     assert RUNS.name(RUNS.find_one(A)) == "tiny/squad/full"
     assert attempts("tiny/*/calm:threshold=0.3") == attempts("*calm:min_exit=1,threshold=0.3") == [B]
     assert attempts("tiny/squad/calm") == attempts("*threshold=*") == [B, C]
 
 
-def test_a_name_of_several_runs_lists_them() -> None:
+def test_ambiguous_run_name_lists_the_matching_runs() -> None:
     with pytest.raises(UserError, match=r"names 2 runs") as error:
         RUNS.find_one("*/calm")
     assert f"{B}  tiny/squad/calm:threshold=0.3  batch 1" in str(error.value)
@@ -47,7 +47,7 @@ def test_a_name_of_several_runs_lists_them() -> None:
         RUNS.find_one("2026")
 
 
-def test_a_wrong_name_is_told_what_is_spelled_alike() -> None:
+def test_unknown_run_name_suggests_a_similar_one() -> None:
     with pytest.raises(UserError, match=r"Did you mean 'tiny/squad/full'"):
         RUNS.find("tiny/squat/full")
     with pytest.raises(UserError, match="no run is named 'cel'"):  # too short to be an id
@@ -56,7 +56,7 @@ def test_a_wrong_name_is_told_what_is_spelled_alike() -> None:
         RunIndex([]).find("*")
 
 
-def test_a_glob_sees_the_newest_and_an_id_also_what_it_replaced() -> None:
+def test_globs_match_only_newest_runs_and_attempt_ids_also_replaced_ones() -> None:
     runs = RunIndex([run(A, "cell-one", newest=False), run(B, "cell-one")])
     assert [matched.attempt_id for matched in runs.find("*")] == [B]
     assert runs.find_one(A).attempt_id == A

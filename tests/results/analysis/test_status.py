@@ -55,7 +55,7 @@ def test_every_cell_has_the_state_of_its_latest_attempt_that_ended(
     assert spool_status(tmp_path).states[cells[3]["cell_id"]] == "ok"
 
 
-def test_a_repeated_cell_is_running_and_has_its_old_state(tmp_path: Path, cells: list[Json], env: Json) -> None:
+def test_repeated_cell_is_running_and_keeps_its_previous_outcome(tmp_path: Path, cells: list[Json], env: Json) -> None:
     end(tmp_path, cells[0], env, "ok")
     writing = AttemptWriter(tmp_path, cells[0], env)
     status = spool_status(tmp_path)
@@ -64,7 +64,7 @@ def test_a_repeated_cell_is_running_and_has_its_old_state(tmp_path: Path, cells:
     writing.finish("ok")
 
 
-def test_the_rest_of_a_running_attempt_goes_by_its_documents(
+def test_remaining_time_is_extrapolated_from_finished_documents(
     tmp_path: Path, cells: list[Json], env: Json, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(owner, "BEAT_S", 0.0)
@@ -90,12 +90,12 @@ def test_failures_are_shown_newest_first_with_their_reason(
     assert failures[0].cell == cells[2]
 
 
-def test_the_size_is_that_of_all_files(example_spool: Path) -> None:
+def test_spool_size_is_the_sum_over_all_files(example_spool: Path) -> None:
     expected = sum(file.stat().st_size for attempt in scan_spool(example_spool) for file in attempt.path.iterdir())
     assert spool_status(example_spool).size_bytes == expected > 0
 
 
-def test_a_damaged_attempt_is_named_and_the_others_are_told(tmp_path: Path, cells: list[Json], env: Json) -> None:
+def test_damaged_attempt_is_named_and_the_others_are_reported(tmp_path: Path, cells: list[Json], env: Json) -> None:
     end(tmp_path, cells[0], env, "ok")
     end(tmp_path, cells[1], env, "ok")
     (damaged,) = cell_attempts(tmp_path, cells[1]["cell_id"])
@@ -106,7 +106,7 @@ def test_a_damaged_attempt_is_named_and_the_others_are_told(tmp_path: Path, cell
     assert str(damaged.path / "status.json") in message
 
 
-def test_only_wanted_cells_are_looked_at(tmp_path: Path, cells: list[Json], env: Json) -> None:
+def test_status_reads_only_selected_cells(tmp_path: Path, cells: list[Json], env: Json) -> None:
     for cell in cells[:2]:
         end(tmp_path, cell, env, "ok")
     status = spool_status(tmp_path, {cells[0]["cell_id"]}.__contains__)

@@ -14,7 +14,7 @@ def now(path: Path, *, exclusive: bool) -> AccessLock | None:
     return acquire(path, exclusive=exclusive, deadline=time.monotonic())
 
 
-def test_readers_share_the_lock_and_a_writer_has_it_alone(tmp_path: Path) -> None:
+def test_readers_share_the_lock_and_a_writer_holds_it_exclusively(tmp_path: Path) -> None:
     path = tmp_path / "x.duckdb"
     first, second = now(path, exclusive=False), now(path, exclusive=False)
     assert first is not None and second is not None
@@ -27,9 +27,7 @@ def test_readers_share_the_lock_and_a_writer_has_it_alone(tmp_path: Path) -> Non
     writer.release()
 
 
-def test_a_writer_that_comes_again_at_once_lets_a_waiting_reader_go_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_returning_writer_yields_to_a_waiting_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exitbench.results.database.access._LONGEST_S", 300.0)
     path = tmp_path / "x.duckdb"
     for _ in range(5):
@@ -50,7 +48,7 @@ def test_a_writer_that_comes_again_at_once_lets_a_waiting_reader_go_first(
         came[0].release()
 
 
-def test_those_who_never_go_are_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_yielding_to_waiters_is_bounded_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slept_s: list[float] = []
     monkeypatch.setattr("exitbench.results.database.access.has_waiters", lambda path: True)
     monkeypatch.setattr(time, "monotonic", lambda: sum(slept_s))

@@ -31,7 +31,7 @@ def _cells(spool: Path) -> dict[str, tuple[Rows, Rows]]:
     return accuracies  # type: ignore[return-value]
 
 
-def test_views_have_every_choice_and_token_and_what_is_right(choice_spool: Path, choice_database: Path) -> None:
+def test_views_contain_every_choice_and_token_with_correctness(choice_spool: Path, choice_database: Path) -> None:
     for threshold, (choices, tokens) in _cells(choice_spool).items():
         condition = f"coalesce(params ->> 'threshold', 'null') = '{threshold}' ORDER BY doc_key, choice"
         answers = _answer(choice_database, f"FROM choice_answers WHERE {condition}")
@@ -42,17 +42,17 @@ def test_views_have_every_choice_and_token_and_what_is_right(choice_spool: Path,
         assert [row["is_right"] for row in trace] == [right[row["doc_key"], row["choice"]] for row in tokens]
 
 
-def test_of_given_texts_no_document_says_how_far_an_answer_is_full_depths(choice_database: Path) -> None:
+def test_scored_choices_have_no_divergence_from_full_depth(choice_database: Path) -> None:
     assert _answer(choice_database, "FROM document_exit") == []
     result = _answer(choice_database, "SELECT DISTINCT equal_full, diverged, full_text FROM token_trace")
     assert result == [{"equal_full": None, "diverged": None, "full_text": None}]
 
 
-def test_a_trace_of_the_chosen_choice_is_complete(choice_database: Path) -> None:
+def test_choice_traces_are_not_reported_as_incomplete(choice_database: Path) -> None:
     assert _answer(choice_database, "FROM qc WHERE rule = 'trace_incomplete'") == []
 
 
-def test_exits_of_scored_tokens_are_counted(choice_spool: Path, choice_database: Path) -> None:
+def test_exit_histogram_counts_scored_tokens(choice_spool: Path, choice_database: Path) -> None:
     expected: dict[tuple[str, int], int] = defaultdict(int)
     for threshold, (_, tokens) in _cells(choice_spool).items():
         for row in tokens:
@@ -63,7 +63,7 @@ def test_exits_of_scored_tokens_are_counted(choice_spool: Path, choice_database:
     assert {(row["t"], row["exit_layer"]): row["tokens"] for row in result} == expected
 
 
-def test_accuracy_depth_and_agreement_are_those_of_plain_loops(choice_spool: Path, choice_database: Path) -> None:
+def test_accuracy_depth_and_agreement_equal_plain_loops(choice_spool: Path, choice_database: Path) -> None:
     cells = _cells(choice_spool)
     shares = {
         "null" if row["label"] == "usual" else row["label"].removeprefix("threshold="): row
@@ -82,7 +82,7 @@ def test_accuracy_depth_and_agreement_are_those_of_plain_loops(choice_spool: Pat
     assert 0 < shares["0.3"]["same_choice"] < 1
 
 
-def test_exits_are_told_apart_by_what_is_right_and_chosen(choice_spool: Path, choice_database: Path) -> None:
+def test_exits_of_choices_are_grouped_by_right_and_chosen(choice_spool: Path, choice_database: Path) -> None:
     expected: dict[tuple[str, bool, bool], list[int]] = defaultdict(list)
     for threshold, (choices, tokens) in _cells(choice_spool).items():
         flags = {(row["doc_key"], row["choice"]): (row["is_right"], row["is_chosen"]) for row in choices}

@@ -54,7 +54,7 @@ def expected(queries: Mapping[str, str], example_database: Path) -> Mapping[str,
 
 
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
-def test_every_view_and_saved_query_is_answered_alike_by_other_engines(
+def test_views_and_saved_queries_return_equal_row_counts_on_other_engines(
     engine: Path, queries: Mapping[str, str], expected: Mapping[str, int], example_database: Path
 ) -> None:
     # Every column is computed: counted alone, most would not be.
@@ -83,7 +83,7 @@ def _ask_library(folder: Path, path: Path, script: str) -> str:
     return process.stdout
 
 
-def test_every_column_of_every_view_is_explained_where_tools_look(example_database: Path) -> None:
+def test_every_view_column_has_a_comment_in_the_information_schema(example_database: Path) -> None:
     """Runs the queries of DBeaver and other JDBC tools: columns and comments from the information schema, and a page of
     rows.
     """
@@ -98,7 +98,7 @@ def test_every_column_of_every_view_is_explained_where_tools_look(example_databa
             database.execute(f'SELECT x.* FROM main."{view}" AS x LIMIT ?', [200]).fetchall()
 
 
-def test_no_name_of_a_column_is_a_word_of_sql(example_database: Path) -> None:
+def test_no_view_column_name_is_a_reserved_sql_keyword(example_database: Path) -> None:
     with duckdb.connect(example_database, read_only=True) as database:
         reserved = "SELECT keyword_name FROM duckdb_keywords() WHERE keyword_category IN ('reserved', 'type_function')"
         names = database.execute(

@@ -51,7 +51,7 @@ def test_a_new_database_has_every_documented_view_and_its_version(path: Path) ->
         assert versions == [SCHEMA_VERSION]
 
 
-def test_every_documented_view_begins_with_the_names_of_the_run_and_ends_with_its_parameters(path: Path) -> None:
+def test_every_documented_view_starts_with_the_run_names_and_ends_with_params(path: Path) -> None:
     with open_database(path) as opened:
         *names, params = opened.query("FROM run_names LIMIT 0").column_names
         for view in VIEWS:
@@ -78,21 +78,23 @@ WAYS_TO_OPEN: tuple[Callable[[Path], object], ...] = (
         "SET enable_external_access = true",
     ],
 )
-def test_a_reader_can_neither_write_nor_look_elsewhere(path: Path, tmp_path: Path, statement: str) -> None:
+def test_read_only_connection_can_neither_write_nor_access_other_files(
+    path: Path, tmp_path: Path, statement: str
+) -> None:
     (tmp_path / "secret").write_text("secret")
     with open_database(path) as opened, pytest.raises(UserError, match="The query failed"):
         opened.query(statement.format(folder=tmp_path))
     assert not (tmp_path / "out.csv").exists()
 
 
-def test_queries_take_parameters_and_refuse_nonsense(path: Path) -> None:
+def test_queries_accept_parameters_and_report_unknown_tables(path: Path) -> None:
     with open_database(path) as opened:
         assert opened.query("SELECT $a + 1 AS b", {"a": 1}).to_pylist() == [{"b": 2}]
         with pytest.raises(UserError, match="nonsense"):
             opened.query("FROM nonsense")
 
 
-def test_a_reader_needs_a_database(tmp_path: Path) -> None:
+def test_reading_a_missing_database_is_refused_and_creates_no_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="There is no database"):
         open_database(tmp_path / "none.duckdb")
     assert not list(tmp_path.iterdir())
@@ -114,7 +116,7 @@ ADVICE = r"`exitbench db rebuild` rebuilds it from its spool\. .* by the version
 
 
 @pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, 24])
-def test_a_database_of_another_schema_is_refused_with_what_to_do(path: Path, version: int) -> None:
+def test_database_of_another_schema_is_refused_with_advice(path: Path, version: int) -> None:
     with duckdb.connect(path) as connection:
         connection.execute("UPDATE schema_version SET version = ?, tool = 'exitbench 9.9'", [version])
     content = path.read_bytes()
@@ -134,7 +136,7 @@ def test_a_database_of_another_schema_is_refused_with_what_to_do(path: Path, ver
         ("DROP TABLE layer_pair", "has no table layer_pair"),
     ],
 )
-def test_tables_other_than_declared_are_of_another_version_whatever_they_say(
+def test_tables_that_differ_from_their_declaration_are_refused_as_another_version(
     path: Path, change: str, says: str
 ) -> None:
     with duckdb.connect(path) as connection:
@@ -148,7 +150,7 @@ def test_tables_other_than_declared_are_of_another_version_whatever_they_say(
             open_database(path, read_only)
 
 
-def test_tables_without_views_are_given_them_by_a_writer_and_refused_to_a_reader_before(path: Path) -> None:
+def test_missing_views_are_refused_by_a_reader_and_created_by_a_writer(path: Path) -> None:
     with duckdb.connect(path) as connection:
         for (view,) in connection.execute("SELECT view_name FROM duckdb_views() WHERE NOT internal").fetchall():
             connection.execute(f"DROP VIEW {view}")
@@ -161,7 +163,7 @@ def test_tables_without_views_are_given_them_by_a_writer_and_refused_to_a_reader
         assert connection.execute("FROM runs").fetchall() == []
 
 
-def test_changed_views_are_created_anew_and_old_ones_dropped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_views_are_recreated_and_old_ones_dropped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = "CREATE VIEW answers AS SELECT 42 AS answer"
     monkeypatch.setattr(current, "views_script", lambda: script)
     monkeypatch.setattr(catalogue, "views_script", lambda: script)
@@ -177,7 +179,7 @@ def test_changed_views_are_created_anew_and_old_ones_dropped(path: Path, monkeyp
         ("* REPLACE (least(a, 2) AS a, (b || ',)') AS b)", "* REPLACE ((b || ',)') AS b, least(a, 2) AS a)"),
     ],
 )
-def test_the_order_in_which_duckdb_stores_sets_of_columns_says_nothing(columns: str, other_columns: str) -> None:
+def test_catalogue_ignores_the_stored_order_of_column_sets(columns: str, other_columns: str) -> None:
     views = []
     for text in (columns, other_columns):
         with duckdb.connect() as connection:
@@ -199,7 +201,7 @@ NOT_DUCKDB = {
 
 
 @pytest.mark.parametrize("name", NOT_DUCKDB)
-def test_a_file_of_another_format_is_named_as_what_it_is_and_never_replaced(name: str, tmp_path: Path) -> None:
+def test_file_of_another_format_is_identified_and_never_replaced(name: str, tmp_path: Path) -> None:
     content, kind = NOT_DUCKDB[name]
     path = tmp_path / name
     path.write_bytes(content)
@@ -211,7 +213,7 @@ def test_a_file_of_another_format_is_named_as_what_it_is_and_never_replaced(name
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_is_no_file_is_neither_opened_nor_replaced(tmp_path: Path) -> None:
+def test_non_regular_files_are_neither_opened_nor_replaced(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "link").symlink_to("nothing")
@@ -222,7 +224,7 @@ def test_what_is_no_file_is_neither_opened_nor_replaced(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "link", "pipe"]
 
 
-def test_a_rebuild_through_a_link_replaces_the_database_and_not_the_link(path: Path, tmp_path: Path) -> None:
+def test_rebuild_through_a_symlink_replaces_the_target_not_the_link(path: Path, tmp_path: Path) -> None:
     link = tmp_path / "link.duckdb"
     link.symlink_to(path)
     before = path.stat().st_ino
@@ -231,7 +233,7 @@ def test_a_rebuild_through_a_link_replaces_the_database_and_not_the_link(path: P
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_a_truncated_database_offers_to_be_rebuilt(
+def test_truncated_database_suggests_a_rebuild_that_restores_every_row(
     few_spool: Path, few_database: Path, tmp_path: Path, share: float
 ) -> None:
     path = Path(shutil.copyfile(few_database, tmp_path / "exitbench.duckdb"))
@@ -302,7 +304,7 @@ def test_a_database_in_use_names_the_process_after_a_bounded_wait(path: Path) ->
         open_database(path, wait_s=300).close()
 
 
-def test_rebuilding_gives_the_same_rows_and_leaves_nothing_beside(example_spool: Path, tmp_path: Path) -> None:
+def test_rebuild_restores_the_same_rows_and_leaves_no_temporary_files(example_spool: Path, tmp_path: Path) -> None:
     spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
     for prefix in sorted(example_spool.iterdir())[:12]:
         shutil.copytree(prefix, spool / prefix.name)
@@ -315,7 +317,7 @@ def test_rebuilding_gives_the_same_rows_and_leaves_nothing_beside(example_spool:
     assert not list(tmp_path.glob(".*/"))
 
 
-def test_rebuilding_does_not_lose_what_the_spool_had_once(example_spool: Path, tmp_path: Path) -> None:
+def test_rebuild_refuses_to_lose_attempts_that_the_spool_cannot_restore(example_spool: Path, tmp_path: Path) -> None:
     spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
     for prefix in sorted(example_spool.iterdir())[:5]:
         shutil.copytree(prefix, spool / prefix.name)
@@ -349,7 +351,7 @@ def _rows(path: Path) -> dict[str, list[str]]:
         return {table: list(map(str, opened.query(f"FROM {table} ORDER BY ALL").to_pylist())) for table in tables}
 
 
-def test_a_database_that_a_later_duckdb_stored_is_still_written(tmp_path: Path) -> None:
+def test_database_in_a_later_duckdb_storage_format_stays_writable(tmp_path: Path) -> None:
     path = tmp_path / "stored.duckdb"
     with duckdb.connect(str(path)) as connection:  # this DuckDB's own storage, which is later than ours
         connection.execute(schema_sql())
@@ -373,7 +375,7 @@ open_database(pathlib.Path(sys.argv[1]), read_only=False).close()
     assert process.returncode == 0, process.stderr
 
 
-def test_no_progress_bar_is_drawn_among_rows(tmp_path: Path) -> None:
+def test_progress_bar_is_disabled_on_every_connection(tmp_path: Path) -> None:
     """DuckDB draws a progress bar on standard output if Python runs no script file, as with ``-c`` and in notebooks."""
     script = """
 import duckdb, pathlib, sys
@@ -393,7 +395,7 @@ print(in_memory().execute(drawn).fetchone()[0], sandbox([], path.parent).execute
 
 
 @pytest.mark.parametrize("read_only", [True, False])
-def test_settings_are_locked(read_only: bool, tmp_path: Path) -> None:
+def test_duckdb_settings_are_locked(read_only: bool, tmp_path: Path) -> None:
     path = tmp_path / "exitbench.duckdb"
     open_database(path, read_only=False).close()
     with open_database(path, read_only=read_only) as opened, pytest.raises(UserError, match="lock"):
@@ -411,12 +413,12 @@ def marked(path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_reader_does_not_look_again_at_what_a_writer_left_in_order(marked: Path) -> None:
+def test_cleanly_written_database_is_marked_as_verified(marked: Path) -> None:
     assert access.is_verified(marked, current.version())
 
 
 @pytest.mark.parametrize("what", ["changed", "another version", "others may write it", "others may write the mark"])
-def test_a_mark_counts_only_for_what_it_was_made_of_and_by(marked: Path, what: str) -> None:
+def test_verification_mark_is_ignored_if_file_version_or_permissions_differ(marked: Path, what: str) -> None:
     version = current.version()
     if what == "changed":
         os.utime(marked, ns=(0, marked.stat().st_mtime_ns))  # the time of the last change is another
@@ -430,7 +432,7 @@ def test_a_mark_counts_only_for_what_it_was_made_of_and_by(marked: Path, what: s
     assert not access.is_verified(marked, version)
 
 
-def test_a_mark_that_is_torn_is_no_mark(marked: Path) -> None:
+def test_corrupt_verification_mark_is_ignored(marked: Path) -> None:
     access.mark_of(marked).write_bytes(b"[" * 100_000)
     assert not access.is_verified(marked, current.version())
 

@@ -108,7 +108,7 @@ def encoder_database(example: Any, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder / "exitbench.duckdb"
 
 
-def test_documents_leave_block_by_block(encoder_database: Path) -> None:
+def test_encoder_queries_report_exits_and_saved_layers_by_block(encoder_database: Path) -> None:
     with open_database(encoder_database) as connected:
         rows = connected.query(saved_query("encoder_exits").with_defaults()).to_pylist()
         (speedups,) = connected.query(saved_query("published_speedups").with_defaults()).to_pylist()
@@ -218,7 +218,7 @@ def _write_drafts(example: Any, root: Path, cell: dict[str, Any]) -> None:
 
 
 def _write_untraced(example: Any, root: Path, cell: dict[str, Any]) -> None:
-    """Write a run of one document without a trace. Queries over full depth's tokens then use only the traced run."""
+    """Write a full-depth run of one document without the table `tokens`; queries over tokens do not see this run."""
     sample = {
         "doc_key": example.WORLD.doc_keys()[0],
         "output_text": "t",
@@ -325,7 +325,7 @@ def _grouped(pairs: Iterable[tuple[Any, Any]]) -> dict[Any, list[Any]]:
 
 
 @pytest.mark.parametrize("name", query_names())
-def test_a_query_is_explained_and_answers_here_and_as_it_stands_in_the_document(
+def test_saved_query_is_documented_and_its_cookbook_text_gives_equal_rows(
     database: Database, choice_database: Path, encoder_database: Path, many_documents_database: Path, name: str
 ) -> None:
     query = saved_query(name)
@@ -343,7 +343,7 @@ def test_a_query_is_explained_and_answers_here_and_as_it_stands_in_the_document(
         assert keys == [_comparable_text(row) for row in _planned_once(connected, query.with_defaults())]
 
 
-def test_the_document_has_every_query_below_its_section() -> None:
+def test_cookbook_lists_every_query_under_its_section() -> None:
     document = cookbook_markdown()
     assert len(query_names()) >= 20
     for name in query_names():
@@ -354,7 +354,7 @@ def test_the_document_has_every_query_below_its_section() -> None:
         assert re.findall(r"^## (.+)$", before, re.MULTILINE)[-1] == query.section
 
 
-def test_tokens_are_spelled_out(database: Database) -> None:
+def test_token_trace_has_the_text_of_every_token(database: Database) -> None:
     rows = database.query(
         "SELECT token_id, text, full_token_id, full_text, tokenizer_sha256 FROM token_trace "
         "JOIN runs USING (attempt_id)"
@@ -367,7 +367,7 @@ def test_tokens_are_spelled_out(database: Database) -> None:
     )
 
 
-def test_pieces_of_words_are_told_by_their_spelling(database: Database, cells: list[Cell]) -> None:
+def test_subword_kind_is_derived_from_token_spelling(database: Database, cells: list[Cell]) -> None:
     def piece(row: Row) -> str:
         token_id = row["token_id"]
         if token_id == 0:
@@ -390,7 +390,7 @@ def test_pieces_of_words_are_told_by_their_spelling(database: Database, cells: l
     assert result == [(*key, pytest.approx(depth), n) for *key, depth, n in depths]
 
 
-def test_the_oracle_is_asked_only_where_both_read_the_same_text(database: Database, cells: list[Cell]) -> None:
+def test_oracle_comparison_stops_at_the_first_divergence(database: Database, cells: list[Cell]) -> None:
     expected = []
     for cell in _quality(cells):
         probe = _probe_of(cell, cells)
@@ -410,7 +410,7 @@ def test_the_oracle_is_asked_only_where_both_read_the_same_text(database: Databa
     assert len(_answer(database, "oracle_far_below", rows=3, method="calm-*")) == 3
 
 
-def test_near_ties_are_judged_at_the_first_difference_of_a_document(database: Database, cells: list[Cell]) -> None:
+def test_near_ties_are_measured_at_the_first_divergence_of_a_document(database: Database, cells: list[Cell]) -> None:
     margin = 2.0
     expected = {}
     for cell in _quality(cells):
@@ -451,7 +451,7 @@ def test_near_ties_are_judged_at_the_first_difference_of_a_document(database: Da
     assert 0 < mean(row["share_near_tie"] for row in answer) < 1
 
 
-def test_departures_are_counted_at_the_layer_of_the_first_token_that_differs(
+def test_divergences_are_counted_at_the_exit_layer_of_the_first_differing_token(
     database: Database, cells: list[Cell]
 ) -> None:
     expected = []
@@ -468,7 +468,7 @@ def test_departures_are_counted_at_the_layer_of_the_first_token_that_differs(
     assert sorted(result) == sorted(expected)
 
 
-def test_score_groups_of_exits_are_equal_and_go_up_to_the_first_difference(
+def test_exit_reliability_bins_have_equal_size_and_stop_at_the_first_divergence(
     database: Database, cells: list[Cell]
 ) -> None:
     expected = {}
@@ -497,7 +497,7 @@ def _probe_tokens(cells: Iterable[Cell]) -> dict[tuple[str, str], list[Row]]:
     return {cell.key[:2]: cell.rows("probe") for cell in cells if cell.record["kind"] == "probe"}
 
 
-def test_gaps_of_all_blocks_but_the_last_are_put_beside_agreement(database: Database, cells: list[Cell]) -> None:
+def test_gap_reliability_bins_all_blocks_but_the_last(database: Database, cells: list[Cell]) -> None:
     answer = _answer(database, "gap_reliability")
     by_gap = {(row["model"], row["task_label"], round(10 * row["gap_from"])): row for row in answer}
     grouped_rows = _grouped(
@@ -516,7 +516,7 @@ def test_gaps_of_all_blocks_but_the_last_are_put_beside_agreement(database: Data
         assert by_gap[key]["agreement"] == pytest.approx(mean(agrees for _, agrees in grouped_rows[key]), abs=0.1)
 
 
-def test_the_calibration_error_is_weighted_by_the_tokens_of_each_step(database: Database, cells: list[Cell]) -> None:
+def test_calibration_error_is_weighted_by_tokens_per_bin(database: Database, cells: list[Cell]) -> None:
     probes = _probe_tokens(cells)
     for row in _answer(database, "confidence_error_by_block"):
         tokens = probes[row["model"], row["task_label"]]
@@ -534,7 +534,7 @@ def test_the_calibration_error_is_weighted_by_the_tokens_of_each_step(database: 
         assert row["n"] == len(tokens)
 
 
-def test_the_area_is_the_share_of_pairs_in_the_right_order(database: Database, cells: list[Cell]) -> None:
+def test_signal_quality_area_equals_the_share_of_correctly_ordered_pairs(database: Database, cells: list[Cell]) -> None:
     signals: dict[str, Callable[[Row, int], float]] = {
         "p1": lambda token, at: float(token["p1"][at]),
         "entropy": lambda token, at: -float(token["entropy"][at]),
@@ -563,7 +563,9 @@ def test_block_curves_are_means_over_tokens(database: Database, cells: list[Cell
             assert row[name] == pytest.approx(mean(token[name][row["block"] - 1] for token in tokens), rel=1e-5)
 
 
-def test_tokens_that_are_lost_again_were_first_right_before_they_settled(database: Database, cells: list[Cell]) -> None:
+def test_suitability_counts_tokens_lost_between_first_match_and_stability(
+    database: Database, cells: list[Cell]
+) -> None:
     probes = _probe_tokens(cells)
     for row in _answer(database, "suitability"):
         tokens = probes[row["model"], row["task_label"]]
@@ -579,7 +581,7 @@ def test_tokens_that_are_lost_again_were_first_right_before_they_settled(databas
         assert row["share_only_last"] == sum(t["stable_from"] == row["blocks"] for t in tokens) / len(tokens)
 
 
-def test_a_tokens_frequency_is_that_in_its_own_run(database: Database, cells: list[Cell]) -> None:
+def test_token_frequency_is_counted_within_each_run(database: Database, cells: list[Cell]) -> None:
     expected = []
     for cell in _quality(cells):
         groups = _grouped((row["token_id"], row["exit_layer"]) for row in cell.rows("tokens"))
@@ -593,7 +595,7 @@ def test_a_tokens_frequency_is_that_in_its_own_run(database: Database, cells: li
     assert result == [(*row[:-1], pytest.approx(row[-1])) for row in sorted(expected)]
 
 
-def test_the_earliest_tokens_come_first_and_are_spelled_out(database: Database, cells: list[Cell]) -> None:
+def test_earliest_exiting_tokens_come_first_with_their_text(database: Database, cells: list[Cell]) -> None:
     answer = _answer(database, "earliest_tokens", times=2, rows=3)
     runs = _grouped(((_key(row), row["seed"]), row) for row in answer)
     for cell in _quality(cells):
@@ -610,7 +612,7 @@ def test_the_earliest_tokens_come_first_and_are_spelled_out(database: Database, 
     assert len(runs) > 20
 
 
-def test_depths_are_paired_with_the_token_before(database: Database, cells: list[Cell]) -> None:
+def test_exit_depth_is_correlated_with_that_of_the_previous_token(database: Database, cells: list[Cell]) -> None:
     answer = {(_key(row), row["seed"]): row for row in _answer(database, "depth_follows_depth")}
     calm = [cell for cell in _quality(cells) if cell.key[2] == "calm-softmax"]
     for cell in calm:
@@ -628,7 +630,7 @@ def test_depths_are_paired_with_the_token_before(database: Database, cells: list
         assert row["pairs"] == len(pairs)
 
 
-def test_tokens_that_the_gate_never_lets_go(database: Database, cells: list[Cell]) -> None:
+def test_gate_never_opens_reports_the_share_of_tokens_at_the_last_block(database: Database, cells: list[Cell]) -> None:
     answer = {(_key(row), row["seed"], row["n"]): row for row in _answer(database, "gate_never_opens")}
     for cell in _quality(cells):
         rows = cell.rows("tokens")
@@ -637,7 +639,9 @@ def test_tokens_that_the_gate_never_lets_go(database: Database, cells: list[Cell
         )
 
 
-def test_lost_documents_say_how_far_back_the_early_exit_was(database: Database, cells: list[Cell]) -> None:
+def test_lost_documents_report_the_distance_from_early_exit_to_divergence(
+    database: Database, cells: list[Cell]
+) -> None:
     expected = []
     full = {cell.record["cell_id"]: cell for cell in cells if cell.is_full_depth and cell.record["kind"] == "quality"}
     for cell in _quality(cells):
@@ -663,7 +667,7 @@ def test_lost_documents_say_how_far_back_the_early_exit_was(database: Database, 
     assert [row["loss"] for row in answer] == sorted((row["loss"] for row in answer), reverse=True)
 
 
-def test_a_replay_stands_beside_the_real_run_of_the_same_parameters(database: Database) -> None:
+def test_replay_is_joined_with_the_real_run_of_equal_parameters(database: Database) -> None:
     answer = _answer(database, "replay_against_real")
     assert len(answer) == 19
     # The example's real decodes follow the probe, so that nothing is off; two seeds share one replay.
@@ -689,7 +693,7 @@ def test_only_runs_of_several_seeds_vary_over_seeds(database: Database) -> None:
     assert row["sd_value"] == stdev([row["mean_value"]] * 2) == 0
 
 
-def test_random_exits_are_interpolated_to_each_methods_own_depth(database: Database) -> None:
+def test_random_exits_are_interpolated_at_each_methods_depth(database: Database) -> None:
     points = database.query(
         "SELECT f.*, setting_id FROM frontier AS f JOIN runs USING (attempt_id) WHERE f.execution = 'real'"
     ).to_pylist()
@@ -734,13 +738,13 @@ def test_a_speed_up_counts_only_outside_the_noise_floor(database: Database) -> N
     assert {row["verdict"] for row in answer} >= {"faster"}
 
 
-def test_realised_speed_is_measured_over_allowed(database: Database) -> None:
+def test_realised_share_is_measured_over_ideal_decode_speedup(database: Database) -> None:
     for row in _answer(database, "cost_against_time"):
         assert row["realised"] == pytest.approx(row["speedup_decode"] / row["ideal_speedup_decode"])
         assert row["ideal_speedup_decode"] == pytest.approx(1 / row["share_of_blocks"])
 
 
-def test_the_fastest_of_those_that_lose_little_is_full_depth_where_all_lose_much(database: Database) -> None:
+def test_fastest_within_loss_has_the_largest_speedup_among_allowed_settings(database: Database) -> None:
     frontier = database.query("SELECT * FROM frontier WHERE execution = 'real' AND speedup IS NOT NULL").to_pylist()
     for loss in (0.5, 1000):
         for row in _answer(database, "fastest_within_loss", loss=loss):
@@ -748,32 +752,34 @@ def test_the_fastest_of_those_that_lose_little_is_full_depth_where_all_lose_much
             assert row["speedup"] == max(o["speedup"] for o in peers if o["delta"] >= -loss)
 
 
-def test_drafts_thrown_away_are_counted_where_something_is_verified(database: Database) -> None:
+def test_rejected_drafts_are_counted_for_self_speculation_only(database: Database) -> None:
     (row,) = _answer(database, "rejected_drafts")
     assert (row["method"], row["n"], row["rejected"], row["acceptance_rate"]) == ("self-speculation", 4, 3, 40.0)
     assert (row["rejected_per_token"], row["share_corrected"]) == (0.75, 0.5)
 
 
-def test_blocks_run_beyond_the_exit_are_work_caught_up(database: Database) -> None:
+def test_blocks_run_beyond_the_exit_count_as_catch_up_work(database: Database) -> None:
     rows = {row["method"]: row for row in _answer(database, "work_caught_up")}
     assert rows["static"]["blocks_caught_up"] == rows["static"]["share_of_skipped"] == 0
     # Exits at 1, 4, 4 and 1 of 4 blocks, all of which were run.
     assert (rows["self-speculation"]["blocks_caught_up"], rows["self-speculation"]["share_of_skipped"]) == (1.5, 1)
 
 
-def test_heads_are_counted_in_full_depths_heads(database: Database) -> None:
+def test_head_work_is_in_units_of_full_depth_head_evaluations(database: Database) -> None:
     for row in _answer(database, "head_work"):
         expected = {"calm-softmax": row["blocks_per_token"], "self-speculation": 1.5}.get(row["method"], 1)
         assert row["heads_per_token"] == pytest.approx(expected)
 
 
-def test_outputs_of_another_length_or_at_the_limit_are_counted(database: Database) -> None:
+def test_stop_reasons_counts_outputs_of_different_length_or_at_the_limit(database: Database) -> None:
     (row,) = [row for row in _answer(database, "stop_reasons") if row["method"] == "self-speculation"]
     assert (row["documents"], row["mean_tokens"], row["full_mean_tokens"], row["length_factor"]) == (2, 2, 5, 0.4)
     assert (row["share_of_other_length"], row["share_at_limit"], row["full_share_at_limit"]) == (1, 1, 0)
 
 
-def test_environments_differ_by_what_is_not_the_same_on_both_sides(database: Database, cells: list[Cell]) -> None:
+def test_environment_differences_lists_fields_that_differ_between_attempts(
+    database: Database, cells: list[Cell]
+) -> None:
     drafts, other = (
         next(cell.path.name for cell in cells if (cell.key[2] == "self-speculation") is wanted)
         for wanted in (True, False)
@@ -791,13 +797,13 @@ def test_environments_differ_by_what_is_not_the_same_on_both_sides(database: Dat
     assert not database.query(saved_query("environment_differences").sql, {"a": other, "b": other}).to_pylist()
 
 
-def test_failed_cells_end_with_the_last_line_of_their_log(database: Database) -> None:
+def test_failed_cells_show_the_last_line_of_their_log(database: Database) -> None:
     rows = {row["status"]: row for row in _answer(database, "failed_cells")}
     assert rows["oom"]["last_line"] == "allocating"
     assert rows["failed"]["signal"] == 9
 
 
-def test_hours_of_all_attempts_are_counted(database: Database, spool: Path) -> None:
+def test_time_by_kind_counts_hours_of_all_attempts(database: Database, spool: Path) -> None:
     answer = _answer(database, "time_by_kind")
     attempts = [json.loads((done_file.parent / "status.json").read_text()) for done_file in spool.glob("??/*/*/DONE")]
     took = [
@@ -809,7 +815,7 @@ def test_hours_of_all_attempts_are_counted(database: Database, spool: Path) -> N
     assert {row["status"] for row in answer} == {"ok", "oom", "failed"}
 
 
-def test_losses_are_those_of_the_first_step_half_way_and_the_last(database: Database) -> None:
+def test_training_loss_reports_first_halfway_and_last_values(database: Database) -> None:
     values = [
         (row["metric"], row["block"], row["first_value"], row["value_half_way"], row["last_value"])
         for row in _answer(database, "training_loss")
@@ -817,7 +823,7 @@ def test_losses_are_those_of_the_first_step_half_way_and_the_last(database: Data
     assert values == [("loss", 1, 8, 3, 2), ("loss_nats", None, 9, 1, 1)]
 
 
-def test_a_commit_is_as_fast_as_its_runs_in_the_middle_and_uncommitted_work_is_never_the_same(
+def test_perf_history_takes_the_median_per_commit_and_keeps_dirty_runs_separate(
     database: Database,
 ) -> None:
     answer = _answer(database, "perf_history", benchmark="ingest/*")
@@ -833,7 +839,7 @@ def test_a_commit_is_as_fast_as_its_runs_in_the_middle_and_uncommitted_work_is_n
     assert not _answer(database, "perf_history", benchmark="replay/*")
 
 
-def test_traces_that_do_not_say_what_full_depth_emitted_count_as_no_difference(example: Any, tmp_path: Path) -> None:
+def test_traces_without_full_depth_tokens_have_no_divergence_rows(example: Any, tmp_path: Path) -> None:
     cell = example.cell_json(example.MODELS[0], example.TASKS[0], example.CALM[0], "quality", "0" * 64)
     token = {"doc_key": "a", "position": 1, "token_id": 7, "exit_layer": 2, "blocks_run": 2, "score": 0.5}
     sample = {"doc_key": "a", "output_text": "t", "output_ids": [7], "n_prompt": 1, "n_output": 1, "stop_reason": "eos"}

@@ -55,7 +55,7 @@ def overwrite(path: Path, start: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("action", [read_all, write], ids=["reader", "writer"])
-def test_a_database_cut_short_anywhere_offers_to_be_rebuilt(
+def test_database_truncated_anywhere_suggests_a_rebuild(
     path: Path, few_spool: Path, action: Callable[[Path], object]
 ) -> None:
     before, content = read_all(path), path.read_bytes()
@@ -68,7 +68,7 @@ def test_a_database_cut_short_anywhere_offers_to_be_rebuilt(
     assert read_all(path) == before
 
 
-def test_a_block_that_was_overwritten_is_never_read_as_rows(path: Path, few_spool: Path) -> None:
+def test_overwritten_block_is_never_read_as_rows(path: Path, few_spool: Path) -> None:
     before, content = read_all(path), path.read_bytes()
     part = (len(content) - HEADERS) // 8
     offered = 0
@@ -96,7 +96,7 @@ def log(few_spool: Path, tmp_path: Path) -> Path:
     return log
 
 
-def test_what_a_killed_writer_had_not_finished_is_ingested_again(log: Path, few_spool: Path) -> None:
+def test_rows_lost_by_a_killed_writer_are_ingested_again(log: Path, few_spool: Path) -> None:
     path = log.with_suffix("")
     content, database = log.read_bytes(), path.read_bytes()
     expected = read_all(path)
@@ -108,7 +108,7 @@ def test_what_a_killed_writer_had_not_finished_is_ingested_again(log: Path, few_
         assert read_all(path) == expected, size
 
 
-def test_a_log_that_was_overwritten_offers_to_rebuild(log: Path, few_spool: Path) -> None:
+def test_overwritten_write_ahead_log_suggests_a_rebuild(log: Path, few_spool: Path) -> None:
     """If the length in an entry points beyond the end of the write-ahead log, DuckDB takes the log for truncated."""
     path = log.with_suffix("")
     content, database, expected = log.read_bytes(), path.read_bytes(), read_all(path)
@@ -132,7 +132,7 @@ def test_a_log_that_was_overwritten_offers_to_rebuild(log: Path, few_spool: Path
     assert read_all(path) == expected
 
 
-def test_a_damaged_database_does_not_make_good_rescores_leave_the_spool(
+def test_database_damage_does_not_quarantine_valid_rescores(
     path: Path, few_spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open_database(path) as opened:

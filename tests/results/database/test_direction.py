@@ -30,7 +30,7 @@ def errors(errors_database: Path) -> Iterator[Database]:
         yield opened
 
 
-def test_a_score_and_its_error_are_turned_differences_and_equal_gains(scores: Database, errors: Database) -> None:
+def test_score_and_error_have_opposite_deltas_and_equal_gains(scores: Database, errors: Database) -> None:
     query = "SELECT cell_id, delta, gain FROM frontier WHERE delta IS NOT NULL ORDER BY cell_id"
     better, turned = scores.query(query).to_pylist(), errors.query(query).to_pylist()
     assert [row["delta"] for row in turned] == pytest.approx([-row["delta"] for row in better])
@@ -39,12 +39,12 @@ def test_a_score_and_its_error_are_turned_differences_and_equal_gains(scores: Da
 
 
 @pytest.mark.parametrize("name", sorted({*query_names()} - OTHERWISE))
-def test_a_saved_query_answers_alike(scores: Database, errors: Database, name: str) -> None:
+def test_saved_query_gives_equal_rows_for_score_and_error(scores: Database, errors: Database, name: str) -> None:
     expected = [{column: near(value) for column, value in row.items()} for row in rows(scores, name)]
     assert rows(errors, name) == expected
 
 
-def test_the_fastest_within_a_loss_is_the_same_run(scores: Database, errors: Database) -> None:
+def test_fastest_within_loss_is_the_same_run_for_score_and_error(scores: Database, errors: Database) -> None:
     fastest = [rows(scores, "fastest_within_loss", loss=loss) for loss in (0, 40, 80)]
     assert [rows(errors, "fastest_within_loss", loss=loss) for loss in (0, 40, 80)] == fastest
     assert fastest[0] != fastest[1] != fastest[2]

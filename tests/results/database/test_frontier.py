@@ -58,7 +58,7 @@ def _frontier(database: Database) -> dict[str, dict[str, Any]]:
     return {str(json.loads(row["params"]).get("exit_layer", row["method"])): row for row in rows}
 
 
-def test_answers_of_another_length_are_marked_and_have_their_speed_up_per_token(database: Database) -> None:
+def test_answers_of_different_length_are_flagged_with_speedup_per_token(database: Database) -> None:
     rows = _frontier(database)
     short, same = rows["1"], rows["2"]
     assert (short["tokens_per_request"], short["full_tokens_per_request"], short["is_other_length"]) == (2, 5, True)
@@ -69,13 +69,13 @@ def test_answers_of_another_length_are_marked_and_have_their_speed_up_per_token(
     assert (rows["full"]["speedup_per_token"], rows["full"]["is_other_length"]) == (1, None)
 
 
-def test_blocks_run_are_not_the_exit_layer_where_skipped_ones_are_run_after_all(database: Database) -> None:
+def test_mean_blocks_run_exceeds_exit_layer_when_skipped_blocks_are_caught_up(database: Database) -> None:
     rows = _frontier(database)
     assert (rows["1"]["mean_exit_layer"], rows["1"]["mean_blocks_run"]) == (1, 1)
     assert (rows["2"]["mean_exit_layer"], rows["2"]["mean_blocks_run"], rows["2"]["blocks"]) == (2, 4, 4)
 
 
-def test_the_realised_fraction_is_that_of_the_numbers_beside_it(database: Database) -> None:
+def test_realised_fraction_is_measured_over_ideal_decode_speedup(database: Database) -> None:
     for row in _frontier(database).values():
         if row["is_full_depth"]:
             assert (row["speedup_decode"], row["ideal_speedup_decode"], row["realised_fraction"]) == (1, 1, None)
@@ -84,14 +84,14 @@ def test_the_realised_fraction_is_that_of_the_numbers_beside_it(database: Databa
             assert (row["timed_documents"], row["timed_rounds"]) == (8, 1)
 
 
-def test_a_parameter_without_effect_is_in_no_view(database: Database) -> None:
+def test_parameter_without_effect_is_omitted_from_runs(database: Database) -> None:
     params = database.query("SELECT params FROM runs WHERE method = 'gate'")["params"].to_pylist()
     assert [json.loads(text) for text in params] == [{"rule": "epsilon", "epsilon": 0.95}] * 2
     (requested_params, *_) = database.query("SELECT params FROM cell WHERE method = 'gate'")["params"].to_pylist()
     assert json.loads(requested_params)["threshold"] == 0.9
 
 
-def test_more_time_saved_than_work_is_a_finding(database: Database, tmp_path: Path) -> None:
+def test_speedup_above_the_ideal_is_a_qc_finding(database: Database, tmp_path: Path) -> None:
     assert not database.query("FROM qc WHERE rule = 'realised_above_ideal'").to_pylist()
     with duckdb.connect(str(tmp_path / "changed.duckdb")) as connection:
         connection.execute(f"ATTACH '{database.path}' AS here (READ_ONLY)")
@@ -112,7 +112,7 @@ def errors(database: Database, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield opened
 
 
-def test_gain_is_positive_where_a_run_is_better_whichever_way_that_is(database: Database, errors: Database) -> None:
+def test_gain_is_positive_for_improvement_in_either_metric_direction(database: Database, errors: Database) -> None:
     for name, row in _frontier(database).items():
         assert (row["lower_is_better"], row["delta"], row["gain"]) == (
             False,
@@ -141,21 +141,21 @@ def _statuses(connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
     return dict(connection.execute("SELECT method || label, speed_status FROM frontier").fetchall())
 
 
-def test_a_row_says_whether_it_was_timed(changed: duckdb.DuckDBPyConnection) -> None:
+def test_speed_status_says_whether_a_row_was_timed(changed: duckdb.DuckDBPyConnection) -> None:
     statuses = _statuses(changed)
     assert {status for name, status in statuses.items() if name != "fullusual"} == {"timed"}
     assert statuses["fullusual"] == "not timed"
 
 
 @pytest.mark.parametrize("metric", ["speedup", "aa_speedup"])
-def test_of_what_is_not_measurable_no_speed_up_is_left(metric: str, changed: duckdb.DuckDBPyConnection) -> None:
+def test_speedups_are_null_when_not_measurable(metric: str, changed: duckdb.DuckDBPyConnection) -> None:
     changed.execute(f"UPDATE metric SET ci_high = 10.1 * ci_low WHERE metric = '{metric}'")
     rows = changed.execute(f"SELECT {', '.join(SPEEDS)} FROM frontier WHERE speed_status = 'not measurable'").fetchall()
     assert len(rows) == 4 and set(rows) == {(None,) * len(SPEEDS)}
     assert changed.execute("SELECT count(*) FROM frontier WHERE timed_documents IS NULL").fetchall() == [(1,)]
 
 
-def test_of_decoding_that_is_not_measurable_whole_requests_stay(changed: duckdb.DuckDBPyConnection) -> None:
+def test_unmeasurable_decoding_keeps_the_whole_request_speedup(changed: duckdb.DuckDBPyConnection) -> None:
     changed.execute("UPDATE metric SET ci_high = 10.1 * ci_low WHERE metric = 'speedup_decode'")
     query = (
         "SELECT count(speedup), count(speedup_per_token), count(speedup_decode) FROM frontier WHERE NOT is_full_depth"
@@ -163,12 +163,12 @@ def test_of_decoding_that_is_not_measurable_whole_requests_stay(changed: duckdb.
     assert changed.execute(query).fetchall() == [(4, 0, 0)]
 
 
-def test_an_interval_of_ten_times_is_measurable(changed: duckdb.DuckDBPyConnection) -> None:
+def test_tenfold_interval_is_still_measurable(changed: duckdb.DuckDBPyConnection) -> None:
     changed.execute("UPDATE metric SET ci_low = 1, ci_high = 10 WHERE metric = 'speedup'")
     assert "not measurable" not in _statuses(changed).values()
 
 
-def test_a_stalled_reading_is_in_no_time_of_the_view_and_sql_has_frontiers_speedup(
+def test_timings_view_ignores_stalls_and_reproduces_the_speedup(
     changed: duckdb.DuckDBPyConnection,
 ) -> None:
     """Each document has ten readings per arm, and one of the method's ten stalls."""

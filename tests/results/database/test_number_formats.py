@@ -111,7 +111,7 @@ def ask(database: Database) -> Ask:
     return run
 
 
-def test_a_run_stands_beside_the_same_in_the_other_number_format(ask: Ask) -> None:
+def test_run_is_paired_with_its_counterpart_in_another_number_format(ask: Ask) -> None:
     (row,) = ask(SAME)
     assert (row["documents"], row["share_identical"], row["metric"]) == (3, pytest.approx(1 / 3), "f1")
     assert (row["reference_value"], row["value"]) == (MEAN_FP32, MEAN_BF16)
@@ -127,7 +127,7 @@ def test_either_number_format_can_be_the_reference(ask: Ask) -> None:
     assert ask(SAME, dtype="float16") == []
 
 
-def test_runs_that_differ_in_anything_else_are_no_pair(ask: Ask, database: Database) -> None:
+def test_runs_with_any_other_difference_are_not_paired(ask: Ask, database: Database) -> None:
     overrides = database.query(
         "SELECT count(*) AS runs FROM runs WHERE dtype = 'bfloat16' AND seed >= $seed", {"seed": OTHER}
     )
@@ -135,11 +135,11 @@ def test_runs_that_differ_in_anything_else_are_no_pair(ask: Ask, database: Datab
     assert ask(OTHER) == ask(100) == []
 
 
-def test_each_of_a_pair_of_fitted_runs_has_its_own_fit(ask: Ask) -> None:
+def test_fitted_runs_are_paired_despite_separate_fits(ask: Ask) -> None:
     assert len(ask(FITTED)) == 1
 
 
-def test_a_metric_of_the_corpus_has_no_interval_over_documents(ask: Ask) -> None:
+def test_corpus_metric_has_no_per_document_interval(ask: Ask) -> None:
     (row,) = ask(CORPUS)
     assert (row["value_more"], row["half_width"]) == (MEAN_BF16 - 41.0, None)
 

@@ -75,7 +75,7 @@ def mixed_database(example_database: Path, tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.mark.parametrize("database", ["example_database", "mixed_database"])
-def test_a_difference_has_the_interval_of_its_documents_gains_and_losses(
+def test_delta_interval_and_gain_loss_counts_equal_a_slow_reference(
     database: str, request: pytest.FixtureRequest
 ) -> None:
     with open_database(request.getfixturevalue(database)) as opened:
@@ -95,7 +95,7 @@ def test_a_difference_has_the_interval_of_its_documents_gains_and_losses(
 
 
 @pytest.mark.parametrize("part", ["choosing", "confirming"])
-def test_each_part_of_the_documents_has_a_bound_of_its_own(mixed_database: Path, part: str) -> None:
+def test_choosing_and_confirming_documents_have_separate_loss_bounds(mixed_database: Path, part: str) -> None:
     with open_database(mixed_database) as opened:
         rows = opened.query("FROM paired").to_pylist()
         keys = [row["doc_key"] for row in opened.query("SELECT DISTINCT doc_key FROM sample ORDER BY 1").to_pylist()]
@@ -112,7 +112,7 @@ def test_each_part_of_the_documents_has_a_bound_of_its_own(mixed_database: Path,
     assert 0 < in_sql.num_rows < len(keys)
 
 
-def test_bleu_is_paired_by_what_each_document_moves(example_database: Path, tmp_path: Path) -> None:
+def test_bleu_difference_is_paired_by_per_document_contributions(example_database: Path, tmp_path: Path) -> None:
     from sacrebleu.metrics import BLEU
 
     path = tmp_path / "bleu.duckdb"
@@ -162,7 +162,7 @@ def test_bleu_is_paired_by_what_each_document_moves(example_database: Path, tmp_
         assert (paired_row["delta_low"], paired_row["delta_high"]) == pytest.approx(reference(moved), rel=0.03, abs=0.5)
 
 
-def test_a_metric_of_the_whole_text_has_the_intervals_of_both_runs_joined(
+def test_metric_that_cannot_be_paired_combines_the_intervals_of_both_runs(
     example_database: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "whole.duckdb"
@@ -221,7 +221,7 @@ def made_up() -> list[dict[str, Any]]:
     return rows
 
 
-def test_what_to_use_is_the_fastest_run_of_one_part_and_is_confirmed_by_the_other(
+def test_recommendation_is_fastest_on_choosing_and_confirmed_on_other_documents(
     made_up: list[dict[str, Any]],
 ) -> None:
     (pareto,) = (view.sql for view in described_views() if view.name == "pareto")
@@ -298,7 +298,7 @@ def test_what_to_use_is_the_fastest_run_of_one_part_and_is_confirmed_by_the_othe
     assert recommended > 100 and confirmed > 20 and len(rows) > 10
 
 
-def test_where_lower_is_better_what_may_be_lost_is_what_may_be_added(mixed_database: Path, tmp_path: Path) -> None:
+def test_loss_of_an_error_metric_is_its_increase(mixed_database: Path, tmp_path: Path) -> None:
     """An error that grows is a loss; otherwise, the setting with most errors would be recommended."""
     path = tmp_path / "errors.duckdb"
     shutil.copyfile(mixed_database, path)

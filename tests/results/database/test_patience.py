@@ -52,21 +52,21 @@ def opening(path: Path, read_only: bool) -> Callable[[], Database]:
 
 
 @pytest.mark.parametrize("read_only", [True, False])
-def test_a_process_of_ours_that_writes_is_waited_for_and_named_once(path: Path, read_only: bool) -> None:
+def test_exitbench_writer_is_waited_for_and_named_once(path: Path, read_only: bool) -> None:
     messages: list[str] = []
     with holding(path, OURS, 3.0) as process:
         retry_while_in_use(opening(path, read_only), messages.append, patience_s=0.0).close()
     assert messages == [f"{path} is in use by process {process}; waiting for it."]
 
 
-def test_a_stranger_that_lets_go_in_time_is_waited_for(path: Path) -> None:
+def test_third_party_process_that_releases_in_time_is_waited_for(path: Path) -> None:
     messages: list[str] = []
     with holding(path, STRANGER, 2.0) as process:
         retry_while_in_use(opening(path, False), messages.append, patience_s=60.0).close()
     assert messages == [f"{path} is in use by process {process}; waiting for it."]
 
 
-def test_a_stranger_that_does_not_let_go_is_named(path: Path) -> None:
+def test_third_party_process_that_keeps_the_database_open_is_named(path: Path) -> None:
     with holding(path, STRANGER, 300.0) as process:
         with pytest.raises(DatabaseInUse, match=f"in use by process {process};"):
             retry_while_in_use(opening(path, False), lambda text: None, patience_s=1.0)
@@ -74,7 +74,7 @@ def test_a_stranger_that_does_not_let_go_is_named(path: Path) -> None:
             opening(path, False)()
 
 
-def test_ingest_waits_for_another_one(example_spool: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ingest_waits_for_another_writer(example_spool: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exitbench.results.database.connection.open_database.__defaults__", (True, 0.1))
     messages: list[str] = []
     with holding(path, OURS, 3.0):

@@ -50,7 +50,7 @@ def test_a_value_that_is_not_a_number_is_refused_with_its_row() -> None:
         published._published_row(7, line, RULES)
 
 
-def test_known_values_are_found_by_what_they_are_of(database: Database) -> None:
+def test_known_published_values_can_be_queried(database: Database) -> None:
     query = "SELECT value FROM published WHERE source = $s AND dataset = $d AND method = $m AND metric = $q"
     params = {"s": "MEE repo SQUAD.log", "d": "SQuAD v1.1", "m": "no early exit", "q": "f1"}
     assert database.query(query, params).to_pylist() == [{"value": 88.8409}]
@@ -61,7 +61,7 @@ def test_known_values_are_found_by_what_they_are_of(database: Database) -> None:
 # ------------------------------------------------------------------------------------------ kept up to date
 
 
-def test_changed_publications_replace_those_of_an_older_version(tmp_path: Path) -> None:
+def test_outdated_published_results_are_replaced_on_open(tmp_path: Path) -> None:
     path = tmp_path / "exitbench.duckdb"
     open_database(path, read_only=False).close()
     with duckdb.connect(str(path)) as connection:
@@ -76,7 +76,7 @@ def test_changed_publications_replace_those_of_an_older_version(tmp_path: Path) 
 # ------------------------------------------------------------------------------------------ the rules themselves
 
 
-def test_every_row_compares_with_a_run_of_ours_or_says_why_not(database: Database) -> None:
+def test_every_published_row_has_a_local_counterpart_or_a_reason(database: Database) -> None:
     rows = database.query("FROM published_result").to_pylist()
     for row in rows:
         params = [row[name] for name in ("our_task", "our_method", "our_params", "our_metric", "unit_factor")]
@@ -87,14 +87,14 @@ def test_every_row_compares_with_a_run_of_ours_or_says_why_not(database: Databas
     assert sum(row["not_comparable"] is None for row in rows) == 257
 
 
-def test_every_rule_applies_to_some_row() -> None:
+def test_every_mapping_rule_matches_a_published_row() -> None:
     fits = [
         next(n for n, rule in enumerate(RULES["rule"]) if published._matches(rule, line) is not None) for line in LINES
     ]
     assert set(fits) == set(range(len(RULES["rule"])))
 
 
-def test_parameters_come_from_the_rule_and_from_the_setting(database: Database) -> None:
+def test_local_parameters_come_from_the_rule_and_the_published_setting(database: Database) -> None:
     rows = database.query(
         "SELECT DISTINCT our_method, min_exit_share, our_params ->> 'threshold' AS threshold, "
         "our_params ->> 'head' AS head, our_params ->> 'min_exit' AS min_exit FROM published_result "
@@ -112,7 +112,7 @@ def test_parameters_come_from_the_rule_and_from_the_setting(database: Database) 
     "broken",
     ["samples_per_second", "lm_head_flops_per_sample", "runtime", "avg_ideal_exit_layer"],
 )
-def test_what_was_measured_by_a_broken_clock_or_counter_compares_with_nothing(database: Database, broken: str) -> None:
+def test_metrics_from_broken_clocks_or_counters_are_not_comparable(database: Database, broken: str) -> None:
     rows = database.query("SELECT count(our_method) AS n FROM published_result WHERE metric = $m", {"m": broken})
     assert rows.to_pylist() == [{"n": 0}]
 
@@ -139,7 +139,7 @@ def _published(opened: Database, method: str = "no early exit") -> dict[str, Any
     return dict(row)
 
 
-def test_a_run_of_another_model_is_never_the_same_setting_and_says_what_differs(example: Any, tmp_path: Path) -> None:
+def test_run_of_another_model_lists_differences_and_is_never_the_same_setting(example: Any, tmp_path: Path) -> None:
     with _local_database(example, tmp_path) as opened:
         row = _published(opened)
     assert row["comparable"] == "same method and task, other model"
@@ -155,14 +155,14 @@ def test_a_run_of_another_model_is_never_the_same_setting_and_says_what_differs(
     ]
 
 
-def test_generated_data_is_called_so_and_a_part_of_the_documents_too(example: Any, tmp_path: Path) -> None:
+def test_generated_data_and_document_subsets_are_labeled(example: Any, tmp_path: Path) -> None:
     with _local_database(example, tmp_path, task={"source": "builtin"}, limited=True) as opened:
         row = _published(opened)
     assert row["comparable"] == "same method, generated data, other model"
     assert "validation (10873 features) there, generated, only 8 documents of test here" in row["differences"]
 
 
-def test_what_was_not_run_is_not_measured_and_random_weights_do_not_count(example: Any, tmp_path: Path) -> None:
+def test_missing_and_random_weight_runs_count_as_not_measured(example: Any, tmp_path: Path) -> None:
     with _local_database(example, tmp_path, random_weights=True) as opened:
         for method in ("no early exit", "softmax diff"):
             row = _published(opened, method)
@@ -196,7 +196,7 @@ def test_values_are_compared_in_the_unit_they_were_printed_in(example: Any, tmp_
         assert _published(opened)["our_value"] == 0.8
 
 
-def test_a_run_compares_only_with_every_parameter_that_matters(example: Any, tmp_path: Path) -> None:
+def test_run_is_comparable_only_if_all_relevant_parameters_match(example: Any, tmp_path: Path) -> None:
     params = {"min_exit": 1, "head": "full", "rule": "constant", "threshold": 0.7, "decay": "code", "temperature": 4.0}
     params |= {"every": 1, "kv_policy": "state-copy", "levels": []}
     for number, (change, compares) in enumerate(
@@ -219,7 +219,7 @@ def test_a_run_compares_only_with_every_parameter_that_matters(example: Any, tmp
         (6, 6, "not compared"),
     ],
 )
-def test_earliest_exits_and_depths_compare_as_shares_of_the_blocks(
+def test_min_exit_and_depth_are_compared_as_shares_of_the_blocks(
     example: Any, tmp_path: Path, published_min_exit: int, local_min_exit: int, reason: str | None
 ) -> None:
     params = {

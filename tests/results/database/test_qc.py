@@ -159,7 +159,7 @@ FINE: dict[str, tuple[str, Rows] | tuple[str, Rows, int]] = {
 
 
 @pytest.mark.parametrize("what", FINE)
-def test_a_run_that_is_fine_has_no_findings(what: str, findings: Callable[..., Any], env: Json) -> None:
+def test_valid_run_has_no_findings(what: str, findings: Callable[..., Any], env: Json) -> None:
     kind, rows, *threads = FINE[what]
     other = copy.deepcopy(env)
     other["hardware"] |= {"threads": threads[0]} if threads else {}
@@ -280,7 +280,7 @@ BROKEN: dict[str, tuple[str, Rows, tuple[str, int, str]]] = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_what_is_wrong_is_found(what: str, findings: Callable[..., Any]) -> None:
+def test_each_violation_gives_exactly_its_finding(what: str, findings: Callable[..., Any]) -> None:
     kind, rows, finding = BROKEN[what]
     assert findings(rows, kind=kind) == [finding]
 
@@ -289,7 +289,7 @@ def decoding(low: float, high: float, ideal: float) -> list[Json]:
     return [noise(low, high, "speedup_decode"), {**count("ideal_speedup_decode", 0), "value": ideal}]
 
 
-def test_more_time_saved_than_work_is_a_remark_where_the_whole_interval_says_so(findings: Callable[..., Any]) -> None:
+def test_speedup_interval_entirely_above_the_ideal_is_a_remark(findings: Callable[..., Any]) -> None:
     message = (
         "decoding is 1.65 times as fast [1.60, 1.70], 110% of what its work allows (1.50): "
         "the cost model leaves something out here"
@@ -297,11 +297,11 @@ def test_more_time_saved_than_work_is_a_remark_where_the_whole_interval_says_so(
     assert findings({"metrics": decoding(1.6, 1.7, 1.5)}, kind="timing") == [("realised_above_ideal", 1, message)]
 
 
-def test_more_time_saved_than_work_is_none_where_the_interval_reaches_down_to_it(findings: Callable[..., Any]) -> None:
+def test_speedup_interval_reaching_close_to_the_ideal_has_no_finding(findings: Callable[..., Any]) -> None:
     assert findings({"metrics": decoding(1.57, 5.0, 1.5)}, kind="timing") == []
 
 
-def test_a_busy_machine_explains_what_else_would_be_told_of_times(findings: Callable[..., Any]) -> None:
+def test_busy_machine_finding_replaces_other_timing_findings(findings: Callable[..., Any]) -> None:
     rows = {"metrics": [*decoding(4, 7, 1.5), noise(1.4, 1.6)], "device": [load(20)]}
     assert [rule for rule, _, _ in findings(rows, kind="timing")] == ["busy_machine"]
 
@@ -315,7 +315,7 @@ def test_a_speed_up_of_few_documents_is_a_remark(findings: Callable[..., Any]) -
     assert findings({"metrics": [speed(19)]}, kind="timing") == [("few_timed_documents", 1, message)]
 
 
-def test_a_speed_up_of_enough_documents_is_none(findings: Callable[..., Any]) -> None:
+def test_a_speed_up_of_enough_documents_has_no_finding(findings: Callable[..., Any]) -> None:
     assert findings({"metrics": [speed(20)]}, kind="timing") == []
 
 
@@ -328,7 +328,7 @@ def test_a_speed_up_of_enough_documents_is_none(findings: Callable[..., Any]) ->
         (20, 5, 2, "more than by chance"),  # .26 %
     ],
 )
-def test_noise_that_lacks_1_is_told_once_with_counts(
+def test_noise_floor_coverage_is_reported_once_with_counts(
     findings: Callable[..., Any], sessions: int, missed: int, severity: int, why: str
 ) -> None:
     rows = [{"metrics": [noise(1.001, 1.03) if number < missed else noise(0.99, 1.01)]} for number in range(sessions)]
@@ -351,29 +351,29 @@ ONE: Rows = {"samples": [sample(1)], "tokens": [token(1)]}
 OTHER: Rows = {"samples": [sample(1)], "tokens": [token(1, token_id=8)]}
 
 
-def test_two_attempts_at_one_cell_give_the_same(findings: Callable[..., Any]) -> None:
+def test_equal_attempts_at_one_cell_have_no_finding(findings: Callable[..., Any]) -> None:
     assert findings(ONE, ONE) == []
 
 
-def test_two_attempts_that_differ_are_found(findings: Callable[..., Any]) -> None:
+def test_differing_attempts_at_one_cell_are_not_repeatable(findings: Callable[..., Any]) -> None:
     message = "tokens.parquet differs from that of 1 other attempt(s) at the same cell on the same machine"
     assert findings(ONE, OTHER) == [("not_repeatable", 3, message)]
 
 
-def test_another_machine_may_differ(findings: Callable[..., Any], env: Json) -> None:
+def test_difference_on_another_machine_is_only_a_remark(findings: Callable[..., Any], env: Json) -> None:
     other = copy.deepcopy(env)
     other["hardware"]["cpu"] = "another"
     message = "tokens.parquet differs from that of 1 other attempt(s) at the same cell on another machine"
     assert findings(ONE, OTHER, envs=[env, other]) == [("not_repeatable", 1, message)]
 
 
-def test_files_of_another_writer_are_not_compared(findings: Callable[..., Any], env: Json) -> None:
+def test_files_written_by_another_pyarrow_version_are_not_compared(findings: Callable[..., Any], env: Json) -> None:
     other = copy.deepcopy(env)
     other["environment"]["packages"]["pyarrow"] = "99.0"
     assert findings(ONE, OTHER, envs=[env, other]) == []
 
 
-def test_remarks(findings: Callable[..., Any], env: Json) -> None:
+def test_dirty_commit_limited_data_and_random_weights_are_remarks(findings: Callable[..., Any], env: Json) -> None:
     dirty = copy.deepcopy(env)
     dirty["environment"]["git_dirty"] = True
     rules = findings(ONE, envs=[dirty], random_weights=True, limited=True)
@@ -385,7 +385,7 @@ def test_remarks(findings: Callable[..., Any], env: Json) -> None:
     assert rules[0][2] == "tracked files differed from commit 0123456789ab"
 
 
-def test_what_the_suite_has_dropped_is_a_remark(findings: Callable[..., Any]) -> None:
+def test_documents_dropped_by_the_suite_are_a_remark(findings: Callable[..., Any]) -> None:
     generation = {"max_new_tokens": 4, "stop": [], "max_prompt_tokens": 9, "truncate": "drop"}
     rows = {**ONE, "metrics": [count("documents_dropped", 3)]}
     message = "3 of 20 documents are excluded: their prompts are longer than max_prompt_tokens"
@@ -409,7 +409,7 @@ def generated(metric: Json) -> Rows:
     return {"samples": samples, "tokens": tokens, "metrics": [metric]}
 
 
-def test_full_depth_near_the_floor_is_found_and_what_to_try(findings: Callable[..., Any]) -> None:
+def test_full_depth_near_the_score_floor_is_reported_with_advice(findings: Callable[..., Any]) -> None:
     ((rule, severity, message),) = findings(generated(scored(4.9, 0.1, 30.0)))
     assert (rule, severity) == ("near_floor", 2)
     assert message.startswith("full depth scores 4.9 of 100 (own): this close to the floor, no loss can be detected")
@@ -417,7 +417,7 @@ def test_full_depth_near_the_floor_is_found_and_what_to_try(findings: Callable[.
         assert word in message
 
 
-def test_nothing_but_errors_is_the_floor_of_an_error(findings: Callable[..., Any]) -> None:
+def test_error_near_its_maximum_is_reported_as_near_the_floor(findings: Callable[..., Any]) -> None:
     ((rule, severity, message),) = findings(generated({**scored(95.1, 70.0, 99.0), "lower_is_better": True}))
     assert (rule, severity) == ("near_floor", 2)
     assert message.startswith("full depth scores 95.1 of 100 (own)")
@@ -436,7 +436,7 @@ def test_nothing_but_errors_is_the_floor_of_an_error(findings: Callable[..., Any
         (scored(0.0, 0.0, 3.0), {"random_weights": True}),
     ],
 )
-def test_what_is_not_near_the_floor_of_a_scale_is_not_found(
+def test_near_floor_is_not_reported_for_better_unscaled_or_irrelevant_scores(
     findings: Callable[..., Any], metric: Json, cell: Json
 ) -> None:
     assert "near_floor" not in [rule for rule, *_ in findings(generated(metric), **cell)]
@@ -480,7 +480,7 @@ def multiple_choice_rows(scores: tuple[float, ...], low: float, right: int = 1) 
 
 
 @pytest.mark.parametrize(("right", "chance", "low"), [(1, "25.0", 24.9), (1, "25.0", 2.0), (2, "50.0", 49.0)])
-def test_choices_that_are_no_better_than_chance_are_found(
+def test_choices_no_better_than_chance_are_reported(
     findings: Callable[..., Any], right: int, chance: str, low: float
 ) -> None:
     ((rule, severity, message),) = findings(multiple_choice_rows((100, 0, 100, 0), low, right))
@@ -496,16 +496,18 @@ def test_last_bits_of_log_probabilities_of_given_texts_may_differ(findings: Call
     assert findings(rows, other) == []
 
 
-def test_choices_that_are_better_than_chance_are_fine(findings: Callable[..., Any]) -> None:
+def test_choices_better_than_chance_have_no_finding(findings: Callable[..., Any]) -> None:
     assert findings(multiple_choice_rows((100, 0, 100, 0), 25.1)) == []
 
 
-def test_a_score_that_is_no_share_of_right_choices_is_not_held_against_chance(findings: Callable[..., Any]) -> None:
+def test_score_that_is_no_accuracy_is_not_compared_with_chance(findings: Callable[..., Any]) -> None:
     assert findings(multiple_choice_rows((90, 0, 90, 0), 1.0)) == []
 
 
 @pytest.mark.parametrize(("low", "n"), [(66.0, 1), (67.0, 0)])
-def test_labels_are_held_against_the_most_frequent_one(findings: Callable[..., Any], low: float, n: int) -> None:
+def test_label_accuracy_is_compared_with_the_most_frequent_label(
+    findings: Callable[..., Any], low: float, n: int
+) -> None:
     samples, tokens = answered(100, 0, 100)
     blocks = [
         {
@@ -528,7 +530,7 @@ def test_labels_are_held_against_the_most_frequent_one(findings: Callable[..., A
 
 
 @pytest.mark.parametrize(("cut", "n"), [(2, 1), (1, 0)])
-def test_answers_that_are_mostly_cut_by_length_are_found(findings: Callable[..., Any], cut: int, n: int) -> None:
+def test_mostly_length_truncated_answers_are_reported(findings: Callable[..., Any], cut: int, n: int) -> None:
     keys = ["a", "b"] + ["c"] * (cut - 1)
     samples = [{**sample(1, key), "stop_reason": "eos" if key == "a" else "length"} for key in keys]
     rows: Rows = {"samples": samples, "tokens": [token(1, key=key) for key in keys]}
@@ -540,12 +542,14 @@ def test_answers_that_are_mostly_cut_by_length_are_found(findings: Callable[...,
 
 
 @pytest.mark.parametrize("cell", [{"full_depth_cell_id": "f" * 64}, {"random_weights": True}])
-def test_of_other_runs_it_is_not_told_that_answers_are_cut(findings: Callable[..., Any], cell: Json) -> None:
+def test_truncated_answers_of_early_exit_or_random_weights_are_not_reported(
+    findings: Callable[..., Any], cell: Json
+) -> None:
     rows: Rows = {"samples": [{**sample(1), "stop_reason": "length"}], "tokens": [token(1)]}
     assert "cut_by_length" not in [rule for rule, *_ in findings(rows, **cell)]
 
 
-def test_what_cut_prompts_is_the_suite_where_it_says_so(findings: Callable[..., Any]) -> None:
+def test_prompt_truncation_by_the_suite_is_a_remark(findings: Callable[..., Any]) -> None:
     generation = {"max_new_tokens": 4, "stop": [], "max_prompt_tokens": 9, "truncate": "left"}
     rows = {**ONE, "metrics": [count("prompts_truncated", 4)]}
     message = "4 of 20 prompts are truncated to max_prompt_tokens"
@@ -553,7 +557,7 @@ def test_what_cut_prompts_is_the_suite_where_it_says_so(findings: Callable[..., 
 
 
 @pytest.mark.parametrize(("kind", "n"), [("quality", 1), ("timing", 0)])
-def test_settings_of_the_checkpoint_that_are_not_applied_are_found_with_scores(
+def test_unapplied_generation_settings_are_reported_for_quality_runs_only(
     findings: Callable[..., Any], kind: str, n: int
 ) -> None:
     ignored = {"repetition_penalty": 1.3, "$.[weird": [1]}

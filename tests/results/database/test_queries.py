@@ -73,13 +73,13 @@ def test_first_divergence_of_the_oracle_is_none(database: Database) -> None:
     assert all(row["share_identical"] < 1 <= row["mean_first_difference"] <= 5 for row in static)
 
 
-def test_hop_exit_compares_words_by_their_look_ups(database: Database) -> None:
+def test_hop_exit_covers_hop1_and_hop2_of_probe_and_quality_runs(database: Database) -> None:
     rows = _answer(database, "hop_exit")
     assert {row["token_kind"] for row in rows} == {"hop1", "hop2"}
     assert {row["kind"] for row in rows} == {"probe", "quality"}
 
 
-def test_calibration_path_is_one_walk_to_the_first_failure(database: Database) -> None:
+def test_calibration_path_ends_at_the_first_failure(database: Database) -> None:
     paths: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in _answer(database, "calibration_path"):
         paths[row["model"], row["task_label"]].append(row)
@@ -114,7 +114,7 @@ def _write_quality(
         writer.finish("ok")
 
 
-def test_score_oracle_takes_the_smallest_depth_that_scores_as_full_depth_does(example: Any, tmp_path: Path) -> None:
+def test_score_oracle_takes_the_smallest_depth_reaching_full_depths_score(example: Any, tmp_path: Path) -> None:
     spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
     layer = {n: example.Method("static", {"exit_layer": n, "other": "text"}) for n in (1, 2, 3)}
     _write_quality(example, spool, example.FULL, "state-copy", [50.0, 100.0, 80.0, 0.0])
@@ -137,7 +137,7 @@ def test_score_oracle_takes_the_smallest_depth_that_scores_as_full_depth_does(ex
     ]
 
 
-def test_a_method_that_agrees_as_the_oracle_makes_up_the_whole_gap(database: Database) -> None:
+def test_perfect_agreement_closes_the_whole_random_to_oracle_gap(database: Database) -> None:
     rows = _answer(database, "between_random_and_oracle")
     assert {row["method"] for row in rows} == {"static", "calm-softmax"}
     perfect = [row for row in rows if row["token_match"] == 1]
@@ -145,7 +145,7 @@ def test_a_method_that_agrees_as_the_oracle_makes_up_the_whole_gap(database: Dat
     assert {row["share_of_gap"] for row in perfect} == {1}
 
 
-def test_what_to_use_is_the_step_of_pareto_at_that_loss(many_documents_database: Path) -> None:
+def test_what_to_use_query_returns_the_pareto_step_at_the_given_loss(many_documents_database: Path) -> None:
     with open_database(many_documents_database) as opened:
         steps = opened.query("FROM pareto").to_pylist()
         for loss in (0.0, 1.0, 60.0, 100.0):
@@ -165,7 +165,7 @@ def test_what_to_use_is_the_step_of_pareto_at_that_loss(many_documents_database:
                 assert row["is_confirmed"] == expected[place]
 
 
-def test_what_to_use_asks_of_one_suite_where_that_is_named(many_documents_database: Path) -> None:
+def test_what_to_use_query_can_be_limited_to_one_suite(many_documents_database: Path) -> None:
     query = saved_query("what_to_use")
     with open_database(many_documents_database) as database:
         named = {

@@ -891,7 +891,7 @@ def database(example_database: Path) -> Iterator[Database]:
 
 
 @pytest.mark.parametrize("question", [*AUDIT, *OURS], ids=lambda question: question.text)
-def test_a_few_lines_answer_what_plain_loops_do(question: Question, database: Database, world_rows: WorldRows) -> None:
+def test_short_sql_answers_equal_plain_loops(question: Question, database: Database, world_rows: WorldRows) -> None:
     saved = question.sql.startswith("@")
     sql = saved_query(question.sql[1:]).with_defaults() if saved else question.sql
     assert len(sql.strip().splitlines()) <= MOST_LINES
@@ -903,13 +903,13 @@ def test_a_few_lines_answer_what_plain_loops_do(question: Question, database: Da
 
 
 @pytest.mark.parametrize("name", OVER_VIEWS)
-def test_a_saved_query_over_documents_answers_as_the_views_do(name: str, database: Database) -> None:
+def test_saved_query_over_documents_equals_its_form_over_views(name: str, database: Database) -> None:
     answers = [database.duck.execute(sql).fetchall() for sql in (saved_query(name).with_defaults(), OVER_VIEWS[name])]
     result, plain = (sorted(map(_rounded, answer), key=_sortable) for answer in answers)
     assert result == plain
 
 
-def test_there_are_fifty() -> None:
+def test_there_are_fifty_distinct_questions() -> None:
     assert len(AUDIT) == len(OURS) == 25 and len({question.text for question in (*AUDIT, *OURS)}) == 50
 
 

@@ -21,7 +21,7 @@ def test_every_table_and_view_of_a_database_is_described(tmp_path: Path) -> None
             assert f"### {relation.name}\n\n{' '.join(relation.comment.split())}\n" in schema_markdown()
 
 
-def test_keys_and_columns_that_must_not_be_null_are_known() -> None:
+def test_keys_and_nullable_columns_are_known() -> None:
     (sample,) = [table for table in described_tables() if table.name == "sample"]
     assert [column.name for column in sample.columns if column.key] == ["attempt_id", "doc_key"]
     assert [column.name for column in sample.columns if column.nullable] == ["n_cut", "input_text", "gold_text"]
@@ -29,14 +29,14 @@ def test_keys_and_columns_that_must_not_be_null_are_known() -> None:
     assert {"reason", "log_tail"} < {column.name for column in attempt.columns if column.nullable}
 
 
-def test_the_picture_has_what_refers_to_what_and_nothing_else() -> None:
+def test_er_diagram_shows_references_and_omits_unrelated_tables() -> None:
     picture = schema_markdown().partition("erDiagram\n")[2].partition("\n```")[0]
     lines = [line.strip() for line in picture.splitlines()]
     assert {"cell ||--o{ attempt : cell_id", "attempt ||--o{ token_exit : attempt_id"} < set(lines)
     assert not [line for line in lines if "source" in line or line.startswith("schema")]
 
 
-def test_columns_that_most_views_begin_with_are_told_once() -> None:
+def test_shared_leading_view_columns_are_documented_once() -> None:
     frontier = schema_markdown().partition("### frontier\n")[2].partition("###")[0]
     assert "In addition to the columns of `run_names`:" in frontier
     assert "| mean_exit_layer | DOUBLE |" in frontier and "| suite |" not in frontier
@@ -49,7 +49,7 @@ def test_every_macro_is_described(tmp_path: Path) -> None:
     assert all(f"`{name}`: {comment}" in schema_markdown() for name, comment in described_macros().items())
 
 
-def test_every_column_of_a_view_is_explained_and_nothing_else_is() -> None:
+def test_every_view_column_is_documented_and_no_unknown_column_is() -> None:
     views = {view.name: {column.name: column.comment for column in view.columns} for view in described_views()}
     assert not [(name, column) for name, columns in views.items() for column, comment in columns.items() if not comment]
     by_section = dict(sections())
@@ -84,7 +84,7 @@ def _of_tables(view: str, column: str) -> list[str]:
     ]
 
 
-def test_a_view_says_what_the_table_says_whose_rows_it_shows() -> None:
+def test_view_columns_inherit_the_description_of_their_table() -> None:
     (head_rows,) = (column.description for column in TABLES["token_exit"].columns if column.name == "head_rows_int8")
     assert column_description("token_trace", "head_rows_int8") == head_rows
     assert f"| head_rows_int8 | INTEGER | {head_rows} |" in schema_markdown().partition("### token_trace")[2]

@@ -71,7 +71,7 @@ def test_a_cell_that_failed_after_it_succeeded_is_a_run_and_a_failure(database: 
     assert not _query(database, "FROM runs WHERE cell_id = $cell", cell=rows[0]["cell_id"])
 
 
-def test_metric_values_are_those_written(database: Database, records: list[AttemptRecord]) -> None:
+def test_metric_values_equal_the_written_rows(database: Database, records: list[AttemptRecord]) -> None:
     columns = ("metric", "value", "ci_low", "ci_high", "ci_method", "n")
     written = {
         (record.attempt.attempt_id, *(row[name] for name in columns))
@@ -137,7 +137,9 @@ def test_token_trace_has_every_token_of_every_run(database: Database, records: l
     assert {row["attempt_id"]: row["n"] for row in rows} == expected
 
 
-def test_layer_trace_is_the_probe_one_block_a_row(database: Database, records: list[AttemptRecord]) -> None:
+def test_layer_trace_has_one_row_per_token_and_block_of_the_probe(
+    database: Database, records: list[AttemptRecord]
+) -> None:
     record = _ok(records, "probe")[0]
     lists = [field.name for field in TABLES["probe"] if pa.types.is_list(field.type) and not field.nullable]
     expected = sorted(
@@ -163,7 +165,7 @@ def test_exit_histogram_counts_tokens_and_shares_sum_to_one(database: Database, 
         assert exits[record.attempt.attempt_id] == Counter(row["exit_layer"] for row in _rows(record, "tokens"))
 
 
-def test_plain_probes_mark_the_latest_of_a_full_depth_and_the_one_of_most_documents(
+def test_plain_probes_flags_the_latest_probe_per_full_depth_and_the_largest(
     example: Any, env: Json, tmp_path: Path
 ) -> None:
     model, task = example.MODELS[0], example.TASKS[0]
@@ -269,7 +271,7 @@ def test_frontier_takes_all_speeds_of_a_setting_from_the_machine_timed_last(
     ]
 
 
-def test_frontier_keeps_the_newest_of_runs_that_differ_in_source_or_in_what_they_depend_on(
+def test_frontier_keeps_the_newest_run_across_source_and_dependency_versions(
     example: Any, env: Json, tmp_path: Path
 ) -> None:
     model, task, full = example.MODELS[0], example.TASKS[0], example.FULL
@@ -315,7 +317,7 @@ def test_frontier_keeps_the_newest_of_runs_that_differ_in_source_or_in_what_they
     assert set(retained_quality()) == {*list(always)[:-1], repeated, replayed}
 
 
-def test_a_failure_is_over_once_the_same_cell_of_another_source_ended_well(
+def test_failure_is_resolved_by_a_later_success_with_another_source_version(
     example: Any, env: Json, tmp_path: Path
 ) -> None:
     gated, other = (example.Method("gated", {"threshold": threshold}) for threshold in (0.5, 0.6))
@@ -347,7 +349,7 @@ def test_token_trace_has_the_head_rows_of_real_tokens_only(database: Database) -
         assert row["head_rows"] == (100 * n_evaluated if row["execution"] == "real" else None)
 
 
-def test_score_trace_is_what_was_written(database: Database, records: list[AttemptRecord]) -> None:
+def test_score_trace_equals_the_written_scores(database: Database, records: list[AttemptRecord]) -> None:
     written = _ok(records, "scores")
     assert len(written) == 6
     for record in written:
@@ -362,7 +364,7 @@ def test_score_trace_is_what_was_written(database: Database, records: list[Attem
         assert all(math.isnan(row["score"][-1]) and row["emitted_id"][-1] == -1 for row in rows)
 
 
-def test_fit_curves_are_those_written(database: Database, records: list[AttemptRecord]) -> None:
+def test_fit_curves_equal_the_written_rows(database: Database, records: list[AttemptRecord]) -> None:
     for record in _ok(records, "fit"):
         rows = _query(
             database,
@@ -398,7 +400,7 @@ def test_a_calibration_whose_first_level_failed_chooses_none(example: Any, env: 
         assert _query(opened, "SELECT p_value, chosen FROM calibrations") == [{"p_value": None, "chosen": False}]
 
 
-def test_other_kinds_leave_views_of_tokens_and_quality_alone(database: Database) -> None:
+def test_scores_fit_and_calibration_cells_do_not_appear_in_token_and_quality_views(database: Database) -> None:
     prepared = "SELECT attempt_id FROM runs WHERE kind IN ('scores', 'fit', 'calibration')"
     assert len(_query(database, prepared)) == 18
     for view in (
@@ -454,9 +456,7 @@ def _run(path: Path, attempt_id: str) -> Json:
     return row
 
 
-def test_probe_by_document_sums_what_the_probe_says_of_each_document(
-    database: Database, records: list[AttemptRecord]
-) -> None:
+def test_probe_by_document_sums_probe_values_per_document(database: Database, records: list[AttemptRecord]) -> None:
     rows = _query(database, "FROM probe_by_document")
     expected = {
         (record.attempt.attempt_id, key, block): [token for token in _rows(record, "probe") if token["doc_key"] == key]
@@ -481,7 +481,7 @@ def test_probe_by_document_sums_what_the_probe_says_of_each_document(
         assert row["p_final_squared"] == pytest.approx(sum(token["p_final"][block - 1] ** 2 for token in tokens))
 
 
-def test_half_width_is_the_bootstraps_over_documents(database: Database) -> None:
+def test_half_width_agrees_with_a_bootstrap_over_documents(database: Database) -> None:
     rng = np.random.default_rng(0)
     c = rng.integers(1, 40, 300)
     s = rng.binomial(c, rng.beta(2, 2, 300)).astype(float)
@@ -495,8 +495,11 @@ def test_half_width_is_the_bootstraps_over_documents(database: Database) -> None
 
 
 @pytest.mark.parametrize(("documents", "least"), [(5, 0.95), (16, 0.95), (40, 0.9)])
-def test_half_width_of_shares_near_1_holds_them(database: Database, documents: int, least: float) -> None:
-    """98 of 100 tokens agree. Most documents agree completely; in three of four samples of five documents, all do."""
+def test_half_width_covers_shares_near_1(database: Database, documents: int, least: float) -> None:
+    """Check that the interval holds the true share, 0.98, in at least `least` of 1,000 samples.
+
+    In most documents all tokens agree; in three of four samples of five documents, this holds for all of them.
+    """
     rng, trials = np.random.default_rng(documents), 1000
     c = rng.integers(2, 30, (trials, documents))
     s = rng.binomial(c, rng.beta(9.8, 0.2, (trials, documents)))
@@ -514,7 +517,7 @@ def test_half_width_of_shares_near_1_holds_them(database: Database, documents: i
     assert np.mean([abs(row["share"] - 0.98) <= row["half"] for row in rows]) >= least
 
 
-def test_where_no_document_differs_half_width_is_what_others_could_make_or_nothing(database: Database) -> None:
+def test_half_width_of_equal_documents_is_the_exact_bound_or_null(database: Database) -> None:
     (row,) = _query(
         database,
         """
@@ -528,7 +531,7 @@ def test_where_no_document_differs_half_width_is_what_others_could_make_or_nothi
 
 
 @pytest.mark.parametrize(("documents", "t"), [(2, 12.706), (5, 2.776), (11, 2.228), (12, 2.201), (31, 2.042)])
-def test_half_width_of_few_documents_is_as_wide_as_students_t(database: Database, documents: int, t: float) -> None:
+def test_half_width_of_few_documents_equals_students_t(database: Database, documents: int, t: float) -> None:
     """For equally long documents the ratio is a mean, and Student's t is exact: 95 % of the intervals contain the
     truth.
     """
@@ -577,7 +580,9 @@ def test_half_width_of_few_documents_is_as_wide_as_students_t(database: Database
         ([{"threshold": 1}, {"threshold": 1.0}], ["threshold=1, threshold=1", "threshold=1, threshold=1.0"]),
     ],
 )
-def test_a_label_has_what_tells_a_setting_from_others(settings: list[Json], labels: list[str], tmp_path: Path) -> None:
+def test_label_contains_the_parameters_that_distinguish_a_setting(
+    settings: list[Json], labels: list[str], tmp_path: Path
+) -> None:
     with open_database(tmp_path / "exitbench.duckdb", read_only=False) as opened:
         columns = opened.query(
             "SELECT column_name, data_type, is_nullable FROM duckdb_columns() WHERE table_name = 'cell'"

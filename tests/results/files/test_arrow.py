@@ -22,12 +22,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_character_of_a_path_is_a_pattern(name: str, folder: Path) -> None:
+def test_glob_characters_in_a_path_are_literal(name: str, folder: Path) -> None:
     file = folder / name / "t.parquet"
     read = "SELECT * FROM read_parquet($1, filename=true, hive_partitioning=false)"
     assert duckdb.execute(read, [parquet_path(file)]).fetchall() == [(name, str(file))]
 
 
-def test_a_path_that_no_pattern_matches_is_refused() -> None:
+def test_path_with_backslash_and_glob_characters_is_refused() -> None:
     with pytest.raises(UserError, match="backslash"):
         parquet_path(Path("b\\c/r[1]/t.parquet"))

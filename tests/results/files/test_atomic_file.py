@@ -30,7 +30,7 @@ OTHER_KINDS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", OTHER_KINDS)
-def test_what_is_no_regular_file_is_refused_before_anything_is_written(kind: str, tmp_path: Path) -> None:
+def test_non_regular_target_is_refused_before_writing(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "out"
     OTHER_KINDS[kind](path)
     before = {file: file.lstat() for file in tmp_path.iterdir()}
@@ -39,7 +39,7 @@ def test_what_is_no_regular_file_is_refused_before_anything_is_written(kind: str
     assert {file: file.lstat() for file in tmp_path.iterdir()} == before
 
 
-def test_what_takes_the_place_of_the_file_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+def test_pipe_created_during_writing_is_not_replaced(tmp_path: Path) -> None:
     path = tmp_path / "out"
     with pytest.raises(OSError, match="it is a pipe"), whole_file(path) as file:
         file.write_text("new")
@@ -47,7 +47,7 @@ def test_what_takes_the_place_of_the_file_meanwhile_is_not_replaced(tmp_path: Pa
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_device_is_refused(tmp_path: Path) -> None:
+def test_writing_to_a_device_is_refused(tmp_path: Path) -> None:
     device = tmp_path / "full"
     try:
         os.mknod(device, stat.S_IFCHR | 0o666, os.makedev(1, 7))

@@ -30,14 +30,14 @@ def write(text: str) -> Callable[[Path], None]:
     return fill
 
 
-def test_who_comes_second_leaves_what_is_there(tmp_path: Path) -> None:
+def test_second_writer_keeps_the_existing_folder(tmp_path: Path) -> None:
     write_digested_folder(tmp_path / "one", write("first"))
     write_digested_folder(tmp_path / "one", write("second"))
     assert (tmp_path / "one" / "it.txt").read_text() == "first"
     check_digested_folder(tmp_path / "one", ["it.txt"])
 
 
-def test_several_may_write_it_at_once(tmp_path: Path) -> None:
+def test_concurrent_writers_leave_one_complete_folder(tmp_path: Path) -> None:
     place, together, failed = tmp_path / "one", threading.Barrier(4, timeout=300), []
 
     def fill(folder: Path) -> None:
@@ -60,14 +60,14 @@ def test_several_may_write_it_at_once(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [place]
 
 
-def test_a_folder_without_a_seal_in_its_place_is_told(tmp_path: Path) -> None:
+def test_existing_folder_without_digests_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     (tmp_path / "one" / "other.txt").touch()
     with pytest.raises(UserError, match=os.strerror(errno.ENOTEMPTY)):
         write_digested_folder(tmp_path / "one", write("first"))
 
 
-def test_what_others_have_begun_is_not_touched(tmp_path: Path) -> None:
+def test_unfinished_folders_of_other_writers_are_not_touched(tmp_path: Path) -> None:
     """Two machines that share a folder may have processes with equal ids."""
     unfinished = tmp_path / f".one-{os.getpid()}"
     unfinished.mkdir()
@@ -76,7 +76,7 @@ def test_what_others_have_begun_is_not_touched(tmp_path: Path) -> None:
     assert unique_name("x") != unique_name("x")
 
 
-def test_what_the_device_cannot_read_is_no_damage() -> None:
+def test_device_read_error_is_not_reported_as_damage() -> None:
     path = Path("/proc/self/mem")  # reading it is an error of the device
     for look in (read_json, lambda path: check_digest(path, "0" * 64)):
         with pytest.raises(SpoolError, match="cannot be read") as raised:
@@ -120,13 +120,13 @@ def test_only_regular_files_are_read(tmp_path: Path, kind: str) -> None:
     ],
     ids=["lists", "objects", "digits", "not UTF-8", "half a pair", "list"],
 )
-def test_json_of_any_kind_is_an_object_or_named(tmp_path: Path, content: bytes, message: str) -> None:
+def test_json_that_is_no_object_is_reported_with_its_file(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(DamagedFile, match=rf"a\.json: .*{message}"):
         read_json(tmp_path / "a.json")
 
 
-def test_a_file_larger_than_any_of_its_kind_is_not_read(tmp_path: Path) -> None:
+def test_oversized_json_file_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "cell.json").open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(DamagedFile, match=f"has more than {JSON_BYTES} bytes"):

@@ -37,12 +37,12 @@ def test_paths_below_home_and_of_packages_are_shortened(home: Path, text: str, e
 
 
 @pytest.mark.parametrize("nowhere", ["", "/"])
-def test_without_a_home_nothing_is(nowhere: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_are_unchanged_without_a_home_folder(nowhere: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", nowhere)
     assert abbreviate_home("/data/run.py") == "/data/run.py"
 
 
-def test_an_attempt_says_why_it_failed_without_them(
+def test_failure_reason_and_log_of_an_attempt_hide_the_home_folder(
     home: Path, tmp_path: Path, cell: dict[str, Any], env: dict[str, Any]
 ) -> None:
     with AttemptWriter(tmp_path / "spool", cell, env) as writer:

@@ -17,11 +17,11 @@ VALUES = st.recursive(
 
 
 @given(st.dictionaries(TEXTS, VALUES, max_size=4))
-def test_tables_are_read_as_they_were(values: dict[str, object]) -> None:
+def test_written_toml_tables_are_parsed_back_equal(values: dict[str, object]) -> None:
     assert tomllib.loads("\n".join(toml_table("[it]", values))) == {"it": values}
 
 
 @pytest.mark.parametrize("value", [None, {1}, [None]])
-def test_what_toml_has_not_is_refused(value: object) -> None:
+def test_values_unsupported_by_toml_are_refused(value: object) -> None:
     with pytest.raises(TypeError):
         toml_value(value)

@@ -129,7 +129,7 @@ def _by_key(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return sorted(rows, key=lambda row: [str(value) for value in row])
 
 
-def test_lists_of_a_document_are_its_tokens_in_order(edited: Database) -> None:
+def test_document_lists_contain_its_tokens_in_order(edited: Database) -> None:
     tokens = """
         SELECT attempt_id, doc_key, position, exit_layer, coalesce(token_id = full_token_id, false) FROM token_exit
     """
@@ -146,12 +146,12 @@ def test_lists_of_a_document_are_its_tokens_in_order(edited: Database) -> None:
         assert edited.rows(f"{stored} ORDER BY ALL")[1] == edited.rows(f"{derived} ORDER BY ALL")[1]
 
 
-def test_a_trace_that_does_not_say_full_depths_tokens_is_not_known_to_differ(edited: Database) -> None:
+def test_divergence_is_null_when_full_depth_tokens_are_unknown(edited: Database) -> None:
     rows = edited.rows("SELECT DISTINCT diverged, equal_full FROM token_trace WHERE full_token_id IS NULL")[1]
     assert rows == [(None, None)]
 
 
-def test_positions_with_a_gap_have_no_lists(tmp_path: Path) -> None:
+def test_documents_with_missing_positions_have_no_lists(tmp_path: Path) -> None:
     path = tmp_path / "exitbench.duckdb"
     with open_database(path, read_only=False) as database:
         for position in (1, 3):
@@ -166,7 +166,7 @@ def test_positions_with_a_gap_have_no_lists(tmp_path: Path) -> None:
         ]
 
 
-def test_probed_tokens_of_given_texts_are_no_document(tmp_path: Path) -> None:
+def test_probed_tokens_of_given_texts_are_left_out_of_document_probe(tmp_path: Path) -> None:
     values = {
         column.name: "[1]" if column.type.endswith("[]") else "1"
         for column in TABLES["probe_token"].columns
@@ -184,7 +184,7 @@ def test_probed_tokens_of_given_texts_are_no_document(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_a_query_over_documents_answers_as_over_tokens(edited: Database, name: str) -> None:
+def test_query_over_documents_equals_query_over_tokens(edited: Database, name: str) -> None:
     query = saved_query(name)
     answer = edited.rows(query.sql, query.defaults or None)[1]
     expected = edited.rows(f"{TOKENS} {PLAIN[name]}")[1]
@@ -193,7 +193,7 @@ def test_a_query_over_documents_answers_as_over_tokens(edited: Database, name: s
 
 
 @pytest.mark.parametrize("name", ["threshold_replay", "threshold_for_agreement"])
-def test_replays_of_some_documents_leave_as_token_by_token(edited: Database, name: str) -> None:
+def test_replay_of_a_document_subset_equals_token_by_token_replay(edited: Database, name: str) -> None:
     query = saved_query(name)
     plain = REPLAY.format(kept="NOT random_weights" if name == "threshold_replay" else "true")
     smallest = f"""

@@ -63,12 +63,12 @@ def source(request: pytest.FixtureRequest, few_spool: Path, exported: Path) -> P
     return few_spool if request.param == "spool" else exported
 
 
-def test_a_source_is_known_by_its_content(few_spool: Path, exported: Path, benchmarks: Path) -> None:
+def test_import_source_kind_is_detected_from_content(few_spool: Path, exported: Path, benchmarks: Path) -> None:
     assert [kind_of(folder) for folder in (few_spool, exported, benchmarks)] == ["spool", "snapshot", "benchmarks"]
 
 
 @pytest.mark.parametrize("content", ["ours", "another program's", "another schema"])
-def test_a_database_is_refused_with_what_to_hand_on_instead(
+def test_importing_a_database_is_refused_with_the_export_command(
     content: str, few_database: Path, tmp_path: Path, spool: Path, path: Path
 ) -> None:
     other = tmp_path / "results.json"  # by its content, whatever its name
@@ -91,7 +91,9 @@ def test_a_database_is_refused_with_what_to_hand_on_instead(
 @pytest.mark.parametrize(
     ("content", "says"), [(None, "does not exist"), ("{}", "is nothing that"), ("", "is nothing that")]
 )
-def test_anything_else_is_refused(content: str | None, says: str, tmp_path: Path, spool: Path, path: Path) -> None:
+def test_unsupported_import_source_is_refused(
+    content: str | None, says: str, tmp_path: Path, spool: Path, path: Path
+) -> None:
     if content is not None:
         (tmp_path / "source").write_text(content)
     with pytest.raises(UserError, match=f"{says}.* Allowed: a spool folder"):
@@ -99,12 +101,12 @@ def test_anything_else_is_refused(content: str | None, says: str, tmp_path: Path
     assert not spool.exists()
 
 
-def test_a_folder_of_runs_is_told_where_its_spool_is(few_spool: Path, spool: Path, path: Path) -> None:
+def test_importing_a_runs_folder_suggests_its_spool(few_spool: Path, spool: Path, path: Path) -> None:
     with pytest.raises(UserError, match=f"Did you mean {few_spool}"):
         merge(few_spool.parent, spool, path)
 
 
-def test_everything_arrives_once_and_a_rebuilt_database_has_it(
+def test_import_adds_every_row_once_and_survives_a_rebuild(
     source: Path, spool: Path, path: Path, few_database: Path
 ) -> None:
     expected = rows(few_database)
@@ -137,7 +139,7 @@ def rescored(few_database: Path, path: Path) -> Path:
     return path
 
 
-def test_new_metric_versions_of_known_attempts_are_taken(
+def test_new_metric_versions_of_known_attempts_are_imported(
     few_database: Path, exported: Path, tmp_path: Path, spool: Path, path: Path
 ) -> None:
     other = rescored(few_database, tmp_path / "rescored.duckdb")
@@ -157,7 +159,7 @@ def test_new_metric_versions_of_known_attempts_are_taken(
     assert rows(path) == expected
 
 
-def test_new_metric_versions_come_along_with_a_spool(few_spool: Path, tmp_path: Path, spool: Path, path: Path) -> None:
+def test_rescores_and_tags_are_imported_with_a_spool(few_spool: Path, tmp_path: Path, spool: Path, path: Path) -> None:
     copy_some(few_spool, spool, every=2)
     other = tmp_path / "other"
     shutil.copytree(spool, other)
@@ -175,7 +177,7 @@ def test_new_metric_versions_come_along_with_a_spool(few_spool: Path, tmp_path: 
     assert merge(other, spool, path).rescored == 0
 
 
-def test_scores_of_attempts_that_are_not_here_any_more_stay_out(
+def test_imported_scores_of_removed_attempts_are_left_out(
     few_spool: Path, few_database: Path, tmp_path: Path, spool: Path, path: Path
 ) -> None:
     shutil.copytree(few_spool, spool)
@@ -199,7 +201,7 @@ def copy_some(few_spool: Path, spool: Path, every: int) -> int:
     return len(attempts)
 
 
-def test_what_is_here_already_is_not_brought_again(
+def test_existing_attempts_are_not_imported_again(
     source: Path, spool: Path, path: Path, few_spool: Path, few_database: Path
 ) -> None:
     here = copy_some(few_spool, spool, every=3)  # not yet in a database
@@ -215,7 +217,9 @@ def test_what_is_here_already_is_not_brought_again(
     assert rows(path) == expected
 
 
-def test_an_attempt_with_other_files_stops_everything(source: Path, spool: Path, path: Path, few_spool: Path) -> None:
+def test_attempt_with_conflicting_files_aborts_the_import(
+    source: Path, spool: Path, path: Path, few_spool: Path
+) -> None:
     copy_some(few_spool, spool, every=4)
     attempt = next(scan_spool(spool))
     done_file = attempt.path / "DONE"
@@ -227,7 +231,7 @@ def test_an_attempt_with_other_files_stops_everything(source: Path, spool: Path,
     assert rows(path) == before
 
 
-def test_an_attempt_of_a_spool_that_is_damaged_or_unfinished_stays_where_it_is(
+def test_damaged_and_unfinished_attempts_are_not_imported(
     few_spool: Path, spool: Path, path: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
@@ -242,7 +246,7 @@ def test_an_attempt_of_a_spool_that_is_damaged_or_unfinished_stays_where_it_is(
     assert not (spool / damaged.path.relative_to(other)).exists()
 
 
-def test_an_attempt_whose_traces_were_freed_is_told_where_they_are(
+def test_attempt_without_traces_is_refused_with_advice_to_import_a_snapshot(
     few_spool: Path, spool: Path, path: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
@@ -253,7 +257,7 @@ def test_an_attempt_whose_traces_were_freed_is_told_where_they_are(
     assert "its tokens were removed by `exitbench gc`. Import a snapshot of the database that has them" in problem
 
 
-def test_an_attempt_that_is_unfinished_here_is_not_touched(few_spool: Path, spool: Path, path: Path) -> None:
+def test_local_unfinished_attempt_is_not_overwritten_by_an_import(few_spool: Path, spool: Path, path: Path) -> None:
     copy_some(few_spool, spool, every=8)
     attempt = next(scan_spool(spool))
     (attempt.path / "DONE").unlink()
@@ -263,7 +267,9 @@ def test_an_attempt_that_is_unfinished_here_is_not_touched(few_spool: Path, spoo
     assert not (attempt.path / "DONE").exists()
 
 
-def test_records_beside_the_attempts_come_along(few_spool: Path, spool: Path, path: Path, tmp_path: Path) -> None:
+def test_training_records_are_imported_with_the_attempts(
+    few_spool: Path, spool: Path, path: Path, tmp_path: Path
+) -> None:
     other = tmp_path / "other"
     copy_some(few_spool, other, every=5)
     (other / "trainings" / ("a" * 64)).mkdir(parents=True)
@@ -273,7 +279,7 @@ def test_records_beside_the_attempts_come_along(few_spool: Path, spool: Path, pa
     assert len(rows(path)["training_log"]) == 1
 
 
-def test_the_latest_attempt_names_a_cell_wherever_it_is_from(
+def test_latest_attempt_names_its_cell_whether_local_or_imported(
     few_database: Path, tmp_path: Path, spool: Path, path: Path, few_spool: Path
 ) -> None:
     other = tmp_path / "other.duckdb"
@@ -329,7 +335,7 @@ def benchmarks(tmp_path: Path) -> Path:
     return path
 
 
-def test_several_runs_of_a_benchmark_stay_apart(benchmarks: Path, spool: Path, path: Path) -> None:
+def test_repeated_benchmark_runs_are_stored_separately(benchmarks: Path, spool: Path, path: Path) -> None:
     assert merge(benchmarks, spool, path).added == 1
     assert merge(benchmarks, spool, path).added == 0
     benchmarks.write_text(json.dumps(benchmark_json(0.25, when="2026-01-03T03:04:05")))
@@ -350,7 +356,7 @@ def test_several_runs_of_a_benchmark_stay_apart(benchmarks: Path, spool: Path, p
 
 
 @pytest.mark.parametrize("change", [{"datetime": "yesterday"}, {"benchmarks": [{}]}, {"benchmarks": 3}])
-def test_benchmarks_of_another_form_are_refused(
+def test_files_of_another_benchmark_format_are_refused(
     change: dict[str, Any], tmp_path: Path, spool: Path, path: Path
 ) -> None:
     (tmp_path / "odd.json").write_text(json.dumps({**benchmark_json(1.0), **change}))
@@ -359,7 +365,7 @@ def test_benchmarks_of_another_form_are_refused(
     assert not (spool / "perf").exists()
 
 
-def test_benchmarks_of_another_database_come_along(benchmarks: Path, spool: Path, path: Path, tmp_path: Path) -> None:
+def test_benchmarks_are_imported_with_a_snapshot(benchmarks: Path, spool: Path, path: Path, tmp_path: Path) -> None:
     merge(benchmarks, spool, path)
     target = tmp_path / "there"
     merge(snapshot_of(path, tmp_path / "exported"), target / "spool", target / "exitbench.duckdb")

@@ -65,7 +65,9 @@ def _query(path: Path, sql: str) -> list[Json]:
     return rows
 
 
-def test_rows_lead_to_everything_behind_them(write: Write, spool: Path, path: Path, cell: Json, env: Json) -> None:
+def test_token_rows_join_to_attempt_cell_model_dataset_and_environment(
+    write: Write, spool: Path, path: Path, cell: Json, env: Json
+) -> None:
     writer = write()
     report = ingest(spool, path)
     assert (report.added, report.skipped, report.unfinished, report.quarantined) == (1, 0, 0, ())
@@ -96,7 +98,7 @@ def test_rows_lead_to_everything_behind_them(write: Write, spool: Path, path: Pa
     }
 
 
-def test_doing_it_again_adds_only_what_is_new(write: Write, spool: Path, path: Path) -> None:
+def test_repeated_ingest_adds_only_new_attempts(write: Write, spool: Path, path: Path) -> None:
     write()
     ingest(spool, path)
     write()
@@ -106,7 +108,7 @@ def test_doing_it_again_adds_only_what_is_new(write: Write, spool: Path, path: P
     assert _query(path, "SELECT count(*) AS n FROM cell") == [{"n": 1}]
 
 
-def test_unfinished_attempts_wait(
+def test_unfinished_attempts_are_ingested_once_finished(
     write: Write, spool: Path, path: Path, cell: Json, env: Json, tokens: pa.Table
 ) -> None:
     writer = AttemptWriter(spool, cell, env)
@@ -125,7 +127,7 @@ def test_a_failed_attempt_is_a_row_without_traces(write: Write, spool: Path, pat
 
 
 @pytest.mark.parametrize("name", ["tokens.parquet", "cell.json", "DONE"])
-def test_a_torn_attempt_is_named_and_moved_away_and_the_others_are_added(
+def test_damaged_attempt_is_quarantined_and_the_others_are_ingested(
     write: Write, spool: Path, path: Path, name: str
 ) -> None:
     torn = write()
@@ -145,7 +147,7 @@ def test_a_torn_attempt_is_named_and_moved_away_and_the_others_are_added(
     assert ingest(spool, path).quarantined == ()
 
 
-def test_what_comes_back_damaged_from_a_copy_is_moved_away_again(write: Write, spool: Path, path: Path) -> None:
+def test_restored_damaged_attempt_is_quarantined_again(write: Write, spool: Path, path: Path) -> None:
     torn = write()
     (torn.path / "DONE").write_text("x")
     backup = spool.parent / "copy"
@@ -157,7 +159,9 @@ def test_what_comes_back_damaged_from_a_copy_is_moved_away_again(write: Write, s
 
 
 @pytest.mark.parametrize("name", ["lr=0.1", "r[1]", "star*", "what?", "it's here"])
-def test_a_spool_may_lie_anywhere(write: Write, spool: Path, path: Path, name: str, tokens: pa.Table) -> None:
+def test_spool_path_may_contain_glob_and_partition_characters(
+    write: Write, spool: Path, path: Path, name: str, tokens: pa.Table
+) -> None:
     """DuckDB reads paths as patterns, and a folder name with = as a column's value."""
     write()
     place = spool.parent / name
@@ -171,7 +175,7 @@ def test_a_spool_may_lie_anywhere(write: Write, spool: Path, path: Path, name: s
 
 
 @pytest.mark.parametrize("version", [SCHEMA_VERSION - 1, 99])
-def test_an_attempt_of_another_version_stays_where_it_is(
+def test_attempt_of_another_schema_version_is_left_in_the_spool(
     write: Write, spool: Path, path: Path, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
     with monkeypatch.context() as patched:
@@ -196,7 +200,7 @@ def _sample(**changes: Any) -> pa.Table:
     [pa.concat_tables([_sample(), _sample()]), _sample(scores="{")],
     ids=["one document twice", "scores that are no JSON"],
 )
-def test_nothing_of_an_attempt_is_kept_when_a_part_does_not_fit(
+def test_attempt_with_an_invalid_table_is_rolled_back_completely(
     write: Write, spool: Path, path: Path, tokens: pa.Table, samples: pa.Table
 ) -> None:
     broken = write(tables={"tokens": tokens, "samples": samples})
@@ -207,7 +211,7 @@ def test_nothing_of_an_attempt_is_kept_when_a_part_does_not_fit(
         assert _query(path, f"SELECT count(*) AS n FROM {table}") == [{"n": 0}], table
 
 
-def test_what_a_broken_attempt_shares_with_a_good_one_is_kept_for_that(write: Write, spool: Path, path: Path) -> None:
+def test_rows_shared_with_a_valid_attempt_survive_a_rollback(write: Write, spool: Path, path: Path) -> None:
     write(tables={"samples": pa.concat_tables([_sample(), _sample()])})
     write()
     assert ingest(spool, path).added == 1
@@ -215,7 +219,9 @@ def test_what_a_broken_attempt_shares_with_a_good_one_is_kept_for_that(write: Wr
 
 
 @pytest.mark.parametrize("changes", [{"seed": "many"}, {"batch_size": None}, {"depends_on": 3}])
-def test_a_cell_with_a_value_of_the_wrong_kind_is_named(write: Write, spool: Path, path: Path, changes: Json) -> None:
+def test_cell_with_a_value_of_the_wrong_type_is_quarantined(
+    write: Write, spool: Path, path: Path, changes: Json
+) -> None:
     broken = write()
     rewrite(broken.path, "cell.json", changes)
     write(cell_id="0" * 64)
@@ -224,9 +230,7 @@ def test_a_cell_with_a_value_of_the_wrong_kind_is_named(write: Write, spool: Pat
     assert [str(broken.path) in message for message in report.quarantined] == [True]
 
 
-def test_a_cell_keeps_the_names_of_its_latest_attempt_in_whatever_order_they_arrive(
-    write: Write, spool: Path, path: Path
-) -> None:
+def test_cell_has_the_names_of_its_latest_attempt_in_any_ingest_order(write: Write, spool: Path, path: Path) -> None:
     late = write(suite="early")
     hidden = spool.parent / "hidden"
     late.path.rename(hidden)
@@ -239,7 +243,7 @@ def test_a_cell_keeps_the_names_of_its_latest_attempt_in_whatever_order_they_arr
     assert _query(path, "SELECT suite FROM cell") == [{"suite": "latest"}]
 
 
-def test_two_processes_are_comparable_only_on_the_same_machine(spool: Path, path: Path, cell: Json, env: Json) -> None:
+def test_attempts_are_comparable_only_on_the_same_machine(spool: Path, path: Path, cell: Json, env: Json) -> None:
     other = {**env, "hardware": {**env["hardware"], "threads": 1}}
     for used in (env, other, env):
         with AttemptWriter(spool, cell, used) as writer:
@@ -266,7 +270,7 @@ def test_metrics_keep_the_order_they_were_written_in(write: Write, spool: Path, 
     assert _query(path, "SELECT metric FROM metric ORDER BY ordinal") == [{"metric": name} for name in names]
 
 
-def test_cells_of_one_setting_are_known_whatever_they_compute_from(
+def test_setting_id_ignores_upstream_cells_calibration_and_timing(
     spool: Path, path: Path, cell: Json, env: Json
 ) -> None:
     local_columns = ("probe_cell_id", "scores_cell_id", "fit_cell_id", "calibration", "timing")
@@ -279,7 +283,9 @@ def test_cells_of_one_setting_are_known_whatever_they_compute_from(
     assert ids[0] == ids[1] != ids[2]
 
 
-def test_many_row_groups_arrive_whole(spool: Path, path: Path, cell: Json, env: Json, tokens: pa.Table) -> None:
+def test_all_row_groups_of_a_file_are_ingested(
+    spool: Path, path: Path, cell: Json, env: Json, tokens: pa.Table
+) -> None:
     with AttemptWriter(spool, cell, env) as writer:
         for _ in range(4):
             writer.write("tokens", tokens)
@@ -288,7 +294,7 @@ def test_many_row_groups_arrive_whole(spool: Path, path: Path, cell: Json, env: 
     assert _query(path, "SELECT count(*) AS n FROM token_exit") == [{"n": 12}]
 
 
-def test_times_are_utc(spool: Path, path: Path, cell: Json, env: Json, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_times_are_utc(spool: Path, path: Path, cell: Json, env: Json, monkeypatch: pytest.MonkeyPatch) -> None:
     moments = iter(["2026-01-01T02:00:00.500000+02:00", "2026-01-01T00:00:02+00:00"])
     monkeypatch.setattr("exitbench.results.spool.attempts._utc_now", lambda: next(moments))
     with AttemptWriter(spool, cell, env) as writer:
@@ -298,7 +304,7 @@ def test_times_are_utc(spool: Path, path: Path, cell: Json, env: Json, monkeypat
     assert row == {"at": "2026-01-01 00:00:00.5", "seconds": 1.5}
 
 
-def test_a_check_that_was_begun_in_one_turn_serves_the_next(
+def test_interrupted_load_does_not_check_attempts_twice(
     write: Write, spool: Path, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for _ in range(5):
@@ -321,7 +327,7 @@ def test_a_check_that_was_begun_in_one_turn_serves_the_next(
     assert sorted(checked) == sorted(attempt.path for attempt in scan_spool(spool))
 
 
-def test_who_waits_waits_for_one_large_attempt_and_nothing_before_it(
+def test_large_attempt_is_loaded_as_a_separate_group(
     write: Write, spool: Path, path: Path, tokens: pa.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for copies in (1, 2_000, 1, 1):

@@ -15,7 +15,7 @@ SNAPSHOTS = Path(snapshots.__file__).parent
 LARGEST_BYTES = 8_000_000
 
 
-def test_a_folder_is_read_like_its_database(few_database: Path, tmp_path: Path) -> None:
+def test_snapshot_folder_answers_like_its_database(few_database: Path, tmp_path: Path) -> None:
     query = "FROM frontier ORDER BY ALL"
     with open_database(few_database) as database:
         write_snapshot(database.engine, tmp_path / "taken")
@@ -27,7 +27,7 @@ def test_a_folder_is_read_like_its_database(few_database: Path, tmp_path: Path) 
     assert not temporary.exists()
 
 
-def test_an_unknown_name_says_what_there_is(tmp_path: Path) -> None:
+def test_unknown_snapshot_name_lists_the_bundled_ones(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"there is no such snapshot. Allowed: {', '.join(snapshot_names())}, or a"):
         open_snapshot(str(tmp_path))
 

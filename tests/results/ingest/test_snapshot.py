@@ -50,7 +50,7 @@ def empty(tmp_path: Path) -> Database:
 
 
 @pytest.mark.parametrize("name", ["a=1", "r[1]", "star*", "it's one"])
-def test_a_snapshot_is_read_from_any_folder_and_from_no_other(
+def test_special_characters_in_a_snapshot_path_are_literal(
     name: str, snapshot_folder: Path, empty: Database, tmp_path: Path
 ) -> None:
     for other in ("r1", "starring"):
@@ -61,7 +61,7 @@ def test_a_snapshot_is_read_from_any_folder_and_from_no_other(
         assert len(rows(empty)["attempt"]) == len(set(rows(empty)["attempt"])) == added
 
 
-def test_what_is_handed_on_does_not_name_a_home_folder(few_database: Path, tmp_path: Path) -> None:
+def test_snapshot_hides_home_folder_paths(few_database: Path, tmp_path: Path) -> None:
     copy = shutil.copy(few_database, tmp_path / "copy.duckdb")
     with duckdb.connect(str(copy)) as connection:
         connection.execute("UPDATE attempt SET log_tail = 'File \"/home/grace/x.py\"', reason = NULL")
@@ -95,9 +95,7 @@ def test_a_database_filled_from_a_snapshot_has_the_same_rows(
         assert rows(empty) == expected
 
 
-def test_the_bytes_do_not_depend_on_the_order_in_which_rows_were_stored(
-    few_database: Path, snapshot_folder: Path, tmp_path: Path
-) -> None:
+def test_snapshot_bytes_do_not_depend_on_row_order(few_database: Path, snapshot_folder: Path, tmp_path: Path) -> None:
     copy = shutil.copy(few_database, tmp_path / "reversed.duckdb")
     with duckdb.connect(str(copy)) as connection:
         for table in ("token_exit", "document_exit", "probe_token"):
@@ -124,7 +122,7 @@ def licensed(example_database: Path, tmp_path: Path) -> Database:
     return database
 
 
-def test_answers_whose_ids_were_left_out_are_not_called_identical(
+def test_answers_without_exported_token_ids_are_not_called_identical(
     licensed: Database, empty: Database, tmp_path: Path
 ) -> None:
     query = saved_query("first_divergence").sql
@@ -139,7 +137,7 @@ def test_answers_whose_ids_were_left_out_are_not_called_identical(
 @pytest.mark.parametrize(
     ("redistributable", "expected_omissions"), [((), {"samsum", "squad"}), (("squad",), {"samsum"}), (None, set())]
 )
-def test_texts_of_data_that_may_be_licensed_are_left_out(
+def test_texts_of_non_redistributable_data_are_left_out(
     redistributable: tuple[str, ...] | None,
     expected_omissions: set[str],
     licensed: Database,
@@ -173,7 +171,7 @@ def test_texts_of_data_that_may_be_licensed_are_left_out(
 
 
 @pytest.mark.parametrize("redistributable", [(), None])
-def test_of_texts_that_are_left_out_no_given_token_is_told(
+def test_given_token_ids_are_left_out_together_with_their_texts(
     redistributable: tuple[str, ...] | None, licensed: Database, empty: Database, tmp_path: Path
 ) -> None:
     keeps_all = redistributable is None
@@ -198,7 +196,7 @@ def test_of_texts_that_are_left_out_no_given_token_is_told(
             ], table
 
 
-def test_a_folder_that_exists_is_not_written_over(snapshot_folder: Path, few_database: Path) -> None:
+def test_existing_folder_is_not_overwritten(snapshot_folder: Path, few_database: Path) -> None:
     with open_database(few_database) as database, pytest.raises(UserError, match="exists already"):
         write_snapshot(database.engine, snapshot_folder)
 
@@ -234,7 +232,7 @@ def damage(path: Path) -> None:
         (lambda folder: (folder / MANIFEST).write_text("{"), "is not JSON"),
     ],
 )
-def test_a_damaged_snapshot_is_refused_whole(
+def test_damaged_snapshot_is_refused_and_no_row_is_added(
     change: Callable[[Path], None], says: str, snapshot_folder: Path, empty: Database
 ) -> None:
     change(snapshot_folder)
@@ -244,9 +242,7 @@ def test_a_damaged_snapshot_is_refused_whole(
         assert not any(rows(empty).values())
 
 
-def test_an_attempt_that_is_here_with_other_files_is_refused_and_nothing_is_added(
-    snapshot_folder: Path, empty: Database
-) -> None:
+def test_attempt_with_conflicting_files_is_refused_and_nothing_is_added(snapshot_folder: Path, empty: Database) -> None:
     with empty:
         load_snapshot(empty.engine, snapshot_folder)
         with empty.engine.begin() as connection:

@@ -1,4 +1,4 @@
-"""Fixtures of a lake of the small example, and of its comparison with the database."""
+"""Fixtures of the lake tests: `few_database` as a lake, and the rows of a database or a lake, for comparison."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -26,14 +26,14 @@ def rows_by_table() -> Callable[[Database], Rows]:
 
 @pytest.fixture(scope="session")
 def few_rows(few_database: Path) -> Rows:
-    """Return the rows of the small example's database."""
+    """Return the sorted rows of `few_database`, by table."""
     with open_database(few_database) as database:
         return rows(database)
 
 
 @pytest.fixture(scope="session")
 def few_lake(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the small example as a read-only lake."""
+    """Return `few_database` exported as a lake, which tests must not change."""
     pytest.importorskip("deltalake", reason="deltalake is not installed (pip install 'exitbench[lake]')")
     lake = tmp_path_factory.mktemp("few-lake") / "lake"
     with open_database(few_database) as database:

@@ -51,7 +51,7 @@ def bucket(port: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"s3://study-{next(NUMBERS)}/of/ours"
 
 
-def test_a_bucket_has_what_the_database_has(
+def test_bucket_contains_the_rows_of_the_database(
     bucket: str,
     few_database: Path,
     few_rows: dict[str, list[str]],
@@ -68,7 +68,7 @@ def test_a_bucket_has_what_the_database_has(
         assert results.frontier().num_rows > 0
 
 
-def test_exporters_at_once_lose_nothing(
+def test_concurrent_exports_to_a_bucket_lose_no_rows(
     bucket: str,
     few_database: Path,
     few_rows: dict[str, list[str]],
@@ -91,7 +91,7 @@ def test_exporters_at_once_lose_nothing(
         ("gs://study/x", "", "is not a lake"),
     ],
 )
-def test_what_cannot_be_opened_is_told_on_a_screen(
+def test_bucket_error_is_short_and_reveals_no_secret(
     bucket: str,
     url: str,
     forgotten: str,
@@ -111,7 +111,7 @@ def test_what_cannot_be_opened_is_told_on_a_screen(
         assert len(error.splitlines()) <= 3
 
 
-def test_a_server_that_is_not_there_is_told(
+def test_unreachable_server_is_reported(
     bucket: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")

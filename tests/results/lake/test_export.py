@@ -48,7 +48,7 @@ def test_a_lake_has_every_row_of_the_database(
     assert sum(map(len, few_rows.values())) > 1000
 
 
-def test_saved_queries_answer_as_in_the_database(few_lake: Path, few_database: Path) -> None:
+def test_saved_queries_give_equal_rows_on_lake_and_database(few_lake: Path, few_database: Path) -> None:
     wrong = []
     with open_lake(str(few_lake)) as lake, open_database(few_database) as database:
         for query in map(saved_query, QUERIES):
@@ -75,7 +75,7 @@ def test_exporting_again_writes_nothing(few_lake: Path, few_database: Path) -> N
     assert files(few_lake) == before
 
 
-def test_what_came_later_is_added(
+def test_later_export_adds_new_attempts(
     few_spool: Path, few_database: Path, few_rows: dict[str, list[str]], rows_by_table: RowsOf, tmp_path: Path
 ) -> None:
     with open_database(few_database) as database:
@@ -94,7 +94,7 @@ def test_what_came_later_is_added(
         assert rows_by_table(lake) == few_rows
 
 
-def test_ten_at_once_lose_nothing(
+def test_ten_concurrent_exports_lose_no_rows(
     few_database: Path, few_rows: dict[str, list[str]], rows_by_table: RowsOf, tmp_path: Path
 ) -> None:
     assert exported("together", few_database, tmp_path / "lake", 10) == [0] * 10
@@ -102,7 +102,7 @@ def test_ten_at_once_lose_nothing(
         assert rows_by_table(lake) == few_rows
 
 
-def test_killed_at_any_moment_a_lake_is_whole(
+def test_killed_exports_leave_only_complete_attempts(
     few_database: Path, few_rows: dict[str, list[str]], rows_by_table: RowsOf, tmp_path: Path
 ) -> None:
     assert exported("killed", few_database, tmp_path / "lake", 10) == [SIGKILL] * 10
@@ -127,7 +127,7 @@ def test_killed_at_any_moment_a_lake_is_whole(
         ("SELECT avg(p1) FROM layer_trace WHERE {}", "probe_token"),
     ],
 )
-def test_only_files_of_the_runs_asked_for_are_opened(
+def test_query_opens_only_files_of_the_requested_runs(
     query: str, table: str, few_database: Path, few_lake: Path, tmp_path: Path
 ) -> None:
     lake = Path(shutil.copytree(few_lake, tmp_path / "lake"))
@@ -148,7 +148,7 @@ def test_only_files_of_the_runs_asked_for_are_opened(
     assert other_files
 
 
-def test_texts_of_others_stay_at_home(few_database: Path, tmp_path: Path) -> None:
+def test_non_redistributable_texts_are_not_exported(few_database: Path, tmp_path: Path) -> None:
     licensed = tmp_path / "licensed.duckdb"
     shutil.copyfile(few_database, licensed)
     with duckdb.connect(str(licensed)) as duck:
@@ -163,7 +163,7 @@ def test_texts_of_others_stay_at_home(few_database: Path, tmp_path: Path) -> Non
         assert none.duck.execute(texts).fetchall() < every.duck.execute(texts).fetchall()
 
 
-def test_other_programs_read_a_table(few_lake: Path, few_rows: dict[str, list[str]]) -> None:
+def test_lake_table_is_readable_as_a_plain_delta_table(few_lake: Path, few_rows: dict[str, list[str]]) -> None:
     """Polars, Spark and Trino read it in this way: as a Delta table with the partition as a column."""
     (folder,) = few_lake.glob("schema=*/token_exit")
     table = deltalake.DeltaTable(folder).to_pyarrow_dataset().to_table(columns=["attempt_id", "exit_layer"])

@@ -43,7 +43,9 @@ def blocks(path: Path) -> int:
     return (path.stat().st_size - HEADERS) // BLOCK
 
 
-def test_no_block_that_changes_an_answer_is_called_good(few_spool: Path, few_database: Path, tmp_path: Path) -> None:
+def test_db_check_reports_every_damaged_block_that_changes_an_answer(
+    few_spool: Path, few_database: Path, tmp_path: Path
+) -> None:
     path = tmp_path / "exitbench.duckdb"
     shutil.copyfile(few_database, path)
     intact, content = database_digest(path), path.read_bytes()

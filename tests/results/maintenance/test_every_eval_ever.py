@@ -1,4 +1,4 @@
-"""Records of Every Eval Ever: the keys required by its schema 0.3.0, with the database's values."""
+"""Export to Every Eval Ever, a format for evaluation results: the keys of its schema 0.3.0, the database's values."""
 
 import json
 import shutil
@@ -36,7 +36,7 @@ def records(example_database: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return records_by_path
 
 
-def test_a_record_has_what_the_schema_requires_and_no_other_key(records: dict[Path, dict[str, Any]]) -> None:
+def test_record_has_all_required_keys_and_no_unknown_key(records: dict[Path, dict[str, Any]]) -> None:
     for record in records.values():
         assert REQUIRED <= record.keys() <= ALLOWED
         assert record["schema_version"] == "0.3.0"
@@ -62,7 +62,7 @@ def test_a_record_has_what_the_schema_requires_and_no_other_key(records: dict[Pa
 @pytest.mark.parametrize(
     ("lower_is_better", "low", "high"), [(True, 0.0, 100.0), (False, -1.0, 1.0), (True, 0.0, 2.0), (True, None, None)]
 )
-def test_a_metric_has_its_own_direction_and_the_ends_of_its_own_scale(
+def test_metric_record_has_its_direction_and_scale(
     example_database: Path, tmp_path: Path, lower_is_better: bool, low: float | None, high: float | None
 ) -> None:
     shutil.copy(example_database, tmp_path / "exitbench.duckdb")
@@ -91,7 +91,7 @@ def free_fields(value: Any) -> list[Any]:
     return nested_fields + [field for name, item in value.items() if name not in DETAILS for field in free_fields(item)]
 
 
-def test_free_fields_are_texts_as_the_schema_has_it(records: dict[Path, dict[str, Any]]) -> None:
+def test_free_form_fields_are_strings(records: dict[Path, dict[str, Any]]) -> None:
     fields = [field for record in records.values() for field in free_fields(record)]
     assert len(fields) > 100
     assert all(isinstance(field, str) for field in fields)
@@ -123,14 +123,14 @@ def test_every_quality_run_is_a_record_with_its_tasks_metrics(
     assert len(set(ids)) == len(ids)
 
 
-def test_records_lie_where_a_collection_of_them_has_them(records: dict[Path, dict[str, Any]]) -> None:
+def test_record_paths_follow_the_collection_layout(records: dict[Path, dict[str, Any]]) -> None:
     for path, record in records.items():
         data, label, harness, model, _file = path.parts
         assert (data, harness, model) == ("data", "exitbench", record["model_info"]["name"])
         assert label == record["evaluation_results"][0]["source_data"]["dataset_name"]
 
 
-def test_method_speed_and_depth_are_told(records: dict[Path, dict[str, Any]]) -> None:
+def test_record_contains_method_speed_and_depth(records: dict[Path, dict[str, Any]]) -> None:
     (static,) = [
         result
         for record in records.values()
@@ -152,6 +152,6 @@ def test_no_answer_and_no_token_is_in_a_record(records: dict[Path, dict[str, Any
     assert not any(json.dumps(row["t"]) in text or json.dumps(row["ids"]) in text for row in answers if row["t"])
 
 
-def test_a_folder_that_exists_is_not_written_over(example_database: Path, tmp_path: Path) -> None:
+def test_existing_folder_is_not_overwritten(example_database: Path, tmp_path: Path) -> None:
     with open_database(example_database) as database, pytest.raises(UserError, match="exists already"):
         write_every_eval_ever(database, tmp_path, "x", "other")

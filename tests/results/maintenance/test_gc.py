@@ -93,7 +93,7 @@ def all_rows(runs: Path) -> dict[str, list[str]]:
         return {name: list(map(str, opened.query(f"FROM {name} ORDER BY ALL").to_pylist())) for name in names}
 
 
-def test_what_killed_processes_left_is_found_and_freed(runs: Path, running: AttemptWriter) -> None:
+def test_leftovers_of_killed_processes_are_found_and_removed(runs: Path, running: AttemptWriter) -> None:
     before = all_rows(runs)
     garbage = find(runs)
     assert kinds(garbage) == {"killed attempt": 1, "quarantined attempt": 1, "leftover": 1}
@@ -107,7 +107,7 @@ def test_what_killed_processes_left_is_found_and_freed(runs: Path, running: Atte
     assert all_rows(runs) == before
 
 
-def test_superseded_attempts_leave_spool_and_database_alike(runs: Path) -> None:
+def test_superseded_attempts_are_removed_from_spool_and_database(runs: Path) -> None:
     states = latest_status(runs / "spool")
     garbage = [item for item in find(runs, superseded=True) if item.kind == "superseded attempt"]
     assert len(garbage) == 2
@@ -139,19 +139,19 @@ def test_a_damaged_attempt_supersedes_nothing(runs: Path) -> None:
 
 
 @pytest.mark.parametrize("sql", ["DELETE FROM token_exit", "UPDATE attempt SET spool_sha256 = 'x'"])
-def test_an_attempt_that_is_not_safely_in_supersedes_nothing(sql: str, runs: Path) -> None:
+def test_attempt_that_disagrees_with_its_database_rows_supersedes_nothing(sql: str, runs: Path) -> None:
     execute(runs, sql)
     assert superseded(runs) == []
 
 
-def test_what_supersedes_is_only_known_with_a_database(runs: Path) -> None:
+def test_finding_superseded_attempts_requires_a_database(runs: Path) -> None:
     (runs / "exitbench.duckdb").unlink()
     with pytest.raises(UserError, match=r"exitbench\.duckdb"):
         find(runs, superseded=True)
     assert find(runs) != []
 
 
-def test_attempts_that_an_import_would_bring_back_stay(runs: Path, tmp_path: Path) -> None:
+def test_superseded_attempts_contained_in_an_import_are_kept(runs: Path, tmp_path: Path) -> None:
     target = tmp_path / "there"
     with open_database(runs / "exitbench.duckdb") as database:
         write_snapshot(database.engine, tmp_path / "exported")
@@ -164,9 +164,7 @@ def test_attempts_that_an_import_would_bring_back_stay(runs: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     "name", [".importing-{pid}", ".import-abc", "vocabularies/.0123-{pid}", "imports/.new-{pid}", "trainings/.x-{pid}"]
 )
-def test_what_is_half_written_is_freed_when_its_process_is_gone_and_nothing_in_it_is_young(
-    name: str, runs: Path, dead_pid: int
-) -> None:
+def test_partial_folder_is_removed_only_if_old_and_its_process_is_gone(name: str, runs: Path, dead_pid: int) -> None:
     def unfinished_file(pid: int) -> Path:
         folder = runs / "spool" / name.format(pid=pid)
         folder.mkdir(parents=True)
@@ -188,7 +186,7 @@ def test_what_is_half_written_is_freed_when_its_process_is_gone_and_nothing_in_i
         assert running not in [item.path for item in find(runs)]
 
 
-def test_a_half_copied_file_is_freed(runs: Path, dead_pid: int) -> None:
+def test_partially_copied_file_is_removed(runs: Path, dead_pid: int) -> None:
     file = runs / "spool" / f".importing-{dead_pid}"
     file.write_bytes(bytes(10))
     old(file)
@@ -197,7 +195,7 @@ def test_a_half_copied_file_is_freed(runs: Path, dead_pid: int) -> None:
     assert (item.size_bytes, file.exists()) == (10, False)
 
 
-def test_traces_are_freed_where_the_database_has_every_row(runs: Path) -> None:
+def test_traces_are_removed_if_the_database_has_every_row(runs: Path) -> None:
     before, states = all_rows(runs), latest_status(runs / "spool")
     garbage = [item for item in find(runs, traces=True) if item.kind == "traces"]
     assert len(garbage) == 2  # those of failed attempts are in no database
@@ -218,26 +216,24 @@ def test_traces_are_freed_where_the_database_has_every_row(runs: Path) -> None:
 @pytest.mark.parametrize(
     "change", ["DELETE FROM token_exit WHERE position = 1", "UPDATE attempt SET spool_sha256 = 'x'"]
 )
-def test_traces_that_are_not_safely_in_stay(runs: Path, change: str) -> None:
+def test_traces_that_disagree_with_their_database_rows_are_kept(runs: Path, change: str) -> None:
     execute(runs, change)
     assert kinds(find(runs, traces=True))["traces"] == 0
 
 
-def test_tokens_of_given_texts_stay_since_other_cells_are_compared_with_them(
-    choice_spool: Path, tmp_path: Path
-) -> None:
+def test_tokens_of_given_texts_are_kept_for_later_comparisons(choice_spool: Path, tmp_path: Path) -> None:
     shutil.copytree(choice_spool, tmp_path / "spool")
     assert ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb").quarantined == ()
     assert kinds(find(tmp_path, traces=True))["traces"] == 0
 
 
-def test_damaged_traces_stay(runs: Path) -> None:
+def test_damaged_traces_are_kept(runs: Path) -> None:
     for path in (runs / "spool").glob("??/*/*/tokens.parquet"):
         path.write_bytes(path.read_bytes()[:-1])
     assert kinds(find(runs, traces=True))["traces"] == 0
 
 
-def test_every_kind_of_cell_can_lose_its_traces(example_spool: Path, tmp_path: Path) -> None:
+def test_traces_of_every_cell_kind_can_be_removed(example_spool: Path, tmp_path: Path) -> None:
     spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
     for prefix in sorted(example_spool.iterdir())[:30]:
         shutil.copytree(prefix, spool / prefix.name)

@@ -52,7 +52,7 @@ def change(runs: Path, sql: str) -> None:
         connection.execute(sql.format(id=traced(runs).name))
 
 
-def test_nothing_is_wrong_with_what_was_written(runs: Path) -> None:
+def test_intact_spool_and_database_have_no_problems(runs: Path) -> None:
     calls: list[tuple[int, int]] = []
     report = check(runs / "spool", runs / "exitbench.duckdb", lambda *counts: calls.append(counts))
     assert report.problems == ()
@@ -66,14 +66,14 @@ def test_nothing_is_wrong_with_what_was_written(runs: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tokens.parquet", "samples.parquet", "cell.json", "env.json", "status.json", "DONE"])
-def test_a_file_that_was_changed(runs: Path, name: str) -> None:
+def test_modified_file_is_reported(runs: Path, name: str) -> None:
     path = traced(runs) / name
     path.write_bytes(path.read_bytes()[:-20])
     (problem,) = problems(runs)
     assert str(path) in problem
 
 
-def test_a_file_that_was_changed_together_with_its_digest(runs: Path) -> None:
+def test_modified_digest_list_is_reported(runs: Path) -> None:
     done_file = traced(runs) / "DONE"
     digests = json.loads(done_file.read_text())
     del digests["tokens.parquet"]
@@ -102,7 +102,7 @@ def test_a_file_that_was_changed_together_with_its_digest(runs: Path) -> None:
         ("UPDATE attempt SET env_id = 'nobody'", "of a env_id that environment does not have"),
     ],
 )
-def test_rows_that_are_not_what_the_files_say(runs: Path, sql: str, message: str) -> None:
+def test_rows_that_disagree_with_their_files_are_reported(runs: Path, sql: str, message: str) -> None:
     change(runs, sql)
     (problem,) = problems(runs)
     assert message in problem
@@ -111,14 +111,14 @@ def test_rows_that_are_not_what_the_files_say(runs: Path, sql: str, message: str
     assert problems(runs) == ()
 
 
-def test_a_row_that_is_there_twice(runs: Path) -> None:
+def test_duplicate_row_is_reported(runs: Path) -> None:
     change(runs, "INSERT INTO token_exit FROM token_exit WHERE attempt_id = '{id}' AND position = 1 LIMIT 1")
     twice, more = problems(runs)
     assert f"1 row more than once, such as attempt_id {traced(runs).name}, doc_key " in twice
     assert "token_exit has" in more
 
 
-def test_an_attempt_that_only_one_of_the_two_has(runs: Path) -> None:
+def test_attempt_missing_from_spool_or_database_is_reported(runs: Path) -> None:
     folder = traced(runs)
     folder.rename(runs / "away")
     (problem,) = problems(runs)
@@ -133,14 +133,14 @@ def test_an_attempt_that_only_one_of_the_two_has(runs: Path) -> None:
     assert problem == f"{folder}: is not in the database; the next run adds it."
 
 
-def test_a_damaged_rescore(runs: Path) -> None:
+def test_damaged_rescore_is_reported(runs: Path) -> None:
     (path,) = (runs / "spool" / "rescores").glob("*/*/samples.parquet")
     path.write_bytes(path.read_bytes()[:-20])
     (problem,) = problems(runs)
     assert str(path) in problem
 
 
-def test_a_database_with_a_block_that_was_changed(runs: Path) -> None:
+def test_overwritten_database_blocks_are_reported(runs: Path) -> None:
     path = runs / "exitbench.duckdb"
     size = path.stat().st_size
     with path.open("r+b") as file:
@@ -151,7 +151,7 @@ def test_a_database_with_a_block_that_was_changed(runs: Path) -> None:
     assert "exitbench db rebuild" in problem
 
 
-def test_traces_that_were_freed_are_counted_against_the_note_of_them(runs: Path) -> None:
+def test_removed_traces_are_checked_against_their_recorded_row_count(runs: Path) -> None:
     folder = traced(runs)
     rows = sum(batch.num_rows for batch in read_attempt(folder).batches("tokens"))
     free_tables(folder, {"tokens": rows})

@@ -37,9 +37,7 @@ def ask(path: Path, sql: str) -> list[dict[str, Any]]:
     return rows
 
 
-def test_a_models_log_can_be_asked_for_and_is_named_by_recipe_until_a_suite_names_it(
-    model: Path, tmp_path: Path
-) -> None:
+def test_training_log_is_queryable_and_named_by_its_recipe(model: Path, tmp_path: Path) -> None:
     spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
     record_training(spool, "a" * 64, model)
     assert ingest(spool, path).quarantined == ()
@@ -54,14 +52,14 @@ def test_a_models_log_can_be_asked_for_and_is_named_by_recipe_until_a_suite_name
     assert tuple(row.values()) == ("weighted", 20, 7, 0.5, [0.25, 0.75], 1.5)
 
 
-def test_a_rebuilt_database_has_it_too(model: Path, tmp_path: Path) -> None:
+def test_rebuilt_database_contains_the_training_log(model: Path, tmp_path: Path) -> None:
     spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
     record_training(spool, "a" * 64, model)
     rebuild(spool, path)
     assert ask(path, "SELECT count(*) AS n FROM training_curves") == [{"n": 3}]
 
 
-def test_models_without_a_record_leave_none(tmp_path: Path) -> None:
+def test_model_without_training_record_writes_nothing(tmp_path: Path) -> None:
     record_training(tmp_path / "spool", "a" * 64, tmp_path)
     assert not (tmp_path / "spool").exists()
 
@@ -75,7 +73,7 @@ def test_models_without_a_record_leave_none(tmp_path: Path) -> None:
         ("training_log.csv", LOG + "x,,m,1\n"),
     ],
 )
-def test_a_damaged_record_is_named_and_nothing_of_it_is_kept(model: Path, tmp_path: Path, file: str, text: str) -> None:
+def test_damaged_training_record_is_named_and_not_ingested(model: Path, tmp_path: Path, file: str, text: str) -> None:
     spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
     record_training(spool, GOOD, model)
     (model / file).write_text(text)

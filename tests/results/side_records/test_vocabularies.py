@@ -30,11 +30,11 @@ def ask(path: Path) -> list[tuple[Any, ...]]:
     ],
     ids=["SentencePiece", "byte-level", "WordPiece", "words"],
 )
-def test_the_marks_of_a_tokenizer_say_which_pieces_begin_a_word(texts: list[str | None], begin: list[bool]) -> None:
+def test_word_starts_are_detected_from_tokenizer_markers(texts: list[str | None], begin: list[bool]) -> None:
     assert begins_word(texts) == begin
 
 
-def test_a_vocabulary_is_stored_once_and_special_tokens_are_neither(tmp_path: Path) -> None:
+def test_vocabulary_is_stored_once_and_special_tokens_have_no_word_start(tmp_path: Path) -> None:
     spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
     record_vocabulary(spool, ID, TEXTS, {0})
     record_vocabulary(spool, ID, ["other"], ())
@@ -51,7 +51,7 @@ def test_a_vocabulary_is_stored_once_and_special_tokens_are_neither(tmp_path: Pa
     assert ask(path) == rows
 
 
-def test_a_damaged_one_is_named_and_written_again_by_the_next_run(tmp_path: Path) -> None:
+def test_damaged_vocabulary_is_named_and_rewritten_by_the_next_run(tmp_path: Path) -> None:
     spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
     record_vocabulary(spool, ID, TEXTS, {0})
     with (spool / "vocabularies" / ID / "token_text.parquet").open("ab") as file:
@@ -67,7 +67,7 @@ def test_a_damaged_one_is_named_and_written_again_by_the_next_run(tmp_path: Path
     assert len(ask(path)) == 4
 
 
-def test_a_merged_spool_brings_its_vocabularies(tmp_path: Path) -> None:
+def test_merge_imports_vocabularies(tmp_path: Path) -> None:
     other_spool, spool, path = tmp_path / "theirs", tmp_path / "spool", tmp_path / "exitbench.duckdb"
     record_vocabulary(other_spool, ID, TEXTS, {0})
     merge(other_spool, spool, path)

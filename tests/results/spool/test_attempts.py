@@ -52,7 +52,7 @@ def test_folder_and_files_are_as_documented(finished: Path, tmp_path: Path, cell
     assert set(json.loads((finished / "DONE").read_text())) == {file.name for file in finished.iterdir()} - {"DONE"}
 
 
-def test_what_was_written_is_read(finished: Path, cell: Json, env: Json, tokens: pa.Table) -> None:
+def test_attempt_is_read_back_as_written(finished: Path, cell: Json, env: Json, tokens: pa.Table) -> None:
     record = read_attempt(finished)
     assert (record.cell, record.env, record.tables) == (cell, env, ("tokens",))
     assert pa.concat_tables(record.batches("tokens")).equals(tokens)
@@ -94,7 +94,7 @@ def test_attempt_ids_sort_by_time(tmp_path: Path, cell: Json, env: Json) -> None
         (TimeoutError("no"), "timeout"),
     ],
 )
-def test_an_exception_ends_the_attempt_with_what_it_means(
+def test_exception_determines_the_attempts_status(
     tmp_path: Path, cell: Json, env: Json, tokens: pa.Table, error: BaseException, status: str
 ) -> None:
     with pytest.raises(type(error)), AttemptWriter(tmp_path, cell, env) as writer:
@@ -106,7 +106,7 @@ def test_an_exception_ends_the_attempt_with_what_it_means(
     assert record.tables == ("tokens",)
 
 
-def test_leaving_without_finish_is_a_failure(tmp_path: Path, cell: Json, env: Json) -> None:
+def test_attempt_closed_without_finish_is_failed(tmp_path: Path, cell: Json, env: Json) -> None:
     with AttemptWriter(tmp_path, cell, env) as writer:
         pass
     assert read_attempt(writer.path).status["status"] == "failed"
@@ -231,7 +231,7 @@ def _refused_tables() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("table", "rows", "message"), _refused_tables())
-def test_rows_that_are_not_the_schemas_are_refused(
+def test_rows_violating_the_schema_are_refused(
     tmp_path: Path, cell: Json, env: Json, table: str, rows: pa.Table, message: str
 ) -> None:
     with AttemptWriter(tmp_path, cell, env) as writer:
@@ -240,7 +240,7 @@ def test_rows_that_are_not_the_schemas_are_refused(
         writer.finish("ok")
 
 
-def test_columns_that_may_be_null_may_be_left_out(tmp_path: Path, cell: Json, env: Json, tokens: pa.Table) -> None:
+def test_nullable_columns_may_be_omitted(tmp_path: Path, cell: Json, env: Json, tokens: pa.Table) -> None:
     with AttemptWriter(tmp_path, cell, env) as writer:
         writer.write("tokens", tokens.drop_columns(["head_rows", "rejected"]))
         writer.finish("ok")
@@ -249,7 +249,7 @@ def test_columns_that_may_be_null_may_be_left_out(tmp_path: Path, cell: Json, en
     assert rows.drop_columns(["head_rows", "rejected"]).equals(tokens.drop_columns(["head_rows", "rejected"]))
 
 
-def test_a_score_is_nan_where_the_gate_is_not_asked(tmp_path: Path, cell: Json, env: Json) -> None:
+def test_scores_of_unevaluated_gates_stay_nan(tmp_path: Path, cell: Json, env: Json) -> None:
     row = {"doc_key": "a", "position": 1, "score": [float("nan"), 0.5, float("nan")], "emitted_id": [-1, 7, -1]}
     with AttemptWriter(tmp_path, cell, env) as writer:
         writer.write("scores", pa.Table.from_pylist([row], schema=TABLES["scores"]))
@@ -258,7 +258,7 @@ def test_a_score_is_nan_where_the_gate_is_not_asked(tmp_path: Path, cell: Json, 
     assert str(rows["score"].to_pylist()) == "[[nan, 0.5, nan]]"
 
 
-def test_an_interrupted_repetition_leaves_the_outcome_before_it(tmp_path: Path, cell: Json, env: Json) -> None:
+def test_interrupted_repetition_keeps_the_previous_outcome(tmp_path: Path, cell: Json, env: Json) -> None:
     for status in ("failed", "ok", "interrupted"):
         with AttemptWriter(tmp_path, cell, env) as writer:
             writer.finish(status)
@@ -267,7 +267,7 @@ def test_an_interrupted_repetition_leaves_the_outcome_before_it(tmp_path: Path, 
     assert latest_status(tmp_path)[cell["cell_id"]].status == "ok"
 
 
-def test_what_the_device_cannot_read_is_no_damage(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_read_error_is_not_reported_as_damage(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken_device(path: Path) -> BinaryIO:
         if path.name != name:
             return open_regular(path)
@@ -281,14 +281,14 @@ def test_what_the_device_cannot_read_is_no_damage(finished: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("name", ["tokens.parquet", "cell.json", "DONE"])
-def test_a_link_in_a_files_place_is_damage(finished: Path, tmp_path: Path, name: str) -> None:
+def test_symlink_in_place_of_a_file_is_damage(finished: Path, tmp_path: Path, name: str) -> None:
     (finished / name).rename(tmp_path / "moved")
     (finished / name).symlink_to(tmp_path / "moved")
     with pytest.raises(DamagedFile, match=f"{name}: is a link"):
         read_attempt(finished)
 
 
-def test_the_latest_outcome_of_one_cell_is_that_among_all(tmp_path: Path, cell: Json, env: Json) -> None:
+def test_attempt_status_of_one_cell_equals_latest_status(tmp_path: Path, cell: Json, env: Json) -> None:
     assert attempt_status(tmp_path, cell["cell_id"]) is None
     for status in ("ok", "failed"):
         with AttemptWriter(tmp_path, cell, env) as writer:
@@ -298,7 +298,7 @@ def test_the_latest_outcome_of_one_cell_is_that_among_all(tmp_path: Path, cell: 
     assert latest_status(tmp_path)[cell["cell_id"]].status == "failed"
 
 
-def test_the_tensors_of_a_fit_are_part_of_the_attempt(tmp_path: Path, cell: Json, env: Json) -> None:
+def test_fitted_tensors_are_covered_by_the_attempts_digests(tmp_path: Path, cell: Json, env: Json) -> None:
     with AttemptWriter(tmp_path, cell, env) as writer:
         (writer.path / FITTED_FILE).write_bytes(b"tensors")
         writer.finish("ok")

@@ -37,7 +37,7 @@ def test_a_process_owns_the_attempt_until_it_is_killed(tmp_path: Path) -> None:
     assert owner_of(tmp_path) is None
 
 
-def test_progress_is_seen_but_not_written_for_every_document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_visible_but_writes_are_rate_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = Heartbeat(tmp_path)
     monkeypatch.setattr(heartbeat, "BEAT_S", 1e9)
     lock.progress(1, 10)
@@ -50,13 +50,13 @@ def test_progress_is_seen_but_not_written_for_every_document(tmp_path: Path, mon
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_attempt_without_the_file_has_no_owner(tmp_path: Path) -> None:
+def test_attempt_without_owner_file_has_no_owner(tmp_path: Path) -> None:
     assert owner_of(tmp_path) is None
     assert owner_of(tmp_path / "missing") is None
 
 
 @pytest.mark.parametrize(("silent_s", "runs"), [(0, True), (heartbeat.SILENT_S + 60, False)])
-def test_another_hosts_attempt_without_a_visible_lock_counts_as_running_while_it_reports(
+def test_remote_attempt_without_visible_lock_is_running_while_its_heartbeat_is_recent(
     tmp_path: Path, silent_s: float, runs: bool
 ) -> None:
     file = _left_behind(tmp_path, "another-host")
@@ -65,12 +65,12 @@ def test_another_hosts_attempt_without_a_visible_lock_counts_as_running_while_it
     assert (owner_of(tmp_path) is not None) == runs
 
 
-def test_this_hosts_attempt_without_a_lock_is_lost_at_once(tmp_path: Path) -> None:
+def test_local_attempt_without_a_lock_has_no_owner(tmp_path: Path) -> None:
     _left_behind(tmp_path, socket.gethostname())
     assert owner_of(tmp_path) is None
 
 
-def test_a_file_that_was_cut_short_is_nobodys(tmp_path: Path) -> None:
+def test_truncated_owner_file_has_no_owner(tmp_path: Path) -> None:
     (tmp_path / OWNER_FILE).write_text('{"pid": 1')
     assert owner_of(tmp_path) is None
 

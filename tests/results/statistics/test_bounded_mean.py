@@ -65,13 +65,13 @@ def coverage_and_width(
 
 @pytest.mark.parametrize("what", LOSSES)
 @pytest.mark.parametrize("n", [40, 100, 200, 500])
-def test_the_bound_holds_for_rare_large_losses(what: str, n: int) -> None:
+def test_bound_has_nominal_coverage_for_rare_large_losses(what: str, n: int) -> None:
     assert coverage_and_width(what, n, 150)[0] >= 96.5
 
 
 @given(st.integers(1, 80), st.data())
 @settings(max_examples=40, deadline=None)
-def test_all_or_nothing_has_the_exact_binomial_bound(n: int, data: st.DataObject) -> None:
+def test_binary_losses_have_the_exact_binomial_bound(n: int, data: st.DataObject) -> None:
     lost = data.draw(st.integers(0, n))
     exact = float(betaincinv(lost + 1, n - lost, 0.975)) if lost < n else 1.0
     assert upper_bound([1.0] * lost + [0.0] * (n - lost), 1.0) == pytest.approx(exact, abs=1e-4)
@@ -79,7 +79,7 @@ def test_all_or_nothing_has_the_exact_binomial_bound(n: int, data: st.DataObject
 
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=12))
 @settings(max_examples=25, deadline=None)
-def test_the_bound_is_the_quantile_of_uniform_weights(values: list[float]) -> None:
+def test_bound_equals_the_quantile_under_dirichlet_weights(values: list[float]) -> None:
     weights = np.random.default_rng(0).dirichlet(np.ones(len(values) + 1), size=40_000)
     drawn = np.quantile(weights @ np.append(values, 100.0), 0.975)
     assert upper_bound(values, 100.0) == pytest.approx(drawn, abs=2.0)
@@ -94,7 +94,7 @@ def test_more_loss_never_tightens_the_bound(values: list[float], data: st.DataOb
     assert upper_bound(more, 100.0) >= upper_bound(values, 100.0) - 1e-4
 
 
-def test_what_was_told_of_one_small_loss_of_a_hundred_is_not_below_what_is_told_of_none() -> None:
+def test_bound_of_one_small_loss_is_not_below_the_bound_of_no_loss() -> None:
     """At n = 100, an earlier method's bound was 3.62 points for no loss, but 0.06 if one document lost one point."""
     none, ones, three, large = np.zeros((4, 100))
     ones[0], three[:3], large[0] = 1.0, 1.0, 100.0

@@ -24,18 +24,18 @@ def of_columns(rows, counts):
 of_columns.of_columns = True
 
 
-def test_a_metric_of_sums_is_left_alone():
+def test_metric_of_sums_is_returned_unchanged():
     rows, aggregate = as_sums(RUN_A, of_sums)
     assert rows is RUN_A and aggregate is of_sums
 
 
-def test_the_interval_is_that_of_the_same_metric_as_sums():
+def test_interval_of_a_column_metric_equals_that_of_its_sums():
     wanted, interval = aggregate_interval(RUN_A, of_sums), aggregate_interval(*as_sums(RUN_A, of_columns))
     assert (interval.value, interval.low, interval.high) == pytest.approx((wanted.value, wanted.low, wanted.high))
     assert (interval.method, interval.n) == (wanted.method, 30)
 
 
-def test_the_paired_test_is_that_of_the_same_metric_as_sums():
+def test_paired_test_of_a_column_metric_equals_that_of_its_sums():
     wanted = difference(RUN_A, RUN_B, of_sums, seed=0)
     result = difference(*paired_as_sums(RUN_A, RUN_B, of_columns), seed=0)
     assert (result.a, result.b, result.p) == pytest.approx((wanted.a, wanted.b, wanted.p))
@@ -43,5 +43,5 @@ def test_the_paired_test_is_that_of_the_same_metric_as_sums():
     assert (result.test, result.detectable) == (wanted.test, pytest.approx(wanted.detectable))
 
 
-def test_runs_that_are_equal_do_not_differ():
+def test_equal_runs_show_no_difference():
     assert difference(*paired_as_sums(RUN_A, RUN_A.copy(), of_columns), seed=0).test == NOTHING_DIFFERS

@@ -143,7 +143,7 @@ def coverage(what: str, size: int, samples: int) -> float:
 
 
 @pytest.mark.parametrize("what", SIMULATED)
-def test_intervals_hold_the_truth_as_often_as_they_say(what: str) -> None:
+def test_interval_coverage_matches_the_documented_values(what: str) -> None:
     for size, expected in zip(SIZES, SIMULATED[what][-1], strict=True):
         samples = 60 if size == 200 else 200
         error = math.sqrt(expected * (100 - expected) / samples)
@@ -152,7 +152,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(what: str) -> None:
 
 @pytest.mark.parametrize("right", [0.5, 0.9, 0.95])
 @pytest.mark.parametrize("size", SIZES)
-def test_all_or_nothing_is_held_by_at_least_95_of_100_exact_intervals(right: float, size: int) -> None:
+def test_exact_intervals_cover_binary_outcomes_at_least_95_percent(right: float, size: int) -> None:
     covered = 0.0
     for hits in range(size + 1):
         interval = mean_interval([100.0] * hits + [0.0] * (size - hits), PERCENT)

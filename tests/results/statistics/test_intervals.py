@@ -35,7 +35,7 @@ def mean_of_percent(sample: list[float]) -> Interval:
 
 
 @given(values)
-def test_an_interval_of_a_mean_holds_it_stays_on_the_scale_and_has_a_width(sample: list[float]) -> None:
+def test_mean_interval_contains_the_mean_within_the_scale_and_has_positive_width(sample: list[float]) -> None:
     interval = mean_of_percent(sample)
     assert 0 <= interval.low <= interval.value <= interval.high <= 100 + 1e-9
     assert interval.high > interval.low
@@ -43,7 +43,7 @@ def test_an_interval_of_a_mean_holds_it_stays_on_the_scale_and_has_a_width(sampl
 
 
 @given(tokens)
-def test_an_interval_of_a_share_of_tokens_holds_it_stays_on_the_scale_and_has_a_width(
+def test_token_share_interval_contains_the_share_within_zero_and_one(
     pairs: list[tuple[int, int]],
 ) -> None:
     interval = bounded_ratio_interval([a for a, _ in pairs], [a + b for a, b in pairs])
@@ -53,7 +53,7 @@ def test_an_interval_of_a_share_of_tokens_holds_it_stays_on_the_scale_and_has_a_
 
 
 @given(times, st.data(), seeds)
-def test_an_interval_of_a_ratio_holds_it_and_is_positive(full: list[int], data: st.DataObject, seed: int) -> None:
+def test_ratio_interval_contains_the_ratio_and_is_not_negative(full: list[int], data: st.DataObject, seed: int) -> None:
     method = data.draw(st.lists(st.integers(1, 10**10), min_size=len(full), max_size=len(full)))
     interval = ratio_interval(full, method, seed=seed, n_boot=N_BOOT)
     assert interval.value == pytest.approx(sum(full) / sum(method))
@@ -62,20 +62,20 @@ def test_an_interval_of_a_ratio_holds_it_and_is_positive(full: list[int], data: 
 
 
 @given(values, st.integers(2, 5))
-def test_an_interval_shrinks_as_documents_come_on(sample: list[float], times: int) -> None:
+def test_interval_narrows_with_more_documents(sample: list[float], times: int) -> None:
     few, many = mean_of_percent(sample), mean_of_percent(sample * times)
     assert many.high - many.low < few.high - few.low
 
 
 @given(times, st.integers(2, 9), seeds)
-def test_a_ratio_in_which_no_document_differs_has_no_interval(sample: list[int], factor: int, seed: int) -> None:
+def test_ratio_equal_in_every_document_has_no_interval(sample: list[int], factor: int, seed: int) -> None:
     interval = ratio_interval([factor * ns for ns in sample], sample, seed=seed, n_boot=N_BOOT)
     assert (interval.value, interval.low, interval.high, interval.method) == (pytest.approx(factor), None, None, None)
 
 
 @given(times, seeds)
 @settings(max_examples=20)
-def test_exchanging_the_two_sides_of_a_ratio_turns_its_interval_over(sample: list[int], seed: int) -> None:
+def test_swapping_numerator_and_denominator_inverts_the_ratio_interval(sample: list[int], seed: int) -> None:
     other = sample[::-1]
     forward = ratio_interval(sample, other, seed=seed, n_boot=N_BOOT)
     backward = ratio_interval(other, sample, seed=seed, n_boot=N_BOOT)
@@ -92,12 +92,12 @@ def test_equal_seeds_give_equal_intervals(sample: list[int], seed: int) -> None:
 
 @given(values)
 @settings(max_examples=20)
-def test_a_mean_is_the_aggregate_of_sums(sample: list[float]) -> None:
+def test_mean_interval_equals_aggregate_interval_of_sums(sample: list[float]) -> None:
     column = np.array(sample)[:, None]
     assert aggregate_interval(column, lambda total, n: total[..., 0] / n) == mean_of_percent(sample)
 
 
-def test_every_resample_draws_as_many_documents_as_there_are() -> None:
+def test_every_resample_draws_n_documents() -> None:
     weights = np.concatenate(list(bootstrap_weights(7, 1000, seed=0)))
     assert weights.shape == (1000, 7)
     assert (weights.sum(axis=1) == 7).all()
@@ -105,7 +105,7 @@ def test_every_resample_draws_as_many_documents_as_there_are() -> None:
     assert weights.var() == pytest.approx(6 / 7, rel=0.05)
 
 
-def test_few_resamples_are_drawn_once_and_cannot_be_changed() -> None:
+def test_few_resamples_are_cached_and_read_only() -> None:
     (drawn,), (redrawn,) = bootstrap_weights(7, 1000, seed=0), bootstrap_weights(7, 1000, seed=0)
     assert redrawn is drawn and not drawn.flags.writeable
     (other,) = bootstrap_weights(7, 1000, seed=1)
@@ -127,7 +127,7 @@ def test_blocks_of_resamples_are_bounded_in_memory() -> None:
         (38, 40, 0.8308, 0.9939),
     ],
 )
-def test_all_or_nothing_has_the_exact_interval(hits: int, n: int, low: float, high: float) -> None:
+def test_binary_outcomes_have_the_clopper_pearson_interval(hits: int, n: int, low: float, high: float) -> None:
     # Tables of Clopper-Pearson limits (NIST handbook, R's binom.test).
     interval = mean_of_percent([100.0] * hits + [0.0] * (n - hits))
     assert (interval.low / 100, interval.high / 100) == pytest.approx((low, high), abs=1e-4)
@@ -136,9 +136,7 @@ def test_all_or_nothing_has_the_exact_interval(hits: int, n: int, low: float, hi
 
 
 @pytest.mark.parametrize(("value", "low", "high"), [(60.0, 60 * 0.05**0.1, 100 - 40 * 0.05**0.1), (0.0, 0, 0)])
-def test_where_no_document_differs_as_many_may_as_could_have_stayed_unseen(
-    value: float, low: float, high: float
-) -> None:
+def test_interval_of_equal_documents_allows_for_unseen_differences(value: float, low: float, high: float) -> None:
     # Ten documents: with a share of more than 1 - .025 ** .1 = 31% others, one would have been among them.
     unseen = 1 - 0.025**0.1
     interval = aggregate_interval(np.full((10, 2), value / 2), lambda total, n: total.sum(axis=-1) / n)
@@ -147,7 +145,7 @@ def test_where_no_document_differs_as_many_may_as_could_have_stayed_unseen(
     assert low <= high
 
 
-def test_where_documents_differ_little_the_interval_is_students_t() -> None:
+def test_interval_with_little_variation_equals_students_t() -> None:
     sample = np.random.default_rng(0).normal(50, 1, 8)
     interval = mean_of_percent(sample.tolist())
     half = 2.365 * sample.std(ddof=1) / math.sqrt(8)
@@ -155,7 +153,7 @@ def test_where_documents_differ_little_the_interval_is_students_t() -> None:
     assert interval.method == "Korn-Graubard"
 
 
-def test_a_ratio_of_many_alike_documents_has_students_t_of_its_logarithm() -> None:
+def test_ratio_interval_of_many_similar_documents_equals_students_t_of_the_log_ratio() -> None:
     rng = np.random.default_rng(0)
     full, method = rng.normal(200, 2, 30), rng.normal(100, 1, 30)
     residuals = full / full.mean() - method / method.mean()
@@ -166,7 +164,7 @@ def test_a_ratio_of_many_alike_documents_has_students_t_of_its_logarithm() -> No
     assert math.log(interval.high / interval.low) >= 2 * half * (1 - 1e-3)
 
 
-def test_one_document_unlike_the_others_widens_a_ratio_and_not_without_end() -> None:
+def test_single_outlier_widens_the_ratio_interval_boundedly() -> None:
     """Twenty documents are 1.2 times as fast; one took 64 ms longer at full depth. A bootstrap reaches 1e43."""
     full = np.array([2.6 + 0.44 * number for number in range(20)])
     method = full / 1.2 * (1 + 0.01 * (np.arange(20) % 3))
@@ -176,7 +174,7 @@ def test_one_document_unlike_the_others_widens_a_ratio_and_not_without_end() -> 
     assert interval.low < 1.2 < interval.high < 5
 
 
-def test_pairing_removes_what_documents_share() -> None:
+def test_pairing_removes_shared_document_variance() -> None:
     rng = np.random.default_rng(0)
     full = rng.integers(10**6, 10**9, size=40)
     method = full // 2 + rng.integers(0, 10**3, size=40)
@@ -185,7 +183,7 @@ def test_pairing_removes_what_documents_share() -> None:
     assert paired.high - paired.low < 1e-5 < shuffled.high - shuffled.low
 
 
-def test_a_corpus_metric_is_computed_anew_without_each_document() -> None:
+def test_corpus_metric_interval_uses_leave_one_out_scores() -> None:
     rng = np.random.default_rng(0)
     words = np.array(["the", "a", "cat", "dog", "sat", "ran", "on", "under", "mat", "tree", "and", "then", "it", "he"])
     references = [" ".join(rng.choice(words, 12)) for _ in range(8)]
@@ -208,7 +206,7 @@ def test_a_metric_off_the_scale_has_no_interval() -> None:
     assert (interval.value, interval.low) == (110, None)
 
 
-def test_a_ratio_of_ratios_is_that_of_their_quotient() -> None:
+def test_product_interval_of_a_ratio_of_ratios_contains_their_quotient() -> None:
     rng = np.random.default_rng(0)
     rows = rng.lognormal(size=(12, 4))
     product = product_interval(rows, (-1, 1, 1, -1), seed=0)
@@ -223,19 +221,19 @@ def test_one_document_has_an_estimate_and_no_interval() -> None:
         assert (interval.value, interval.low, interval.high, interval.method, interval.n) == (4.0, None, None, None, 1)
 
 
-def test_no_document_has_neither() -> None:
+def test_no_documents_have_neither_estimate_nor_interval() -> None:
     for interval in (mean_of_percent([]), ratio_interval([], [], seed=0), bounded_ratio_interval([], [])):
         assert math.isnan(interval.value)
         assert (interval.low, interval.high, interval.n) == (None, None, 0)
 
 
-def test_a_ratio_over_nothing_is_undefined() -> None:
+def test_ratio_with_zero_denominator_is_undefined() -> None:
     for interval in (ratio_interval([1, 2], [0, 0], seed=0), bounded_ratio_interval([0, 0], [0, 0])):
         assert math.isnan(interval.value)
         assert (interval.low, interval.high) == (None, None)
 
 
-def test_one_document_that_is_all_there_is_leaves_no_interval() -> None:
+def test_single_nonzero_document_gives_no_interval() -> None:
     for interval in (
         ratio_interval([0, 3, 0], [0, 1, 0], seed=0),
         bounded_ratio_interval([0, 3, 0], [0, 1, 0], (1, 9)),
@@ -252,7 +250,7 @@ def test_one_document_that_is_all_there_is_leaves_no_interval() -> None:
         ([[1], [2]], [1, 1], "numerator has 2 dimensions"),
     ],
 )
-def test_a_ratio_of_what_does_not_pair_is_refused(full: list[float], method: list[float], message: str) -> None:
+def test_ratio_of_unpaired_or_invalid_values_is_refused(full: list[float], method: list[float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ratio_interval(full, method, seed=0)
     with pytest.raises(ValueError, match=message):

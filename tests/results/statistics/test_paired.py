@@ -55,7 +55,7 @@ def slow_permutation(rows_a: np.ndarray, rows_b: np.ndarray, aggregate: paired.A
 
 
 @given(scores)
-def test_the_test_of_a_mean_is_the_share_of_all_sign_flips_that_lie_as_far(pairs: list[tuple[int, int]]) -> None:
+def test_permutation_p_of_a_mean_equals_the_share_of_extreme_sign_flips(pairs: list[tuple[int, int]]) -> None:
     d = [b - a for a, b in pairs]
     flips = [sum(s * x for s, x in zip(signs, d, strict=True)) for signs in itertools.product([1, -1], repeat=len(d))]
     expected = sum(abs(flip) >= abs(sum(d)) for flip in flips) / len(flips)
@@ -65,7 +65,7 @@ def test_the_test_of_a_mean_is_the_share_of_all_sign_flips_that_lie_as_far(pairs
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 9)] * 4), min_size=1, max_size=7))
-def test_the_test_of_a_corpus_metric_aggregates_every_exchange_anew(rows: list[tuple[int, int, int, int]]) -> None:
+def test_permutation_test_of_a_corpus_metric_reaggregates_every_exchange(rows: list[tuple[int, int, int, int]]) -> None:
     array = np.array(rows, dtype=float)
     rows_a, rows_b = array[:, :2], array[:, 2:]
     assert permutation_test(rows_a, rows_b, geometric, seed=0)[0] == pytest.approx(
@@ -74,7 +74,7 @@ def test_the_test_of_a_corpus_metric_aggregates_every_exchange_anew(rows: list[t
 
 
 @given(rights)
-def test_mcnemar_is_the_sign_flip_test_of_all_or_nothing(pairs: list[tuple[bool, bool]]) -> None:
+def test_mcnemar_equals_the_sign_flip_test_of_binary_scores(pairs: list[tuple[bool, bool]]) -> None:
     a, b = (100.0 * np.array(column) for column in zip(*pairs, strict=True))
     result = binary_difference(a, b)
     assert result.test == ("no document differs" if (a == b).all() else "McNemar, exact")
@@ -88,7 +88,7 @@ def test_mcnemar_is_the_two_sided_binomial_test(gained: int, lost: int) -> None:
     assert mcnemar(gained, lost) == pytest.approx(far / 2**n)
 
 
-def test_mcnemar_of_very_many_documents_is_still_a_number() -> None:
+def test_mcnemar_of_very_many_documents_does_not_overflow() -> None:
     assert mcnemar(3000, 2800) == pytest.approx(0.0090, abs=0.0003)  # normal: z = 199 / sqrt(5800) = 2.613
 
 
@@ -125,20 +125,20 @@ def test_a_run_does_not_differ_from_itself(pairs: list[tuple[int, int]]) -> None
         assert (result.delta.low, result.delta.high) == pytest.approx((-unseen, unseen), abs=1e-3)
 
 
-def test_all_or_nothing_that_does_not_differ_says_so() -> None:
+def test_equal_binary_scores_report_no_difference() -> None:
     right = np.array([0.0, 100.0, 100.0])
     result = binary_difference(right, right)
     assert (result.p, result.test, result.detectable) == (1, "no document differs", None)
 
 
-def test_many_documents_are_tested_by_draws_and_say_how_finely() -> None:
+def test_many_documents_use_sampled_permutations_and_report_their_number() -> None:
     rng = np.random.default_rng(0)
     rows_a = rng.normal(size=(3 * EXACT_DOCUMENTS, 1))
     # All differences are equal: of 2 ** 48 exchanges only all and none lie as far, and the observed one is counted.
     assert permutation_test(rows_a, rows_a + 1, mean, seed=0) == (1 / DRAWS, "permutation, 20,000 draws")
 
 
-def test_draws_agree_with_all_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampled_permutations_agree_with_all_exchanges(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(1)
     rows_a = rng.integers(0, 100, size=(12, 1)).astype(float)
     rows_b = rows_a + rng.integers(-10, 20, size=(12, 1))
@@ -148,14 +148,14 @@ def test_draws_agree_with_all_exchanges(monkeypatch: pytest.MonkeyPatch) -> None
     assert drawn == pytest.approx(exact, abs=4 * math.sqrt(exact / DRAWS))
 
 
-def test_p_values_are_uniform_where_nothing_differs() -> None:
+def test_permutation_test_rejects_a_true_null_at_the_nominal_rate() -> None:
     rng = np.random.default_rng(2)
     result = [permutation_test(*rng.normal(size=(2, 10, 1)), mean, seed=0)[0] for _ in range(400)]
     assert np.mean(np.array(result) <= 0.05) == pytest.approx(0.05, abs=0.03)
 
 
 @pytest.mark.parametrize(("n", "tolerance"), [(8, 0.06), (10, 0.04), (12, 0.04)])
-def test_a_difference_of_the_detectable_size_is_found_four_times_in_five(n: int, tolerance: float) -> None:
+def test_detectable_effect_is_found_with_80_percent_power(n: int, tolerance: float) -> None:
     """It is found by the exact permutation test, whose p-value cannot be small for few documents."""
     samples = 4000
     noise = np.random.default_rng(n).normal(size=(samples, n))
@@ -170,7 +170,7 @@ def test_a_difference_of_the_detectable_size_is_found_four_times_in_five(n: int,
 
 @pytest.mark.parametrize("discordant", [0.05, 0.1, 0.3])
 @pytest.mark.parametrize("n", [6, 10, 16, 40, 100, 400])
-def test_mcnemar_finds_a_difference_of_the_detectable_size_four_times_in_five(n: int, discordant: float) -> None:
+def test_mcnemar_finds_the_detectable_share_with_80_percent_power(n: int, discordant: float) -> None:
     share = detectable_share(n, discordant)
     rng = np.random.default_rng(n)
     lower_bound = max(share, discordant)
@@ -180,25 +180,25 @@ def test_mcnemar_finds_a_difference_of_the_detectable_size_four_times_in_five(n:
     assert (p <= 0.05).mean() == pytest.approx(0.8, abs=0.03)
 
 
-def test_nothing_is_promised_of_fewer_documents_than_a_test_can_reject_with() -> None:
+def test_no_detectable_difference_below_the_minimum_document_count() -> None:
     assert detectable_share(LEAST_DIFFERING - 1, 0.2) is None
     assert detectable_effect(np.arange(5.0), np.ones(5, dtype=bool)) is None
     assert detectable_share(LEAST_DIFFERING, 0.2) == pytest.approx(0.8 ** (1 / 6), abs=1e-5)
 
 
-def test_of_many_documents_the_detectable_difference_is_the_normal_tests() -> None:
+def test_detectable_share_of_many_documents_approaches_the_normal_test() -> None:
     for n in (400, 2000):
         normal = (1.959964 + 0.841621) * math.sqrt(0.2 / n)
         assert normal < detectable_share(n, 0.2) < 1.08 * normal
 
 
-def test_the_detectable_effect_of_a_mean_is_that_of_its_standard_error() -> None:
+def test_detectable_effect_of_a_mean_follows_its_standard_error() -> None:
     rows_a, rows_b = np.zeros((200, 1)), np.random.default_rng(4).normal(size=(200, 1))
     expected = (1.959964 + 0.841621) * rows_b.std() / math.sqrt(200)
     assert difference(rows_a, rows_b, mean, seed=0).detectable == pytest.approx(expected, rel=0.02)
 
 
-def test_an_effect_of_few_documents_is_promised_only_where_six_could_show_it() -> None:
+def test_detectable_effect_assumes_at_least_six_differing_documents() -> None:
     rows_b = np.zeros((40, 1))
     rows_b[:2] = 50.0
     result = difference(np.zeros((40, 1)), rows_b, mean, seed=0)
@@ -207,7 +207,7 @@ def test_an_effect_of_few_documents_is_promised_only_where_six_could_show_it() -
 
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=20))
-def test_an_interval_of_a_difference_holds_it_stays_on_the_scale_and_has_a_width(moved: list[float]) -> None:
+def test_difference_interval_contains_the_difference_within_the_scale(moved: list[float]) -> None:
     value = float(np.mean(moved))
     interval = difference_interval(value, np.array(moved))
     assert -100 <= interval.low <= value <= interval.high <= 100
@@ -225,7 +225,7 @@ def test_one_document_has_a_difference_and_no_interval() -> None:
     )
 
 
-def test_holm_by_hand() -> None:
+def test_holm_matches_a_hand_computed_example() -> None:
     # 4 * 0.01 = 0.04; 3 * 0.015 = 0.045; 2 * 0.03 = 0.06; 1 * 0.04 is below the one before.
     assert holm([0.04, 0.01, 0.03, 0.015]) == pytest.approx([0.06, 0.04, 0.06, 0.045])
     assert holm([]) == []

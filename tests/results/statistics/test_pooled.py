@@ -34,29 +34,31 @@ def check(task: Task, metric: str, rows: Floats) -> None:
 
 
 @given(pairs=LABELS)
-def test_f1_and_matthews_correlation_are_those_of_the_tasks(pairs: list[tuple[int, int]]) -> None:
+def test_f1_and_mcc_contributions_match_the_task_metrics(pairs: list[tuple[int, int]]) -> None:
     rows = np.array([confusion(gold, predicted) for gold, predicted in pairs])
     check(get_task("mrpc"), "f1", rows)
     check(get_task("cola"), "mcc", rows)
 
 
 @given(pairs=RATINGS)
-def test_pearson_correlation_is_that_of_the_task(pairs: list[tuple[int, int]]) -> None:
+def test_pearson_contributions_match_the_task_metric(pairs: list[tuple[int, int]]) -> None:
     check(get_task("stsb"), "pearson", np.array([moments(gold, predicted) for gold, predicted in pairs]))
 
 
 @given(answers=BLEU)
-def test_bleu_is_that_of_the_task(answers: list[tuple[int, ...]]) -> None:
+def test_bleu_contributions_match_the_task_metric(answers: list[tuple[int, ...]]) -> None:
     rows = np.array([[own, gold, *matches, own, own - 1, own - 2, own - 3] for own, gold, *matches in answers])
     check(get_task("wmt-en-fr"), "bleu", rows.astype(np.float64))
 
 
-def test_their_mean_is_the_metric() -> None:
+def test_mean_of_contributions_equals_the_metric() -> None:
     moved = contributions("f1", np.array([confusion(1, 1), confusion(0, 1), confusion(1, 0), confusion(1, 1)]))
     assert moved is not None
     assert moved.mean() == pytest.approx(2 / 3)
 
 
 @pytest.mark.parametrize(("metric", "width", "n"), [("rougeL", 4, 3), ("f1", 2, 3), ("f1", 4, 1)])
-def test_other_metrics_other_statistics_and_single_documents_have_none(metric: str, width: int, n: int) -> None:
+def test_unsupported_metrics_statistics_and_single_documents_have_no_contributions(
+    metric: str, width: int, n: int
+) -> None:
     assert contributions(metric, np.ones((n, width))) is None

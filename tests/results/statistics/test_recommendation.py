@@ -92,7 +92,7 @@ def test_few_recommended_settings_lose_more_than_allowed(n: int, settings: int) 
     assert outcome.broken <= 0.05 * max(20, outcome.confirmed)
 
 
-def test_reported_quality_and_speed_are_those_of_other_documents() -> None:
+def test_reported_quality_and_speed_are_unbiased() -> None:
     outcome = simulate(np.random.default_rng(3), 200, np.linspace(0, 8, 10), 9.0, tasks=300)
     assert outcome.chosen > 200
     # three standard errors of a mean of 100 documents with a spread of about 15 points, and of times with 5 %
@@ -100,7 +100,7 @@ def test_reported_quality_and_speed_are_those_of_other_documents() -> None:
     assert abs(outcome.speed_error / outcome.chosen) < 3 * 0.05 / np.sqrt(outcome.chosen)
 
 
-def test_a_third_of_the_documents_chooses_and_it_stays_the_same() -> None:
+def test_choosing_documents_are_a_fixed_third() -> None:
     keys = [f"{number:04x}" for number in range(2_000)]
     assert sum(map(is_choosing, keys)) == pytest.approx(2_000 / 3, abs=80)
     assert [key for key in "0123456789" if is_choosing(key)] == ["6", "9"]

@@ -60,13 +60,13 @@ def h1(a: float, b: float) -> float:
 
 
 @given(fractional, deltas)
-def test_hoeffding_is_its_formula(losses: list[float], delta: float) -> None:
+def test_hoeffding_p_equals_its_formula(losses: list[float], delta: float) -> None:
     gap = max(0.0, delta - sum(losses) / len(losses))
     assert hoeffding_p(losses, delta) == pytest.approx(math.exp(-2 * len(losses) * gap**2))
 
 
 @given(binary, deltas)
-def test_binomial_is_the_exact_tail(losses: list[float], delta: float) -> None:
+def test_binomial_p_equals_the_exact_tail(losses: list[float], delta: float) -> None:
     assert binomial_p(losses, delta) == pytest.approx(float(binomial_cdf(int(sum(losses)), len(losses), delta)))
 
 
@@ -77,7 +77,7 @@ def test_binomial_is_exact_for_many_documents_too(k: int, n: int) -> None:
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=60), deltas)
-def test_hoeffding_bentkus_is_the_smaller_of_its_two(twelfths: list[int], delta: float) -> None:
+def test_hoeffding_bentkus_p_is_the_smaller_of_both_bounds(twelfths: list[int], delta: float) -> None:
     n, total = len(twelfths), Fraction(sum(twelfths), 12)
     hoeffding = math.exp(-n * h1(min(float(total) / n, delta), delta))
     bentkus = math.e * float(binomial_cdf(math.ceil(total), n, delta))
@@ -86,7 +86,7 @@ def test_hoeffding_bentkus_is_the_smaller_of_its_two(twelfths: list[int], delta:
 
 
 @pytest.mark.parametrize("thirty", [[1.0] * 30, [0.1] * 300, [1 - 0.7] * 100, [1 - 2 / 3] * 90])
-def test_rounding_does_not_move_the_ceiling_and_any_more_loss_does(thirty: list[float]) -> None:
+def test_bentkus_ceiling_ignores_rounding_errors_but_not_additional_loss(thirty: list[float]) -> None:
     def bentkus(total: int) -> float:
         return math.e * float(binomial_cdf(total, 1000, 0.05))
 
@@ -153,7 +153,7 @@ def test_fewer_errors_are_never_less_significant(losses: list[float], delta: flo
 
 
 @given(losses=binary, delta=deltas)
-def test_tighter_bounds_are_tighter(losses: list[float], delta: float) -> None:
+def test_binomial_hoeffding_bentkus_and_hoeffding_p_values_are_ordered(losses: list[float], delta: float) -> None:
     tight, middle, loose = (test(losses, delta) for test in (binomial_p, hoeffding_bentkus_p, hoeffding_p))
     assert tight <= middle * (1 + 1e-9)
     assert middle <= loose * (1 + 1e-9)
@@ -161,7 +161,7 @@ def test_tighter_bounds_are_tighter(losses: list[float], delta: float) -> None:
 
 @every_p_value
 @pytest.mark.parametrize("delta", [0.05, 0.3, 0.8])
-def test_the_null_is_rejected_no_more_often_than_claimed(p_value: PValue, delta: float) -> None:
+def test_true_null_is_rejected_at_most_at_the_nominal_rate(p_value: PValue, delta: float) -> None:
     """P(p <= u) <= u for every u, over all outcomes of n documents whose true risk is exactly delta."""
     n = 8
     outcomes = [list(map(float, outcome)) for outcome in itertools.product((0, 1), repeat=n)]
@@ -173,7 +173,7 @@ def test_the_null_is_rejected_no_more_often_than_claimed(p_value: PValue, delta:
 
 
 @pytest.mark.parametrize("n", [1, 58, 59, 5000])
-def test_without_loss_the_p_value_is_that_of_no_event(n: int) -> None:
+def test_p_value_without_any_loss_has_its_closed_form(n: int) -> None:
     assert hoeffding_bentkus_p([0.0] * n, 0.05) == pytest.approx(0.95**n, rel=1e-9, abs=0)
     assert binomial_p([0.0] * n, 0.05) == pytest.approx(0.95**n, rel=1e-9, abs=0)
     assert hoeffding_p([0.0] * n, 0.05) == pytest.approx(math.exp(-2 * n * 0.05**2))
@@ -181,7 +181,7 @@ def test_without_loss_the_p_value_is_that_of_no_event(n: int) -> None:
 
 @every_p_value
 @pytest.mark.parametrize("n", [1, 59, 5000])
-def test_with_nothing_but_loss_nothing_is_rejected(p_value: PValue, n: int) -> None:
+def test_p_value_is_one_when_every_loss_is_one(p_value: PValue, n: int) -> None:
     assert p_value([1.0] * n, 0.05) == 1
 
 
@@ -196,19 +196,19 @@ def test_with_nothing_but_loss_nothing_is_rejected(p_value: PValue, n: int) -> N
         ([[0.0]], "one-dimensional"),
     ],
 )
-def test_losses_that_bounds_do_not_cover_are_refused(p_value: PValue, losses: list[float], message: str) -> None:
+def test_empty_or_out_of_range_losses_are_refused(p_value: PValue, losses: list[float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         p_value(losses, 0.05)
 
 
 @every_p_value
 @pytest.mark.parametrize("delta", [0.0, 1.0, -0.1, math.nan])
-def test_a_delta_that_is_no_risk_is_refused(p_value: PValue, delta: float) -> None:
+def test_invalid_delta_is_refused(p_value: PValue, delta: float) -> None:
     with pytest.raises(ValueError, match="delta"):
         p_value([0.0], delta)
 
 
-def test_the_exact_test_refuses_losses_in_between() -> None:
+def test_binomial_test_refuses_fractional_losses() -> None:
     with pytest.raises(ValueError, match="0 and 1"):
         binomial_p([0.0, 0.5], 0.05)
 
@@ -233,7 +233,7 @@ def errors(count: int, n: int = 100) -> list[float]:
 
 
 @every_rule
-def test_nothing_is_decoded_after_the_first_failure(rule: Rule) -> None:
+def test_calibration_stops_decoding_at_the_first_failed_level(rule: Rule) -> None:
     decodes = Decodes({0.9: errors(0), 0.7: errors(1), 0.5: errors(60), 0.3: errors(0)})
     result = calibrate(rule, [0.9, 0.7, 0.5, 0.3], decodes, 0.2, EPSILON)
     assert decodes.asked == [0.9, 0.7, 0.5]
@@ -247,7 +247,7 @@ def test_nothing_is_decoded_after_the_first_failure(rule: Rule) -> None:
 
 
 @every_rule
-def test_where_the_first_level_fails_the_full_model_is_left(rule: Rule) -> None:
+def test_no_level_is_chosen_when_the_first_one_fails(rule: Rule) -> None:
     decodes = Decodes({0.9: errors(60), 0.7: errors(0)})
     result = calibrate(rule, [0.9, 0.7], decodes, 0.2, EPSILON)
     assert decodes.asked == [0.9]
@@ -256,7 +256,7 @@ def test_where_the_first_level_fails_the_full_model_is_left(rule: Rule) -> None:
 
 
 @every_rule
-def test_where_all_pass_the_last_is_chosen_whichever_way_levels_go(rule: Rule) -> None:
+def test_last_level_is_chosen_when_all_pass(rule: Rule) -> None:
     result = calibrate(rule, [1, 2, 3], Decodes({1: errors(0), 2: errors(2), 3: errors(1)}), 0.2, EPSILON)
     assert result.chosen == 3
     assert all(step.passed for step in result.steps)
@@ -265,7 +265,7 @@ def test_where_all_pass_the_last_is_chosen_whichever_way_levels_go(rule: Rule) -
 @every_bound
 @given(counts=st.lists(st.integers(0, 20), min_size=1, max_size=6))
 @settings(max_examples=30)
-def test_the_path_is_the_p_values_up_to_the_first_above_epsilon(bound: Rule, counts: list[int]) -> None:
+def test_calibration_steps_end_at_the_first_p_value_above_epsilon(bound: Rule, counts: list[int]) -> None:
     losses = {float(i): errors(count) for i, count in enumerate(counts)}
     result = calibrate(bound, list(losses), Decodes(losses), 0.2, EPSILON)
     p_values = [P_VALUES[bound](losses[level], 0.2) for level in losses]
@@ -274,7 +274,7 @@ def test_the_path_is_the_p_values_up_to_the_first_above_epsilon(bound: Rule, cou
     assert result.chosen == (len(passing) - 1 if passing else None)
 
 
-def test_a_p_value_of_epsilon_itself_passes() -> None:
+def test_p_value_equal_to_epsilon_passes() -> None:
     epsilon = binomial_p(errors(5), 0.1)
     assert calibrate("binomial", [0.5], lambda _: errors(5), 0.1, epsilon).chosen == 0.5
 
@@ -287,7 +287,7 @@ def test_conformal_risk_control_counts_one_more_document_of_full_loss(n: int, mo
     assert calibrate("crc", [1.0], lambda _: errors(most + 1, n), 0.1, EPSILON).chosen is None
 
 
-def test_rules_without_a_test_have_no_p_value() -> None:
+def test_calibration_rules_without_a_hypothesis_test_have_no_p_value() -> None:
     assert calibrate("crc", [0.5], lambda _: errors(0), 0.1, EPSILON).steps == (LevelTest(0.5, 0.0, None, True),)
     assert calibrate("naive", [0.5], lambda _: errors(10), 0.1, EPSILON).steps == (LevelTest(0.5, 0.1, None, False),)
 
@@ -304,9 +304,7 @@ def test_rules_without_a_test_have_no_p_value() -> None:
         ({"rule": "hb"}, "unknown rule 'hb'; expected one of hoeffding-bentkus"),
     ],
 )
-def test_what_cannot_be_calibrated_is_refused_before_anything_is_decoded(
-    change: dict[str, object], message: str
-) -> None:
+def test_invalid_calibration_arguments_are_refused_before_decoding(change: dict[str, object], message: str) -> None:
     decodes = Decodes({})
     arguments = {"rule": "naive", "levels": [0.9, 0.7], "losses_at": decodes, "delta": 0.1, "epsilon": EPSILON}
     with pytest.raises(ValueError, match=message):
@@ -314,7 +312,7 @@ def test_what_cannot_be_calibrated_is_refused_before_anything_is_decoded(
     assert decodes.asked == []
 
 
-def test_every_level_is_decoded_on_the_same_documents() -> None:
+def test_levels_with_different_document_counts_are_refused() -> None:
     with pytest.raises(ValueError, match="99 documents, the levels before it of 100"):
         calibrate("naive", [0.9, 0.7], Decodes({0.9: errors(0), 0.7: errors(0, 99)}), 0.1, EPSILON)
 
@@ -360,7 +358,7 @@ def violations(chosen: list[float | None]) -> int:
     ("rule", "world"),
     [(rule, world) for rule in P_VALUES for world in WORLDS if (rule, world) != ("binomial", "fractional")],
 )
-def test_too_much_risk_is_chosen_in_at_most_epsilon_of_calibrations(rule: Rule, world: str) -> None:
+def test_calibrations_exceed_the_risk_at_most_epsilon_of_the_time(rule: Rule, world: str) -> None:
     result = calibrations(rule, world)
     assert violations([calibration.chosen for calibration in result]) <= ALLOWED
     # The same check finds the off-by-one of a published implementation: to return the first level that fails.
@@ -369,7 +367,7 @@ def test_too_much_risk_is_chosen_in_at_most_epsilon_of_calibrations(rule: Rule, 
     assert sum(calibration.chosen is not None for calibration in result) > 0.95 * DRAWS
 
 
-def test_the_exact_test_spends_most_of_epsilon() -> None:
+def test_binomial_calibration_uses_most_of_epsilon() -> None:
     """The simulated data are therefore a hard case: p-values that are slightly too small would be noticed."""
     assert (
         violations([calibration.chosen for calibration in calibrations("binomial", "binary")]) > 0.5 * EPSILON * DRAWS
@@ -378,7 +376,7 @@ def test_the_exact_test_spends_most_of_epsilon() -> None:
 
 @pytest.mark.parametrize("rule", ["naive", "crc"])
 @pytest.mark.parametrize("world", WORLDS)
-def test_rules_without_the_guarantee_fail_its_check(rule: Rule, world: str) -> None:
+def test_rules_without_a_guarantee_exceed_epsilon(rule: Rule, world: str) -> None:
     assert violations([calibration.chosen for calibration in calibrations(rule, world)]) > ALLOWED
 
 
@@ -404,7 +402,7 @@ def test_conformal_risk_control_keeps_the_risk_on_average_and_the_naive_rule_doe
     ("mean_loss", "delta"),
     [(0.0, 0.02), (0.002, 0.02), (0.01, 0.02), (0.014, 0.02), (0.03, 0.1), (0.0, 0.9), (0.4, 0.9)],
 )
-def test_from_so_many_documents_on_a_level_of_this_loss_passes(mean_loss: float, delta: float, epsilon: float) -> None:
+def test_documents_needed_is_the_smallest_passing_count(mean_loss: float, delta: float, epsilon: float) -> None:
     def passes(n: int) -> bool:
         return hoeffding_bentkus_p([mean_loss] * n, delta) <= epsilon
 
@@ -414,17 +412,17 @@ def test_from_so_many_documents_on_a_level_of_this_loss_passes(mean_loss: float,
 
 
 @pytest.mark.parametrize("mean_loss", [0.02, 0.3])
-def test_no_number_of_documents_shows_a_loss_that_is_not_there(mean_loss: float) -> None:
+def test_documents_needed_is_none_if_mean_loss_is_not_below_delta(mean_loss: float) -> None:
     assert documents_needed(mean_loss, 0.02, EPSILON) is None
 
 
-def test_a_loss_that_nearly_reaches_the_tolerated_one_takes_millions() -> None:
+def test_loss_close_to_delta_needs_millions_of_documents() -> None:
     needed = documents_needed(0.01999, 0.02, EPSILON)
     assert needed is not None and needed > 1_000_000
     assert math.exp(-needed * (0.01999 * math.log(0.01999 / 0.02) + 0.98001 * math.log(0.98001 / 0.98))) <= EPSILON
 
 
 @pytest.mark.parametrize("bad", [(-0.1, 0.1, 0.1), (0.0, 0.0, 0.1), (0.0, 0.1, 1.0)])
-def test_documents_are_not_counted_for_what_is_no_loss_or_share(bad: tuple[float, float, float]) -> None:
+def test_documents_needed_refuses_invalid_arguments(bad: tuple[float, float, float]) -> None:
     with pytest.raises(ValueError, match="must lie"):
         documents_needed(*bad)

@@ -91,7 +91,7 @@ def pairs(of_documents: np.ndarray) -> list[tuple[str, float]]:
 
 @pytest.mark.parametrize("stalled", [0, STALLED])
 @pytest.mark.parametrize("what", SIMULATED)
-def test_intervals_hold_the_truth_and_estimates_are_right_with_and_without_stalls(what: str, stalled: float) -> None:
+def test_speedup_intervals_have_nominal_coverage_and_low_bias_despite_stalls(what: str, stalled: float) -> None:
     coverages = {size: simulate(what, size, stalled, SAMPLES) for size in SIZES}
     chance = 3 * math.sqrt(0.95 * 0.05 / SAMPLES)
     for size, coverage in coverages.items():
@@ -100,7 +100,7 @@ def test_intervals_hold_the_truth_and_estimates_are_right_with_and_without_stall
     assert 0.93 <= np.mean([coverage.coverage for coverage in coverages.values()]) <= 0.97
 
 
-def test_a_stall_of_one_document_leaves_a_speed_up_alone() -> None:
+def test_single_stall_does_not_change_the_speedup() -> None:
     """Twenty documents of 2.6 to 11 ms with a speed-up of 1.2, one of which is delayed by 64 ms in one reading."""
     full = [(str(n), 2.6 + 0.44 * n) for n in range(20) for _ in range(READINGS)]
     method = [(key, ms / 1.2 * (1 + 0.01 * (int(key) % 3))) for key, ms in full]
@@ -121,7 +121,5 @@ def test_a_speed_up_is_a_ratio_of_sums_of_medians() -> None:
     ("low", "high", "expected"),
     [(0.73, 1e17, False), (1.0, WIDEST, True), (1.0, WIDEST + 0.1, False), (None, None, True), (1.4, 1.6, True)],
 )
-def test_an_interval_wider_than_ten_times_is_no_measurement(
-    low: float | None, high: float | None, expected: bool
-) -> None:
+def test_interval_wider_than_tenfold_is_not_measurable(low: float | None, high: float | None, expected: bool) -> None:
     assert is_measurable(low, high) is expected

@@ -16,7 +16,7 @@ LISTS = st.integers(1, 6).flatmap(
 
 
 @given(LISTS)
-def test_each_number_is_what_a_walk_over_the_blocks_finds(tokens: list[tuple[list[float], list[float]]]) -> None:
+def test_stability_columns_equal_a_loop_over_blocks(tokens: list[tuple[list[float], list[float]]]) -> None:
     p_final, cosine = (np.array(lists) for lists in zip(*tokens, strict=True))
     columns = stability(p_final, cosine)
     for n, (p, s) in enumerate(tokens):
@@ -33,7 +33,7 @@ def test_each_number_is_what_a_walk_over_the_blocks_finds(tokens: list[tuple[lis
 
 
 def nearly_from(values: list[float]) -> int:
-    """Return the first block after which no value is more than the tolerance below an earlier one."""
+    """Return the smallest block s such that v_j >= v_i - `TOLERANCE` for all blocks s <= i < j."""
     for start in range(len(values)):
         tail = values[start:]
         if all(early - late <= TOLERANCE for k, early in enumerate(tail) for late in tail[k + 1 :]):
@@ -41,7 +41,7 @@ def nearly_from(values: list[float]) -> int:
     return 1
 
 
-def test_a_wiggle_of_rounding_size_is_no_fall_and_many_small_falls_are_one() -> None:
+def test_rounding_noise_is_no_fall_but_accumulated_small_falls_are() -> None:
     wiggles = [0.5, 0.9, 0.8999, 0.9, 0.8998]
     slides = [0.93, 0.924, 0.92, 0.914, 0.911]
     columns = stability(np.array([wiggles, slides]), np.ones((2, 5)))

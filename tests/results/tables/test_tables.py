@@ -57,7 +57,7 @@ print(*(line for line in described.splitlines() if "luck" in line or "coin" in l
 """
 
 
-def test_a_new_column_and_a_new_table_are_declared_at_one_place(
+def test_new_columns_and_tables_need_only_one_declaration(
     cell: dict[str, Any], env: dict[str, Any], tmp_path: Path
 ) -> None:
     shutil.copytree(DECLARED, tmp_path / "more" / "tables", ignore=shutil.ignore_patterns("__pycache__"))
@@ -105,12 +105,12 @@ def test_every_table_is_described_and_has_a_key(table: Any) -> None:
     assert set(table.import_key) <= set(names)
 
 
-def test_references_lead_to_tables_whose_key_they_are() -> None:
+def test_references_point_to_the_key_of_their_table() -> None:
     for table, column, owner in REFERENCES:
         assert TABLES[owner].key == (column,), (table, column)
 
 
-def test_rows_that_come_from_elsewhere_come_with_an_attempt_or_say_by_what() -> None:
+def test_tables_of_attempts_are_those_with_an_attempt_id_column() -> None:
     alone = {name for name, table in TABLES.items() if not table.is_of_attempts and not table.local} - KEYS.keys()
     assert alone == {"environment", "hardware", "model_artifact", "dataset_artifact", "cell"}
     with duckdb.connect() as connection:
@@ -122,7 +122,7 @@ def test_rows_that_come_from_elsewhere_come_with_an_attempt_or_say_by_what() -> 
     assert ids == {name for name, table in TABLES.items() if table.is_of_attempts}
 
 
-def test_a_file_has_what_its_table_has_but_for_what_ingest_adds() -> None:
+def test_spool_schema_omits_the_columns_added_by_ingest() -> None:
     assert SPOOL["metrics"].names == [
         *("metric", "metric_version", "value", "ci_low", "ci_high", "ci_method", "n"),
         *("role", "lower_is_better", "scale_low", "scale_high"),
@@ -136,7 +136,7 @@ def test_a_file_has_what_its_table_has_but_for_what_ingest_adds() -> None:
 COLUMNS = "SELECT column_name, data_type, is_nullable FROM duckdb_columns() WHERE table_name = ? ORDER BY column_index"
 
 
-def test_tables_of_sqlalchemy_are_those_of_the_database(tmp_path: Path) -> None:
+def test_sqlalchemy_tables_equal_those_of_the_database(tmp_path: Path) -> None:
     import sqlalchemy as sa
 
     engine = sa.create_engine(f"duckdb:///{tmp_path / 'described.duckdb'}")

@@ -136,7 +136,7 @@ def bert(request: pytest.FixtureRequest, classifier: Classifier) -> World:
 
 
 @pytest.mark.parametrize("case", RULES)
-def test_texts_leave_where_the_definition_says_with_that_blocks_label(case: str, bert: World) -> None:
+def test_exit_layers_and_labels_equal_the_reference_for_every_rule(case: str, bert: World) -> None:
     name, params, rule = RULES[case]
     answers = in_batches_of(bert, parts_of(name, params), size=5)
     expected = [rule(said) for said in bert.reference_logits]
@@ -148,7 +148,7 @@ def test_texts_leave_where_the_definition_says_with_that_blocks_label(case: str,
     assert [answer.value for answer in answers] == pytest.approx(p, abs=1e-5)
 
 
-def test_the_cases_spread_their_exits(classifier: Classifier) -> None:
+def test_reference_exit_layers_differ_between_texts(classifier: Classifier) -> None:
     """If all exits were equal, the comparisons above would show little."""
     said = world(classifier, "bert").reference_logits
     for case, (name, _, rule) in RULES.items():
@@ -156,7 +156,7 @@ def test_the_cases_spread_their_exits(classifier: Classifier) -> None:
             assert len({rule(one) for one in said}) > 1, case
 
 
-def test_random_exits_are_those_drawn_for_the_texts_own_seeds(bert: World) -> None:
+def test_random_exit_layers_increase_with_the_draw_from_each_texts_seed(bert: World) -> None:
     answers = in_batches_of(bert, parts_of("random", {"mean_exit": 2.5, "seed": 4}), size=5)
     draws = [uniform(4, text.seed, 1) for text in bert.texts]
     by_draw = [
@@ -165,7 +165,7 @@ def test_random_exits_are_those_drawn_for_the_texts_own_seeds(bert: World) -> No
     assert by_draw == sorted(by_draw) and len(set(by_draw)) > 1
 
 
-def test_a_learned_score_is_a_sigmoid_of_the_state(bert: World) -> None:
+def test_learned_gate_exits_by_the_sigmoid_of_a_linear_map_of_the_state(bert: World) -> None:
     draw = torch.Generator().manual_seed(2)
     fitted = {"weight": torch.randn(D, generator=draw), "bias": torch.tensor(0.1)}
     answers = in_batches_of(bert, parts_of("berxit", {"threshold": 0.6}, fitted), size=5)
@@ -177,14 +177,14 @@ def test_a_learned_score_is_a_sigmoid_of_the_state(bert: World) -> None:
 
 @pytest.mark.parametrize("size", [1, 5, N])
 @pytest.mark.parametrize("case", ["max-prob", "pabee", "oracle"])
-def test_who_else_is_in_the_batch_changes_nothing(case: str, size: int, bert: World) -> None:
+def test_batch_size_does_not_change_exit_records(case: str, size: int, bert: World) -> None:
     name, params, _ = RULES[case]
     alone, together = (in_batches_of(bert, parts_of(name, params), many) for many in (1, size))
     apart, mixed = ([(one.record._replace(score=None), one.blocks_read) for one in some] for some in (alone, together))
     assert apart == mixed
 
 
-def test_the_published_batch_leaves_when_every_row_of_it_would(bert: World) -> None:
+def test_pabee_with_batch_whole_exits_when_every_rows_prediction_repeats(bert: World) -> None:
     """PABEE's code counts a block only if the whole batch has the same predictions as after the previous block."""
     answers = in_batches_of(bert, parts_of("pabee", {"patience": 1, "batch": "whole"}), size=3)
     for start in range(0, N, 3):
@@ -193,7 +193,7 @@ def test_the_published_batch_leaves_when_every_row_of_it_would(bert: World) -> N
         assert {answer.record.exit_layer for answer in answers[start : start + 3]} == {expected}
 
 
-def test_the_published_entropy_never_exits_where_a_probability_is_rounded_to_zero(classifier: Classifier) -> None:
+def test_deebert_with_nan_underflow_never_exits_when_a_probability_rounds_to_zero(classifier: Classifier) -> None:
     result = world(classifier, "bert")
     assert result.model.off_ramps is not None
     bias = torch.tensor([200.0, 0.0, 0.0])  # p = (1, 0, 0) in single precision: as sure as can be
@@ -208,7 +208,9 @@ def test_the_published_entropy_never_exits_where_a_probability_is_rounded_to_zer
 
 
 @pytest.mark.parametrize("tolerance", [0.3, 1.0])
-def test_numbers_confirm_each_other_within_a_tolerance(tolerance: float, classifier: Classifier) -> None:
+def test_pabee_counts_regression_outputs_within_the_tolerance_as_equal(
+    tolerance: float, classifier: Classifier
+) -> None:
     result = world(classifier, "bert", "linear", labels=1)
     answers = in_batches_of(result, parts_of("pabee", {"patience": 1, "tolerance": tolerance}), size=5)
     for said, answer in zip(result.reference_logits[:, :, 0], answers, strict=True):
@@ -218,7 +220,7 @@ def test_numbers_confirm_each_other_within_a_tolerance(tolerance: float, classif
     assert len({answer.record.exit_layer for answer in answers}) > 1
 
 
-def test_every_block_asked_is_noted_until_the_text_leaves(bert: World) -> None:
+def test_every_evaluated_block_is_recorded_up_to_the_exit(bert: World) -> None:
     for said, answer in zip(
         bert.reference_logits, in_batches_of(bert, parts_of("max-prob", {"threshold": 0.7}), 5), strict=True
     ):
@@ -234,7 +236,7 @@ def test_every_block_asked_is_noted_until_the_text_leaves(bert: World) -> None:
 
 
 @pytest.mark.parametrize("case", RULES)
-def test_answers_are_the_same_untraced(case: str, bert: World) -> None:
+def test_untraced_answers_equal_traced_answers(case: str, bert: World) -> None:
     name, params, _ = RULES[case]
     traced, plain = (in_batches_of(bert, parts_of(name, params), 5, traced=traced) for traced in (True, False))
     assert [(a.record.exit_layer, a.label) for a in traced] == [(a.record.exit_layer, a.label) for a in plain]
@@ -242,7 +244,7 @@ def test_answers_are_the_same_untraced(case: str, bert: World) -> None:
     assert all(answer.readings == [] for answer in plain)
 
 
-def test_scores_of_stored_states_are_those_of_a_real_run(bert: World) -> None:
+def test_scores_of_stored_states_equal_those_of_a_run(bert: World) -> None:
     parts = parts_of("deebert", {"threshold": 0.0})
     states_LND = pooled_states(bert.model, bert.texts)
     np.testing.assert_allclose(states_LND.double().numpy().swapaxes(0, 1), bert.states, atol=1e-5)
@@ -253,7 +255,7 @@ def test_scores_of_stored_states_are_those_of_a_real_run(bert: World) -> None:
         assert [one.label for one in answer.readings] == emitted_LN[:, place].tolist()
 
 
-def test_logits_that_are_not_finite_are_refused_where_numbers_are_checked(classifier: Classifier) -> None:
+def test_non_finite_logits_raise_an_error(classifier: Classifier) -> None:
     result = world(classifier, "bert")
     assert result.model.off_ramps is not None
     result.model.off_ramps.tensors["1.out.bias"].fill_(math.nan)
@@ -264,7 +266,7 @@ def test_logits_that_are_not_finite_are_refused_where_numbers_are_checked(classi
 # ------------------------------------------------------------------------------------------------------- costs
 
 
-def test_a_block_costs_what_its_products_cost(classifier: Classifier) -> None:
+def test_block_flops_equal_those_of_its_matrix_products(classifier: Classifier) -> None:
     """A block has four D x D products, two D x F products, and attention's two products over T x T."""
     model = world(classifier, "bert").model
     inner = 32
@@ -273,7 +275,7 @@ def test_a_block_costs_what_its_products_cost(classifier: Classifier) -> None:
         assert model.block_cost(length).matmul_flops == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_text_costs_its_blocks_its_gate_and_what_was_read(bert: World) -> None:
+def test_text_flops_are_those_of_its_blocks_and_exit_heads(bert: World) -> None:
     parts, length = parts_of("static", {"exit_layer": 2}), 7
     cost = text_cost(bert.model, parts, length, 2, [2])
     numel = bert.model.exit_head_numel(2)

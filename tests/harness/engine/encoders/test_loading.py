@@ -43,7 +43,7 @@ def changed(folder: Path, **values: Any) -> Path:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_folder_of_each_family_is_read_and_proved(name: str, saved: Callable[..., Path]) -> None:
+def test_every_encoder_family_loads_from_a_folder(name: str, saved: Callable[..., Path]) -> None:
     folder = saved(name)
     assert is_encoder(folder)
     model = load_encoder(folder).model
@@ -60,11 +60,11 @@ def test_a_model_that_differs_from_its_plain_forward_pass_is_refused(
         load_encoder(saved(name))
 
 
-def test_positions_of_some_families_begin_behind_padding(saved: Callable[..., Path]) -> None:
+def test_max_positions_exclude_roberta_padding_positions(saved: Callable[..., Path]) -> None:
     assert load_encoder(saved("roberta")).model.max_positions == 39
 
 
-def test_off_ramps_beside_the_weights_are_read(saved: Callable[..., Path]) -> None:
+def test_off_ramps_next_to_the_weights_are_loaded(saved: Callable[..., Path]) -> None:
     folder = saved("bert")
     tensors = new_off_ramps("linear", (1, 3), 16, 3, torch.Generator().manual_seed(0))
     save_off_ramps(folder / OFF_RAMPS_FILE, "linear", tensors)
@@ -83,7 +83,7 @@ def test_off_ramps_of_another_model_are_refused(saved: Callable[..., Path]) -> N
         load_encoder(folder)
 
 
-def test_buffers_of_earlier_versions_are_left(saved: Callable[..., Path]) -> None:
+def test_position_ids_of_older_transformers_versions_are_ignored(saved: Callable[..., Path]) -> None:
     folder = saved("bert")
     tensors = load_file(folder / "model.safetensors")
     save_file({**tensors, "bert.embeddings.position_ids": torch.arange(40)[None]}, folder / "model.safetensors")
@@ -94,7 +94,9 @@ def test_buffers_of_earlier_versions_are_left(saved: Callable[..., Path]) -> Non
     ("architecture", "allowed"),
     [("BertModel", "BertLMHeadModel, "), ("BertForMaskedLM", "BertLMHeadModel, "), ("DistilBertModel", "")],
 )
-def test_an_encoder_without_a_head_is_told_as_such(saved: Callable[..., Path], architecture: str, allowed: str) -> None:
+def test_encoder_without_a_head_is_refused_with_a_specific_message(
+    saved: Callable[..., Path], architecture: str, allowed: str
+) -> None:
     """The message does not call it a quantised decoder, although its file has a buffer of integers."""
     folder = saved("distilbert" if architecture.startswith("Distil") else "bert")
     folder = changed(folder, architectures=[architecture])
@@ -124,12 +126,14 @@ def test_an_encoder_without_a_head_is_told_as_such(saved: Callable[..., Path], a
         ({"id2label": {"0": "a", "1": "b"}, "num_labels": 2}, r"shape \[3\], config.json requires \[2\]"),
     ],
 )
-def test_what_cannot_be_computed_with_is_refused(values: Any, message: str, saved: Callable[..., Path]) -> None:
+def test_unsupported_classifier_configs_are_refused(values: Any, message: str, saved: Callable[..., Path]) -> None:
     with pytest.raises(UserError, match=message):
         load_encoder(changed(saved("bert"), **values))
 
 
-def test_planning_reads_no_weights(saved: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_on_the_meta_device_computes_nothing(
+    saved: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(encoder_loading, "_prove", lambda stack: pytest.fail("nothing is computed"))
     model = load_encoder(saved("albert"), device="meta").model
     assert (model.n_blocks, model.device.type) == (4, "meta")

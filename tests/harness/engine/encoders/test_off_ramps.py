@@ -29,7 +29,7 @@ def loaded(folder: Path, tensors: dict[str, Tensor], metadata: Any) -> OffRamps 
 
 
 @pytest.mark.parametrize("kind", RAMP_KINDS)
-def test_an_off_ramp_is_these_linear_maps(kind: RampKind) -> None:
+def test_off_ramp_logits_equal_those_of_torch_linear_layers(kind: RampKind) -> None:
     tensors = ramps(kind)
     state_AD = torch.randn(6, D)
     expected = state_AD
@@ -42,12 +42,12 @@ def test_an_off_ramp_is_these_linear_maps(kind: RampKind) -> None:
 
 
 @pytest.mark.parametrize(("kind", "numel"), [("linear", C * D), ("pooler-linear", C * D + D * D)])
-def test_a_read_out_multiplies_the_weights_of_its_maps(kind: RampKind, numel: int) -> None:
+def test_off_ramp_numel_counts_the_weights_of_its_linear_maps(kind: RampKind, numel: int) -> None:
     assert OffRamps(kind, (1, 2, 4), ramps(kind)).numel(2) == numel
 
 
 @pytest.mark.parametrize("kind", RAMP_KINDS)
-def test_a_file_gives_back_what_was_saved(kind: RampKind, tmp_path: Path) -> None:
+def test_saved_off_ramps_load_unchanged(kind: RampKind, tmp_path: Path) -> None:
     save_off_ramps(tmp_path / OFF_RAMPS_FILE, kind, ramps(kind))
     result = load_off_ramps(tmp_path, L, D, C)
     assert result is not None
@@ -55,7 +55,7 @@ def test_a_file_gives_back_what_was_saved(kind: RampKind, tmp_path: Path) -> Non
     assert all(torch.equal(result.tensors[name], tensor) for name, tensor in ramps(kind).items())
 
 
-def test_without_a_file_there_are_none(tmp_path: Path) -> None:
+def test_folder_without_a_file_has_no_off_ramps(tmp_path: Path) -> None:
     assert load_off_ramps(tmp_path, L, D, C) is None
 
 
@@ -72,24 +72,24 @@ def test_without_a_file_there_are_none(tmp_path: Path) -> None:
         ([], "metadata 'kind' is None"),
     ],
 )
-def test_metadata_that_do_not_fit_are_refused(metadata: Any, message: str, tmp_path: Path) -> None:
+def test_invalid_metadata_is_refused(metadata: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=message):
         loaded(tmp_path, ramps(), metadata)
 
 
-def test_off_ramps_for_other_labels_are_refused(tmp_path: Path) -> None:
+def test_off_ramps_with_another_number_of_labels_are_refused(tmp_path: Path) -> None:
     save_off_ramps(tmp_path / OFF_RAMPS_FILE, "linear", ramps())
     with pytest.raises(UserError, match=r"'1.out.weight' has shape \[3, 8\], the model requires \[2, 8\]"):
         load_off_ramps(tmp_path, L, D, 2)
 
 
-def test_what_is_no_safetensors_file_is_refused(tmp_path: Path) -> None:
+def test_file_that_is_not_safetensors_is_refused(tmp_path: Path) -> None:
     (tmp_path / OFF_RAMPS_FILE).write_bytes(b"no tensors")
     with pytest.raises(UserError, match="not a complete safetensors file"):
         load_off_ramps(tmp_path, L, D, C)
 
 
-def test_whole_numbers_are_no_weights(tmp_path: Path) -> None:
+def test_integer_weights_are_refused(tmp_path: Path) -> None:
     tensors = {name: tensor.long() for name, tensor in ramps(blocks=(1,)).items()}
     with pytest.raises(UserError, match="holds I64"):
         loaded(tmp_path, tensors, {"kind": "linear", "blocks": "1"})

@@ -22,7 +22,7 @@ FAMILIES = (
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_rows_that_stay_get_the_logits_of_the_plain_forward_pass(
+def test_logits_of_remaining_rows_equal_the_plain_forward_pass(
     name: str, classifier: Classifier, padded_batch: Batch
 ) -> None:
     lm = classifier(name)
@@ -40,7 +40,7 @@ def test_rows_that_stay_get_the_logits_of_the_plain_forward_pass(
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_states_after_each_block_are_those_of_the_plain_forward_pass(
+def test_states_after_each_block_equal_the_plain_forward_pass(
     name: str, classifier: Classifier, padded_batch: Batch
 ) -> None:
     lm = classifier(name)
@@ -54,12 +54,12 @@ def test_states_after_each_block_are_those_of_the_plain_forward_pass(
         torch.testing.assert_close(hidden[seen], expected[per_block * block][seen], atol=1e-5, rtol=0)
 
 
-def test_a_shared_block_counts_as_often_as_it_is_called(classifier: Classifier) -> None:
+def test_shared_block_is_counted_once_per_call(classifier: Classifier) -> None:
     stack = find_encoder_stack(classifier("albert"))
     assert (len(stack.modules), stack.n_blocks) == (1, N_BLOCKS)
 
 
-def test_token_types_matter_where_the_family_has_them(classifier: Classifier, padded_batch: Batch) -> None:
+def test_logits_with_token_type_ids_equal_the_plain_forward_pass(classifier: Classifier, padded_batch: Batch) -> None:
     lm = classifier("bert")
     ids_BT, mask_BT = padded_batch
     types_BT = torch.zeros_like(ids_BT)
@@ -70,9 +70,10 @@ def test_token_types_matter_where_the_family_has_them(classifier: Classifier, pa
         hidden = stack.block(block, hidden, context)
     expected_BC = lm(input_ids=ids_BT, attention_mask=mask_BT, token_type_ids=types_BT).logits
     torch.testing.assert_close(stack.classify(stack.pooled(hidden, context)), expected_BC, atol=1e-5, rtol=0)
+    assert not torch.allclose(expected_BC, lm(input_ids=ids_BT, attention_mask=mask_BT).logits, atol=1e-4)
 
 
-def test_the_model_is_left_as_it_was(classifier: Classifier, padded_batch: Batch) -> None:
+def test_finding_the_stack_and_embedding_do_not_change_the_model(classifier: Classifier, padded_batch: Batch) -> None:
     lm = classifier("bert")
     ids_BT, mask_BT = padded_batch
     before = lm(input_ids=ids_BT, attention_mask=mask_BT).logits
@@ -80,7 +81,7 @@ def test_the_model_is_left_as_it_was(classifier: Classifier, padded_batch: Batch
     assert torch.equal(lm(input_ids=ids_BT, attention_mask=mask_BT).logits, before)
 
 
-def test_gradients_flow_through_the_blocks(classifier: Classifier, padded_batch: Batch) -> None:
+def test_gradients_flow_through_executed_blocks_only(classifier: Classifier, padded_batch: Batch) -> None:
     lm = classifier("bert").requires_grad_(True)
     stack = find_encoder_stack(lm)
     with torch.enable_grad():
@@ -93,7 +94,7 @@ def test_gradients_flow_through_the_blocks(classifier: Classifier, padded_batch:
 
 
 @pytest.mark.parametrize(("option", "value"), [("conv_kernel_size", 3), ("z_steps", 2)])
-def test_what_lies_between_blocks_is_refused(option: str, value: int, classifier: Classifier) -> None:
+def test_deberta_options_that_act_between_blocks_are_refused(option: str, value: int, classifier: Classifier) -> None:
     lm = classifier("deberta-v2")
     setattr(lm.config, option, value)
     with pytest.raises(UserError, match=f"{option} is {value}; allowed"):

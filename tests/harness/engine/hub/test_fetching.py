@@ -49,13 +49,13 @@ def shards(files: dict[str, bytes]) -> list[str]:
         (f"hub:a.b/c_d.e@{FIRST}", "a.b/c_d.e", FIRST),
     ],
 )
-def test_a_name_has_an_owner_and_perhaps_a_revision(written: str, repository: str, revision: str) -> None:
+def test_hub_names_parse_into_repository_and_revision(written: str, repository: str, revision: str) -> None:
     assert read_name(written) == HubName(repository, revision)
     assert read_name(str(HubName(repository, revision))) == HubName(repository, revision)
 
 
 @pytest.mark.parametrize("written", ["models/hub:x/y", "../hub", "HUB:a/b", "hub/a"])
-def test_anything_else_is_a_folder(written: str) -> None:
+def test_paths_without_the_hub_prefix_are_folders(written: str) -> None:
     assert read_name(written) is None
     assert locate(written, query_hub=True, say=silent).folder == Path(written)
 
@@ -81,7 +81,7 @@ def test_anything_else_is_a_folder(written: str) -> None:
         "hub:" + "x" * 5000,
     ],
 )
-def test_a_name_that_is_none_says_what_is_allowed(written: str) -> None:
+def test_invalid_hub_name_is_refused_with_the_allowed_forms(written: str) -> None:
     with pytest.raises(UserError, match="allowed: hub:OWNER/NAME or hub:OWNER/NAME@REVISION") as refused:
         read_name(written)
     assert len(str(refused.value)) < 300
@@ -90,7 +90,7 @@ def test_a_name_that_is_none_says_what_is_allowed(written: str) -> None:
 # ------------------------------------------------------------------------------------------- what is asked for
 
 
-def test_only_what_the_engines_read_is_asked_for(hub: Any, published: dict[str, bytes], tmp_path: Path) -> None:
+def test_only_files_that_the_engines_read_are_requested(hub: Any, published: dict[str, bytes], tmp_path: Path) -> None:
     said: list[str] = []
     located = fetch(MODEL, said.append)
     assert hub.requested == set(published)
@@ -104,7 +104,7 @@ def test_only_what_the_engines_read_is_asked_for(hub: Any, published: dict[str, 
     assert outside == []
 
 
-def test_what_is_fetched_loads_on_both_engines_and_runs_nothing(hub: Any, tmp_path: Path) -> None:
+def test_fetched_checkpoints_load_on_both_engines_without_running_their_code(hub: Any, tmp_path: Path) -> None:
     folder = fetch(MODEL, silent).folder
     assert "auto_map" in json.loads((folder / "config.json").read_text())
     rows = {engine: load_checkpoint(folder, engine=engine) for engine in ("lean", "hosted")}
@@ -115,7 +115,7 @@ def test_what_is_fetched_loads_on_both_engines_and_runs_nothing(hub: Any, tmp_pa
     assert not (tmp_path / "RAN").exists()
 
 
-def test_files_in_one_piece_have_no_index_asked_for(hub: Any, published: dict[str, bytes]) -> None:
+def test_single_file_weights_request_no_index_and_no_shards(hub: Any, published: dict[str, bytes]) -> None:
     hub.files["model.safetensors"] = hub.files[shards(published)[0]]
     hub.files["exit_heads.safetensors"] = b"of trained heads"
     fetch(MODEL, silent)
@@ -123,7 +123,7 @@ def test_files_in_one_piece_have_no_index_asked_for(hub: Any, published: dict[st
     assert weights == {"model.safetensors", "exit_heads.safetensors"}
 
 
-def test_an_old_tokenizer_comes_whole(hub: Any, published: dict[str, bytes]) -> None:
+def test_all_files_of_legacy_tokenizers_are_requested(hub: Any, published: dict[str, bytes]) -> None:
     old = (
         "vocab.json",
         "vocab[1].json",
@@ -142,7 +142,7 @@ def test_an_old_tokenizer_comes_whole(hub: Any, published: dict[str, bytes]) -> 
 
 
 @pytest.mark.parametrize("revision", ["main", "v1", "refs/pr/4", FIRST])
-def test_a_revision_becomes_a_commit(hub: Any, revision: str) -> None:
+def test_revision_resolves_to_a_commit(hub: Any, revision: str) -> None:
     name = HubName(NAME, revision)
     assert find(name) is None
     located = fetch(name, silent)
@@ -150,7 +150,7 @@ def test_a_revision_becomes_a_commit(hub: Any, revision: str) -> None:
     assert (located.source, located.folder.name) == (f"hub:{NAME}@{FIRST}", FIRST)
 
 
-def test_a_branch_moves_only_when_the_hub_is_asked(hub: Any) -> None:
+def test_branch_is_updated_only_by_a_fetch(hub: Any) -> None:
     before = fetch(MODEL, silent)
     hub.refs["main"] = SECOND
     assert find(MODEL) == before
@@ -160,7 +160,7 @@ def test_a_branch_moves_only_when_the_hub_is_asked(hub: Any) -> None:
     assert find(HubName(NAME, FIRST)) == before
 
 
-def test_what_is_here_is_not_downloaded_again(hub: Any) -> None:
+def test_cached_files_are_not_downloaded_again(hub: Any) -> None:
     fetch(MODEL, silent)
     hub.asked.clear()
     said: list[str] = []
@@ -171,7 +171,7 @@ def test_what_is_here_is_not_downloaded_again(hub: Any) -> None:
     assert (hub.asked, said) == ([], [])
 
 
-def test_without_being_asked_nothing_asks_the_hub(hub: Any) -> None:
+def test_hub_is_not_contacted_without_query_hub(hub: Any) -> None:
     assert find(MODEL) is None
     with pytest.raises(UserError, match=f"hub:{NAME}@main is not on this machine, or not whole.*--hub"):
         locate(f"hub:{NAME}", query_hub=False, say=silent)
@@ -182,7 +182,7 @@ def test_without_being_asked_nothing_asks_the_hub(hub: Any) -> None:
 
 
 @pytest.mark.parametrize("what", ["config.json", "generation_config.json", "tokenizer.json", "weights"])
-def test_a_cache_that_is_not_whole_counts_as_nothing_and_is_made_whole(
+def test_incomplete_cache_counts_as_missing_and_a_fetch_completes_it(
     hub: Any, published: dict[str, bytes], what: str
 ) -> None:
     located = fetch(MODEL, silent)
@@ -194,7 +194,7 @@ def test_a_cache_that_is_not_whole_counts_as_nothing_and_is_made_whole(
     assert hub.requested == {gone.name}
 
 
-def test_a_cache_that_does_not_know_the_repositorys_files_is_taken_with_a_remark(hub: Any) -> None:
+def test_cache_without_a_file_listing_is_used_with_a_remark(hub: Any) -> None:
     located = fetch(MODEL, silent)
     (listing,) = (located.folder.parents[1] / "trees").iterdir()
     listing.unlink()
@@ -206,7 +206,7 @@ def test_a_cache_that_does_not_know_the_repositorys_files_is_taken_with_a_remark
     assert fetch(HubName(NAME, FIRST), silent) == located
 
 
-def test_the_same_files_have_the_same_digests_wherever_they_lie(hub: Any, tmp_path: Path) -> None:
+def test_inspection_of_a_copied_snapshot_equals_that_of_the_cached_one(hub: Any, tmp_path: Path) -> None:
     folder = fetch(MODEL, silent).folder
     assert all(path.is_symlink() for path in folder.iterdir())
     copied = Path(shutil.copytree(folder, tmp_path / "copied"))
@@ -227,7 +227,9 @@ def refused(says: str, name: HubName = MODEL) -> str:
     return message
 
 
-def test_a_gated_model_says_what_to_do_and_comes_with_a_token(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gated_model_error_explains_access_and_a_token_allows_the_fetch(
+    hub: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hub.gated = True
     message = refused("access is restricted. Accept its terms on")
     assert f"{hub.endpoint}/{NAME}" in message and "hf auth login" in message and "HF_TOKEN" in message
@@ -236,22 +238,22 @@ def test_a_gated_model_says_what_to_do_and_comes_with_a_token(hub: Any, monkeypa
     assert any("/cdn/" in path for _, path in hub.asked) and hub.tokens_elsewhere == []
 
 
-def test_no_such_model(hub: Any) -> None:
+def test_unknown_model_is_refused(hub: Any) -> None:
     refused("has no such model, or it is private", HubName("nobody/nothing"))
 
 
-def test_no_such_revision(hub: Any) -> None:
+def test_unknown_revision_is_refused(hub: Any) -> None:
     refused("no such revision; allowed: a branch, a tag or a commit", HubName(NAME, "v7"))
     refused("no such revision", HubName(NAME, "7" * 40))
 
 
-def test_no_network(hub: Any) -> None:
+def test_unreachable_hub_is_reported(hub: Any) -> None:
     hub.stop()
     message = refused("could not be fetched from http://127.0.0.1")
     assert "without --hub the cache on this machine is read alone" in message
 
 
-def test_no_network_is_not_passed_over_because_something_is_cached(hub: Any) -> None:
+def test_unreachable_hub_is_reported_for_cached_branches_but_not_for_cached_commits(hub: Any) -> None:
     located = fetch(MODEL, silent)
     hub.stop()
     with pytest.raises(UserError, match="could not be fetched from"):
@@ -259,7 +261,7 @@ def test_no_network_is_not_passed_over_because_something_is_cached(hub: Any) -> 
     assert fetch(HubName(NAME, FIRST), silent) == find(MODEL) == located
 
 
-def test_a_hub_that_is_switched_off_is_told(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hf_hub_offline_setting_is_reported(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     refused("HF_HUB_OFFLINE is set, so the hub is not queried; unset it")
 
@@ -272,7 +274,7 @@ def no_retry_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.file_download, "time", unhurried)
 
 
-def test_a_download_that_breaks_off_goes_on_where_it_was(
+def test_interrupted_download_resumes_where_it_stopped(
     hub: Any, published: dict[str, bytes], no_retry_wait: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     part = shards(published)[1]
@@ -283,7 +285,7 @@ def test_a_download_that_breaks_off_goes_on_where_it_was(
     assert (folder / part).read_bytes() == published[part]
 
 
-def test_a_download_that_breaks_off_for_good_leaves_nothing_half_written(
+def test_failed_download_leaves_no_partial_file_in_the_snapshot(
     hub: Any, published: dict[str, bytes], no_retry_wait: None
 ) -> None:
     part = shards(published)[1]
@@ -338,7 +340,7 @@ USELESS: dict[str, tuple[Callable[[dict[str, bytes]], object], str]] = {
 
 
 @pytest.mark.parametrize("what", USELESS)
-def test_what_cannot_be_used_is_refused_before_weights_come(hub: Any, tmp_path: Path, what: str) -> None:
+def test_unusable_repositories_are_refused_before_weights_are_requested(hub: Any, tmp_path: Path, what: str) -> None:
     change, says = USELESS[what]
     change(hub.files)
     with pytest.raises(UserError, match=says):
@@ -349,7 +351,7 @@ def test_what_cannot_be_used_is_refused_before_weights_come(hub: Any, tmp_path: 
 
 
 @pytest.mark.parametrize("commit", ["../../../evil", "main", "", None, "1" * 39, "1" * 40 + "\n"])
-def test_a_commit_that_is_none_makes_no_folder(hub: Any, tmp_path: Path, commit: str | None) -> None:
+def test_invalid_commit_is_refused_and_creates_no_folder(hub: Any, tmp_path: Path, commit: str | None) -> None:
     hub.answers["sha"] = commit
     with pytest.raises(UserError, match="which is not a commit"):
         fetch(MODEL, silent)
@@ -362,7 +364,9 @@ ESCAPES = ("../../../../pwned", "/{folder}/pwned", "..", "a/b", "a\\b", "")
 @pytest.mark.parametrize("file", ["config.json", "model-00001-of-00005.safetensors"])
 @pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag", "X-Repo-Commit"])
 @pytest.mark.parametrize("value", ESCAPES)
-def test_a_header_that_is_no_digest_names_no_file(hub: Any, tmp_path: Path, file: str, header: str, value: str) -> None:
+def test_invalid_response_headers_create_no_file_outside_the_cache(
+    hub: Any, tmp_path: Path, file: str, header: str, value: str
+) -> None:
     if file.endswith(".safetensors"):
         file = shards(hub.files)[0]
     before = set(tmp_path.rglob("*"))
@@ -376,7 +380,7 @@ def test_a_header_that_is_no_digest_names_no_file(hub: Any, tmp_path: Path, file
 
 
 @pytest.mark.parametrize("value", [*ESCAPES, 5, None])
-def test_a_listing_whose_digests_are_none_is_refused_before_a_file_is_asked_for(hub: Any, value: object) -> None:
+def test_invalid_digest_in_a_listing_is_refused_before_any_file_is_requested(hub: Any, value: object) -> None:
     name = shards(hub.files)[0]
     hub.listing[name] = {"lfs": {"oid": value, "size": 5, "pointerSize": 130}, "xetHash": "a" * 64}
     with pytest.raises(UserError, match="in a listing, which is not a digest"):
@@ -385,14 +389,14 @@ def test_a_listing_whose_digests_are_none_is_refused_before_a_file_is_asked_for(
 
 
 @pytest.mark.parametrize("size", [-1, 0.5, True, "5", "1" * 5000])
-def test_a_size_that_is_none_is_refused_before_a_file_is_asked_for(hub: Any, size: object) -> None:
+def test_invalid_file_size_is_refused_before_any_file_is_requested(hub: Any, size: object) -> None:
     hub.answers["siblings"] = [{"rfilename": name, "size": size} for name in hub.files]
     with pytest.raises(UserError, match="the hub answers with a size of "):
         fetch(MODEL, silent)
     assert not hub.requested
 
 
-def test_what_does_not_fit_on_the_disk_is_refused_before_a_file_is_asked_for(hub: Any) -> None:
+def test_model_larger_than_the_free_disk_is_refused_before_any_file_is_requested(hub: Any) -> None:
     hub.answers["siblings"] = [{"rfilename": name, "size": 10**18} for name in hub.files]
     with pytest.raises(UserError, match=r"do not fit on the disk of the hub's cache \(.*\), where .* GB are free"):
         fetch(MODEL, silent)
@@ -401,21 +405,23 @@ def test_what_does_not_fit_on_the_disk_is_refused_before_a_file_is_asked_for(hub
 
 @pytest.mark.parametrize("header", ["Content-Length", "X-Linked-Size"])
 @pytest.mark.parametrize("size", ["-5", "1" + "0" * 18, "1e3", "9" * 5000])
-def test_a_file_that_is_larger_when_it_comes_is_refused(hub: Any, header: str, size: str) -> None:
+def test_invalid_or_excessive_size_header_is_refused(hub: Any, header: str, size: str) -> None:
     hub.headers["config.json"] = {header: size}
     with pytest.raises(UserError, match=r"a size of .* bytes; at most|could not be fetched"):
         fetch(MODEL, silent)
     assert find(MODEL) is None
 
 
-def test_more_files_than_a_model_has_are_refused_before_one_is_asked_for(hub: Any) -> None:
+def test_listing_with_too_many_files_is_refused_before_any_file_is_requested(hub: Any) -> None:
     hub.answers["siblings"] = [{"rfilename": f"{index}.json", "size": 1} for index in range(100_000)]
     with pytest.raises(UserError, match="lists 100000 files; a model has at most 10000"):
         fetch(MODEL, silent)
     assert not hub.requested
 
 
-def test_an_answer_that_does_not_end_is_refused(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_hub_response_is_refused_before_any_file_is_requested(
+    hub: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hub_responses, "_API_BYTES", 1 << 20)
     hub.answers["description"] = "x" * (2 << 20)
     with pytest.raises(UserError, match="more than 1 MiB about its files"):
@@ -423,13 +429,13 @@ def test_an_answer_that_does_not_end_is_refused(hub: Any, monkeypatch: pytest.Mo
     assert not hub.requested
 
 
-def test_fetching_leaves_the_client_of_huggingface_hub_as_it_was(hub: Any) -> None:
+def test_fetching_restores_the_event_hooks_of_huggingface_hub(hub: Any) -> None:
     before = huggingface_hub.get_session().event_hooks
     fetch(MODEL, silent)
     assert huggingface_hub.get_session().event_hooks == before
 
 
-def test_something_else_in_a_files_place_is_told(hub: Any) -> None:
+def test_non_regular_file_in_the_cache_is_reported(hub: Any) -> None:
     located = fetch(MODEL, silent)
     path = located.folder / "generation_config.json"
     path.unlink()
@@ -439,7 +445,7 @@ def test_something_else_in_a_files_place_is_told(hub: Any) -> None:
         fetch(MODEL, silent)
 
 
-def test_a_full_disk_is_told_as_everywhere(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_raises_the_operating_systems_error(hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device", "blobs/x.incomplete")
 

@@ -62,14 +62,16 @@ def test_plan_downloads_nothing(hub: Any, command: Command, tmp_path: Path) -> N
     assert hub.asked == [] and not (tmp_path / "cache").exists()
 
 
-def test_a_run_that_is_not_asked_to_fetch_measures_nothing(hub: Any, command: Command, tmp_path: Path) -> None:
+def test_run_of_an_uncached_model_without_the_hub_option_measures_nothing(
+    hub: Any, command: Command, tmp_path: Path
+) -> None:
     code, stdout, stderr = command("run", f"hub:{NAME}")
     assert (code, stdout) == (2, "")
     assert stderr.startswith(f"exitbench: hub:{NAME}@main is not on this machine") and "`--hub` fetches it" in stderr
     assert hub.asked == [] and not (tmp_path / "runs" / "spool").exists()
 
 
-def test_a_run_without_a_network_measures_nothing(hub: Any, command: Command, tmp_path: Path) -> None:
+def test_run_without_network_measures_nothing(hub: Any, command: Command, tmp_path: Path) -> None:
     hub.stop()
     code, stdout, stderr = command("run", f"hub:{NAME}", "--hub")
     assert (code, stdout) == (2, "")
@@ -78,7 +80,7 @@ def test_a_run_without_a_network_measures_nothing(hub: Any, command: Command, tm
     assert not (tmp_path / "runs" / "spool").exists()
 
 
-def test_a_model_is_inspected_where_it_was_fetched(
+def test_inspect_fetches_with_the_hub_option_and_then_reads_the_cache(
     hub: Any, published: dict[str, bytes], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["inspect", f"hub:{NAME}"]) == 2
@@ -92,13 +94,13 @@ def test_a_model_is_inspected_where_it_was_fetched(
     assert capsys.readouterr().out == fetched.out
 
 
-def test_a_name_that_is_none_is_told_with_its_line(hub: Any, command: Command, tmp_path: Path) -> None:
+def test_invalid_hub_name_is_reported_with_its_line(hub: Any, command: Command, tmp_path: Path) -> None:
     code, _, err = command("plan", "hub:tiny")
     assert code == 2
     assert err.startswith(f"exitbench: {tmp_path / 'hubs.toml'}:5: [models.tiny] path: 'hub:tiny' is not the name")
 
 
-def test_a_run_says_of_which_commit_and_is_done_wherever_the_files_lie(
+def test_run_records_the_commit_and_stays_done_for_a_copy_of_the_files(
     hub: Any, published: dict[str, bytes], command: Command, tmp_path: Path
 ) -> None:
     code, _, stderr = command("run", f"hub:{NAME}", "--hub", "--no-report")

@@ -102,7 +102,7 @@ def query(measured: Path) -> Query:
     return ask
 
 
-def test_timings_have_the_joules_of_requests_and_of_no_phase(query: Query) -> None:
+def test_timings_view_has_joules_for_total_but_not_per_phase(query: Query) -> None:
     rows = query("FROM timings")
     assert {row["phase"] for row in rows} == {"prefill", "decode", "total"}
     for row in rows:
@@ -124,7 +124,7 @@ def test_timings_have_the_joules_of_requests_and_of_no_phase(query: Query) -> No
         )
 
 
-def test_frontier_has_joules_a_token_and_the_ratio_with_its_interval(query: Query) -> None:
+def test_frontier_has_joules_per_token_and_the_energy_ratio_with_its_interval(query: Query) -> None:
     (row,) = query("FROM frontier WHERE method = 'static'")
     tokens, full_tokens = row["tokens_per_request"], row["full_tokens_per_request"]
     assert row["joules_per_token"] == pytest.approx(JOULES["method"] / tokens, rel=0.01)
@@ -136,7 +136,7 @@ def test_frontier_has_joules_a_token_and_the_ratio_with_its_interval(query: Quer
     assert 0.98 < row["aa_energy_low"] < row["aa_energy_high"] < 1.02
 
 
-def test_frontier_says_of_a_run_what_timings_say_of_its_documents(query: Query) -> None:
+def test_frontier_energy_equals_the_sum_over_timings(query: Query) -> None:
     (row,) = query(
         """SELECT sum(full_joules) / sum(joules) AS ratio, any_value(f.energy_ratio) AS told,
                 sum(joules) / sum(tokens) AS joules, any_value(f.joules_per_token) AS told_joules,
@@ -149,7 +149,7 @@ def test_frontier_says_of_a_run_what_timings_say_of_its_documents(query: Query) 
     assert row["net"] == pytest.approx(row["told_net"])
 
 
-def test_every_counter_is_kept_with_its_idle_power_and_its_steps(query: Query) -> None:
+def test_energy_readings_store_every_counter_with_idle_power_and_update_interval(query: Query) -> None:
     rows = query("FROM energy_readings")
     assert len(rows) == 4 * 2 * len(ORDER) * len(DOMAINS)
     for row in rows:
@@ -169,7 +169,7 @@ def energy_logged(spool: Path) -> list[str]:
     return [line for lines in logs for line in lines if line.startswith("energy: ")]
 
 
-def test_the_log_names_what_was_read(measured: Path) -> None:
+def test_log_names_the_energy_counters(measured: Path) -> None:
     assert energy_logged(measured.parent / "spool") == ["energy: package-0, package-0/dram, psys"]
 
 
@@ -188,7 +188,7 @@ def require_no_energy(database: Database) -> None:
     assert set(counts.values()) == {0}
 
 
-def test_without_counters_everything_is_null(worded_model: Path, tmp_path: Path) -> None:
+def test_energy_columns_are_null_without_counters(worded_model: Path, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(passes, "open_meter", lambda device: "no counters here")
         path = run_suite(tmp_path, worded_model)

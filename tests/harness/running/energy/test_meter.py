@@ -38,12 +38,12 @@ class Clock:
                 self.zones.add(zone, watts * steps * self.step_ns // 1000)
 
 
-def test_one_reading_has_all_counters(server: Any) -> None:
+def test_one_reading_includes_all_counters(server: Any) -> None:
     reader = MachineMeter(powercap_counters(server.root).counters, now_ns=lambda: 7)
     assert reader.read() == Moment(7, (1_000, 50, 2_000, 9_000))
 
 
-def test_idle_power_is_read_over_a_second_once_threads_rest(server: Any) -> None:
+def test_idle_power_is_measured_for_a_fixed_time_after_settling(server: Any) -> None:
     clock = Clock(server, {"intel-rapl:0": 40, "intel-rapl:0:1": 3, "intel-rapl:1": 30, "intel-rapl:2": 100})
     idle = MachineMeter(powercap_counters(server.root).counters, clock.sleep, clock.now_ns).idle()
     assert clock.slept == [SETTLE_S, IDLE_S]
@@ -54,14 +54,14 @@ def test_idle_power_is_read_over_a_second_once_threads_rest(server: Any) -> None
 
 
 @pytest.mark.parametrize("step_ns", [MS, 20 * MS])
-def test_how_long_a_counter_stands_still_is_seen(step_ns: int, zones: Any) -> None:
+def test_update_interval_of_a_counter_is_measured(step_ns: int, zones: Any) -> None:
     zones.zone("intel-rapl:0", "package-0", 0)
     clock = Clock(zones, {"intel-rapl:0": 50}, step_ns)
     (idle,) = MachineMeter(powercap_counters(zones.root).counters, clock.sleep, clock.now_ns).idle()
     assert idle.update_ns == pytest.approx(step_ns, rel=0.15)
 
 
-def test_a_counter_that_does_not_move_has_no_steps(zones: Any) -> None:
+def test_constant_counter_has_no_update_interval(zones: Any) -> None:
     zones.zone("intel-rapl:0", "package-0", 5)
     clock = Clock(zones, {})
     (idle,) = MachineMeter(powercap_counters(zones.root).counters, clock.sleep, clock.now_ns).idle()
@@ -69,7 +69,7 @@ def test_a_counter_that_does_not_move_has_no_steps(zones: Any) -> None:
     assert clock.ns < 3e9  # it is not watched for ever
 
 
-def test_idle_power_of_a_counter_that_comes_round_meanwhile(zones: Any) -> None:
+def test_idle_power_is_correct_if_the_counter_wraps_around(zones: Any) -> None:
     zones.zone("intel-rapl:0", "package-0", 1_999_999_000, 2_000_000_000)
     clock = Clock(zones, {"intel-rapl:0": 50})
     (idle,) = MachineMeter(powercap_counters(zones.root).counters, clock.sleep, clock.now_ns).idle()
@@ -95,7 +95,7 @@ def found(*domains: str) -> CounterSource:
         ("cuda", found("package-0"), found(), "none"),  # most of the work would be missing
     ],
 )
-def test_what_is_read_is_where_the_model_works(
+def test_counters_are_chosen_by_the_models_device(
     device: str,
     processors: CounterSource,
     gpus: CounterSource,

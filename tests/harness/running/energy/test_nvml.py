@@ -31,7 +31,7 @@ class Library:
         return self.codes.get("energy", 0)
 
 
-def test_every_gpu_of_a_model_is_counted_in_torchs_order() -> None:
+def test_nvml_counters_follow_the_order_of_torch_gpus() -> None:
     library = Library({"GPU-a": 7, "GPU-b": 2**40, "GPU-of-others": 9})
     result = nvml_counters(["GPU-b", "GPU-a"], lambda name: library)
     assert [(counter.domain, counter.read_uj()) for counter in result.counters] == [
@@ -55,7 +55,7 @@ def test_every_gpu_of_a_model_is_counted_in_torchs_order() -> None:
         ({}, ["GPU-a"], 2**63, f"NVML says {2**63} mJ"),
     ],
 )
-def test_a_gpu_that_does_not_tell_leaves_no_counter(
+def test_unreadable_gpu_counter_disables_all_with_a_reason(
     codes: dict[str, int], uuids: list[str], spent_mj: int, says: str
 ) -> None:
     library = Library({"GPU-a": spent_mj})
@@ -65,7 +65,7 @@ def test_a_gpu_that_does_not_tell_leaves_no_counter(
     )
 
 
-def test_an_old_driver_and_none_are_told() -> None:
+def test_missing_or_old_nvml_library_is_reported() -> None:
     def missing(name: str) -> Any:
         raise OSError(f"{name}: cannot open shared object file")
 

@@ -14,7 +14,7 @@ from exitbench.harness.running.energy.counters import Counter, CounterError, Cou
 from exitbench.harness.running.energy.powercap import powercap_counters
 
 
-def test_packages_and_their_memory_are_counted_and_the_board_is_kept_apart(server: Any) -> None:
+def test_package_and_dram_zones_are_counted_and_psys_is_not(server: Any) -> None:
     result = powercap_counters(server.root)
     assert {counter.domain: (counter.is_counted, counter.read_uj()) for counter in result.counters} == {
         "package-0": (True, 1_000),
@@ -26,7 +26,7 @@ def test_packages_and_their_memory_are_counted_and_the_board_is_kept_apart(serve
     assert {counter.domain: counter.range_uj for counter in result.counters}["package-0/dram"] == 65_712_999_613
 
 
-def test_a_counter_is_read_anew_each_time(server: Any) -> None:
+def test_counter_is_read_again_each_time(server: Any) -> None:
     (package, *_) = powercap_counters(server.root).counters
     server.add("intel-rapl:0", 234)
     assert package.read_uj() == 1_234
@@ -58,16 +58,14 @@ def _link(server: Any) -> None:
         (_link, "is a link, or something else than a regular file"),
     ],
 )
-def test_one_zone_that_is_not_as_it_should_be_leaves_no_counter(
-    change: Callable[[Any], object], says: str, server: Any
-) -> None:
+def test_one_malformed_zone_disables_all_counters(change: Callable[[Any], object], says: str, server: Any) -> None:
     change(server)
     result = powercap_counters(server.root)
     assert result.counters == ()
     assert re.match(f"counters of the processor are not readable: .*{says}", result.summary)
 
 
-def test_counters_that_only_root_may_read_are_told(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_readable_only_by_root_are_reported(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(path: Path, limit: int) -> bytes:
         if path.name == "energy_uj":
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
@@ -79,7 +77,7 @@ def test_counters_that_only_root_may_read_are_told(server: Any, monkeypatch: pyt
     assert result == CounterSource((), f"counters of the processor are not readable: {path}: Permission denied")
 
 
-def test_a_machine_without_counters_says_so(tmp_path: Path, zones: Any) -> None:
+def test_machine_without_counters_is_reported(tmp_path: Path, zones: Any) -> None:
     missing = tmp_path / "missing"
     told = "no counters of the processor: "
     assert powercap_counters(missing) == CounterSource((), f"{told}{missing}: No such file or directory")
@@ -89,7 +87,7 @@ def test_a_machine_without_counters_says_so(tmp_path: Path, zones: Any) -> None:
     assert powercap_counters(zones.root) == CounterSource((), f"{told}{zones.root} has no package")
 
 
-def test_a_zone_that_vanishes_is_an_error_of_its_reading(server: Any) -> None:
+def test_reading_a_vanished_zone_raises_a_counter_error(server: Any) -> None:
     (package, *_) = powercap_counters(server.root).counters
     (server.root / "intel-rapl:0" / "energy_uj").unlink()
     with pytest.raises(CounterError, match="intel-rapl:0/energy_uj: No such file"):
@@ -100,7 +98,7 @@ def counter(range_uj: int | None = 10_000_000) -> Counter:
     return Counter("package-0", True, range_uj, 1_000, lambda: 0)
 
 
-def test_a_counter_that_came_round_goes_on() -> None:
+def test_counter_wraparound_is_corrected() -> None:
     assert counter().spent_uj(400, 1_000, 1_000_000) == 600
     assert counter().spent_uj(9_999_000, 500, 1_000_000) == 1_500
 
@@ -114,6 +112,6 @@ def test_a_counter_that_came_round_goes_on() -> None:
         (1_000, 500, 1_000_000, 10**12),  # set back: as if nearly all of its range had been spent
     ],
 )
-def test_what_cannot_have_been_spent_is_an_error(before: int, after: int, wall_ns: int, range_uj: int | None) -> None:
+def test_implausible_energy_raises_a_counter_error(before: int, after: int, wall_ns: int, range_uj: int | None) -> None:
     with pytest.raises(CounterError, match="package-0"):
         counter(range_uj).spent_uj(before, after, wall_ns)

@@ -76,7 +76,7 @@ ARMS = {("full", False): 3_000_000, ("full", True): 2_900_000, ("method", False)
 TOKENS = {"full": 800, "method": 400}
 
 
-def test_what_is_spent_between_decodes_is_nobodys() -> None:
+def test_energy_between_decodes_is_not_attributed() -> None:
     energy = energy_readings(ARMS)
     assert energy.summary == "package-0, psys" and energy.idle == IDLE
     assert len(energy.readings) == 2 * 4 * len(ORDER) * 2
@@ -85,7 +85,7 @@ def test_what_is_spent_between_decodes_is_nobodys() -> None:
         assert (reading.energy_uj, reading.wall_ns) == (own, S)
 
 
-def test_joules_a_token_are_of_counted_domains_gross_and_net_of_idle() -> None:
+def test_joules_per_token_use_counted_domains_gross_and_net_of_idle() -> None:
     metrics = {name: it.value for name, it in energy_metrics(energy_readings(ARMS), TOKENS, seed=0).items()}
     decodes, documents = 2 * 2, 1 + 2 + 3 + 4  # twice in each of two rounds
     assert metrics == pytest.approx(
@@ -103,7 +103,7 @@ def test_joules_a_token_are_of_counted_domains_gross_and_net_of_idle() -> None:
     )
 
 
-def test_the_ratio_has_a_paired_interval_over_documents() -> None:
+def test_energy_ratio_has_a_paired_interval_over_documents() -> None:
     metrics = energy_metrics(energy_readings(ARMS), TOKENS, seed=0)
     for name in ("energy_ratio", "aa_energy_ratio"):
         assert (metrics[name].n, metrics[name].low) == (4, None)  # no document differs in its ratio
@@ -119,7 +119,7 @@ def test_the_ratio_has_a_paired_interval_over_documents() -> None:
     assert ratio.low is not None and ratio.high is not None and ratio.low < ratio.value < ratio.high
 
 
-def test_readings_replayed_from_files_are_of_what_moves_within_a_decode(server: Any) -> None:
+def test_readings_count_only_energy_within_a_decode(server: Any) -> None:
     seconds = itertools.count()
     counters = powercap_counters(server.root).counters
     log = EnergyLog(MachineMeter(counters, sleep=lambda s: None, now_ns=lambda: next(seconds) * S))
@@ -138,7 +138,7 @@ def test_readings_replayed_from_files_are_of_what_moves_within_a_decode(server: 
     ]
 
 
-def test_a_domain_that_vanishes_ends_the_energy_of_its_timing(server: Any) -> None:
+def test_vanished_domain_discards_the_energy_of_its_timing(server: Any) -> None:
     log = EnergyLog(MachineMeter(powercap_counters(server.root).counters, sleep=lambda s: None))
     with log.around(DecodeKey("a", 0, 0, "full", False)):
         server.add("intel-rapl:0", 700)
@@ -164,7 +164,7 @@ class Logged(Scripted):
         return super().read()
 
 
-def test_counters_are_read_around_every_decode_and_never_while_its_clock_runs() -> None:
+def test_counters_are_read_before_and_after_every_timed_decode() -> None:
     events: list[str] = []
 
     class Noted:
@@ -191,7 +191,7 @@ def test_counters_are_read_around_every_decode_and_never_while_its_clock_runs() 
     assert len(measured.energy.readings) == 2 * len(ORDER) * len(IDLE)
 
 
-def test_without_a_meter_there_is_nothing_but_why() -> None:
+def test_energy_log_without_a_meter_has_only_the_reason() -> None:
     log = EnergyLog("no counters")
     with log.around(DecodeKey("a", 0, 0, "full", False)):
         pass
@@ -212,7 +212,7 @@ LOST = CounterError("package-0: gone")
         ([], "counters stood still"),
     ],
 )
-def test_a_timing_has_the_energy_of_all_its_decodes_or_none(
+def test_one_invalid_reading_discards_all_energy_of_a_timing(
     script: list[tuple[int, int] | CounterError], says: str
 ) -> None:
     log, done = EnergyLog(Scripted(iter(script))), list[str]()
@@ -225,7 +225,7 @@ def test_a_timing_has_the_energy_of_all_its_decodes_or_none(
     assert (energy.readings, energy.idle) == ((), ()) and energy.summary.startswith(says)
 
 
-def test_a_counter_that_cannot_tell_idle_power_is_not_read() -> None:
+def test_counter_that_fails_during_idle_measurement_is_not_used() -> None:
     log = EnergyLog(Scripted(iter([]), first=LOST))
     with log.around(DecodeKey("a", 0, 0, "full", False)):
         pass

@@ -21,7 +21,7 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_it_is_made_for_the_user_alone(shared: Path) -> None:
+def test_lock_folder_is_private_to_the_user(shared: Path) -> None:
     before = os.umask(0)
     try:
         folder = lock_folder()
@@ -32,7 +32,7 @@ def test_it_is_made_for_the_user_alone(shared: Path) -> None:
     assert lock_folder() == folder
 
 
-def test_the_runtime_directory_is_preferred_where_it_is_private(
+def test_private_runtime_directory_is_preferred_for_locks(
     shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runtime = tmp_path / "runtime"
@@ -43,14 +43,14 @@ def test_the_runtime_directory_is_preferred_where_it_is_private(
     assert lock_folder().parent == shared
 
 
-def test_a_folder_that_somebody_else_could_write_to_is_refused(shared: Path) -> None:
+def test_lock_folder_writable_by_others_is_refused(shared: Path) -> None:
     (shared / f"exitbench-gpus-{os.getuid()}").mkdir()
     (shared / f"exitbench-gpus-{os.getuid()}").chmod(0o777)
     with pytest.raises(UserError, match="not a folder that you alone can write to"):
         lock_folder()
 
 
-def test_a_link_or_a_file_in_its_place_is_refused(shared: Path, tmp_path: Path) -> None:
+def test_symlink_or_file_as_lock_folder_is_refused(shared: Path, tmp_path: Path) -> None:
     place, theirs = shared / f"exitbench-gpus-{os.getuid()}", tmp_path / "theirs"
     theirs.mkdir(mode=0o700)
     place.symlink_to(theirs)
@@ -63,7 +63,7 @@ def test_a_link_or_a_file_in_its_place_is_refused(shared: Path, tmp_path: Path) 
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
-def test_the_folder_of_another_user_is_refused(shared: Path) -> None:
+def test_lock_folder_of_another_user_is_refused(shared: Path) -> None:
     place = shared / f"exitbench-gpus-{os.getuid()}"
     place.mkdir(mode=0o700)
     os.chown(place, 12345, 12345)
@@ -71,7 +71,7 @@ def test_the_folder_of_another_user_is_refused(shared: Path) -> None:
         lock_folder()
 
 
-def test_a_lock_is_never_taken_through_a_link(tmp_path: Path) -> None:
+def test_symlink_as_lock_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "target").write_text("theirs")
     (tmp_path / "lock").symlink_to(tmp_path / "target")
     with pytest.raises(UserError, match="is a link"), locked(tmp_path / "lock", wait=True):
@@ -79,7 +79,7 @@ def test_a_lock_is_never_taken_through_a_link(tmp_path: Path) -> None:
     assert (tmp_path / "target").read_text() == "theirs"
 
 
-def test_a_model_on_several_gpus_holds_all_of_them_or_none(tmp_path: Path) -> None:
+def test_multi_gpu_model_locks_all_its_gpus_or_none(tmp_path: Path) -> None:
     gpus = [Gpu(f"GPU-{place}", str(place)) for place in range(3)]
     with free_gpu(gpus, tmp_path, lambda: False, needed=(0, 2)) as variables:
         assert variables == {}, "a map names GPUs by their place among all"

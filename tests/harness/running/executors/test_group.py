@@ -79,7 +79,7 @@ OWN = "item.cell.cell_id"
     ],
     ids=lambda event: event[:40],
 )
-def test_what_is_no_event_is_a_line_of_the_log_and_changes_nothing(
+def test_invalid_event_is_logged_and_ignored(
     event: str, spec: WorkerSpec, worker: Worker, run: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     text = event.replace("CELL", json.dumps(spec.cells[1].cell.cell_id))
@@ -88,7 +88,7 @@ def test_what_is_no_event_is_a_line_of_the_log_and_changes_nothing(
     assert len(list(spec.spool.glob("*/*/*/DONE"))) == 3
 
 
-def test_a_cell_that_has_ended_is_not_ended_again(worker: Worker, run: Callable[..., list[str]]) -> None:
+def test_second_end_event_of_a_cell_is_ignored(worker: Worker, run: Callable[..., list[str]]) -> None:
     assert run(worker("two", "say('end', spec.cells[0], status='failed')")) == ["ok", "ok", "ok"]
 
 
@@ -97,14 +97,14 @@ def test_a_cell_that_has_ended_is_not_ended_again(worker: Worker, run: Callable[
 SHARES = "say('start', spec.cells[0], label='one', documents=2, cells=3)"
 
 
-def test_a_worker_that_dies_decoding_for_several_cells_has_them_run_one_by_one(
+def test_cells_run_separately_after_a_worker_dies_in_a_shared_pass(
     spec: WorkerSpec, worker: Worker, run: Callable[..., list[str]]
 ) -> None:
     assert run(worker("one", f"spec.shares and ({SHARES}, die(9, 'gone'))")) == ["ok", "ok", "ok"]
     assert len(list(spec.spool.glob("*/*/*/DONE"))) == 3
 
 
-def test_one_that_dies_again_by_itself_is_a_row(
+def test_cell_that_kills_the_worker_again_when_alone_fails(
     spec: WorkerSpec, worker: Worker, run: Callable[..., list[str]]
 ) -> None:
     assert run(worker("one", f"(spec.shares and {SHARES}, die(9, 'gone'))")) == ["failed", "ok", "ok"]
@@ -112,7 +112,7 @@ def test_one_that_dies_again_by_itself_is_a_row(
 
 
 @pytest.mark.parametrize(("limit_s", "expected"), [(10.0, 30.0), (None, None)])
-def test_a_pass_of_several_cells_may_take_as_long_as_all_of_them(
+def test_time_limit_of_a_shared_pass_is_the_sum_of_its_cells(
     limit_s: float | None, expected: float | None, spec: WorkerSpec
 ) -> None:
     items = with_timeouts(spec, [limit_s] * 3)
@@ -123,7 +123,7 @@ def test_a_pass_of_several_cells_may_take_as_long_as_all_of_them(
     assert watch.limit_s == expected
 
 
-def test_a_worker_killed_by_a_signal_without_a_name_is_a_row(
+def test_worker_killed_by_an_unnamed_signal_is_recorded_as_failed(
     spec: WorkerSpec, worker: Worker, run: Callable[..., list[str]]
 ) -> None:
     number = signal.SIGRTMIN + 6
@@ -132,7 +132,7 @@ def test_a_worker_killed_by_a_signal_without_a_name_is_a_row(
     assert record(spec, 1)["signal"] == number
 
 
-def test_a_method_that_exits_as_if_the_disk_were_full_fails_its_cell(
+def test_exit_code_of_a_full_disk_without_its_event_fails_only_the_cell(
     spec: WorkerSpec, worker: Worker, run: Callable[..., list[str]]
 ) -> None:
     assert run(worker("two", "die(74, 'the last words')")) == ["ok", "failed", "ok"]
@@ -148,7 +148,7 @@ def test_a_method_that_exits_as_if_the_disk_were_full_fails_its_cell(
         ("\\r  0%|  | 0/2 [00:00<?, ?it/s]", ""),
     ],
 )
-def test_reasons_do_not_quote_progress_bars(
+def test_failure_reasons_do_not_quote_progress_bars(
     printed: str, reason: str, spec: WorkerSpec, worker: Worker, run: Callable[..., list[str]]
 ) -> None:
     run(worker("two", f"(sys.stderr.write('{printed}'), sys.stderr.flush(), os._exit(0))"))
@@ -162,7 +162,9 @@ def test_reasons_do_not_quote_progress_bars(
         "  what():  std::bad_alloc",
     ],
 )
-def test_want_of_memory_is_told_by_the_last_words_too(last: str, worker: Worker, run: Callable[..., list[str]]) -> None:
+def test_out_of_memory_is_recognised_in_the_last_log_line(
+    last: str, worker: Worker, run: Callable[..., list[str]]
+) -> None:
     assert run(worker("two", f"die(1, {last!r})")) == ["ok", "oom", "ok"]
 
 
@@ -170,7 +172,7 @@ def test_want_of_memory_is_told_by_the_last_words_too(last: str, worker: Worker,
 
 
 @pytest.mark.parametrize("kept", ["1", "1, int(sys.argv[2])", "1, 2, int(sys.argv[2]), int(sys.argv[3])"])
-def test_a_process_that_a_method_leaves_behind_is_ended_with_the_worker(
+def test_leftover_child_processes_are_killed_with_the_worker(
     kept: str, worker: Worker, run: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     assert run(worker("two", f"(leave_child({kept}), note('left'))")) == ["ok", "ok", "ok"]
@@ -194,11 +196,11 @@ def _stats() -> list[list[str]]:
     return results
 
 
-def test_a_method_that_closes_standard_output_costs_nothing(worker: Worker, run: Callable[..., list[str]]) -> None:
+def test_method_that_closes_standard_output_does_not_fail(worker: Worker, run: Callable[..., list[str]]) -> None:
     assert run(worker("two", "os.close(1)")) == ["ok", "ok", "ok"]
 
 
-def test_a_worker_that_closes_its_pipe_and_goes_on_is_ended(
+def test_worker_that_closes_its_event_pipe_and_continues_is_killed(
     spec: WorkerSpec, worker: Worker, run: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process, "CLOSING_S", 0.2)
@@ -214,7 +216,7 @@ def test_a_worker_that_closes_its_pipe_and_goes_on_is_ended(
     ["(forget_signals(), wait())", "__import__('ctypes').PyDLL(None).sleep(600)", "exec('while True: pass')"],
     ids=["asleep", "in C, with the interpreter's lock", "in Python"],
 )
-def test_a_cell_that_hangs_is_a_row_that_names_the_key_and_the_next_one_runs(
+def test_hanging_cell_is_recorded_as_timeout_and_the_next_one_runs(
     hangs: str, spec: WorkerSpec, worker: Worker, run: Callable[..., list[str]]
 ) -> None:
     # The others have time enough for a worker to start on a busy machine: its start counts too.
@@ -224,7 +226,7 @@ def test_a_cell_that_hangs_is_a_row_that_names_the_key_and_the_next_one_runs(
     assert (lost["signal"], lost["cell_timeout_s"]) == (9, 3.0)
 
 
-def test_a_worker_that_hangs_before_its_first_cell_is_not_tried_again(
+def test_worker_that_hangs_before_its_first_cell_is_not_restarted(
     spec: WorkerSpec, run: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     path = tmp_path / "worker.py"
@@ -234,7 +236,7 @@ def test_a_worker_that_hangs_before_its_first_cell_is_not_tried_again(
     assert {status.reason for status in latest_status(spec.spool).values()} == {reason}
 
 
-def test_waiting_for_another_process_is_not_hanging_and_is_told_once(
+def test_waiting_for_another_process_is_not_a_timeout_and_shown_once(
     spec: WorkerSpec, worker: Worker, run: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     waits = "(say('wait', item, holder='process 7'), say('wait', item, holder='process 7'), time.sleep(4), wake())"

@@ -56,7 +56,7 @@ def test_every_cell_is_run_and_shown_once(spec: WorkerSpec, worker: Worker, tmp_
         ("die(1, 'MemoryError')", "oom", "the worker exited with code 1: MemoryError", 1, None),
     ],
 )
-def test_a_dead_worker_costs_its_current_cell_only(
+def test_dead_worker_fails_only_its_current_cell(
     spec: WorkerSpec,
     worker: Worker,
     tmp_path: Path,
@@ -81,7 +81,7 @@ def test_the_last_log_lines_of_a_dead_worker_are_kept(spec: WorkerSpec, worker: 
     assert read_attempt(lost.path).status["log_tail"] == "first\nthe last words"
 
 
-def test_a_worker_that_cannot_start_fails_every_cell_and_is_not_tried_again(spec: WorkerSpec, tmp_path: Path) -> None:
+def test_worker_that_cannot_start_fails_every_cell_without_a_restart(spec: WorkerSpec, tmp_path: Path) -> None:
     path = tmp_path / "broken.py"
     path.write_text("raise SystemExit('no such model')")
     statuses, _ = outcome(spec, (sys.executable, str(path)), tmp_path)
@@ -91,7 +91,7 @@ def test_a_worker_that_cannot_start_fails_every_cell_and_is_not_tried_again(spec
     assert reasons == {"the worker exited with code 1: no such model"}
 
 
-def test_exit_code_0_in_the_middle_of_a_cell_is_a_death_too(spec: WorkerSpec, worker: Worker, tmp_path: Path) -> None:
+def test_worker_exit_with_code_0_during_a_cell_is_a_failure(spec: WorkerSpec, worker: Worker, tmp_path: Path) -> None:
     statuses, _ = outcome(spec, worker("three", "os._exit(0)"), tmp_path)
     assert statuses == ["ok", "ok", "failed"]
 
@@ -120,7 +120,7 @@ except KeyboardInterrupt:
     [("wait()", 30.0), ("(signal.signal(signal.SIGINT, signal.SIG_IGN), wait())", 0.2)],
     ids=["ends in order", "has to be killed"],
 )
-def test_ctrl_c_ends_the_worker_and_keeps_what_is_finished(
+def test_ctrl_c_ends_the_worker_and_keeps_finished_cells(
     spec: WorkerSpec, worker: Worker, tmp_path: Path, does: str, grace_s: float
 ) -> None:
     _, path = worker("two", does)
@@ -144,7 +144,7 @@ def wait_for(condition: Callable[[], bool], limit_s: float = LONG_S) -> None:
         time.sleep(0.02)
 
 
-def test_the_specification_of_a_worker_is_kept_beside_its_log(spec: WorkerSpec, worker: Worker, tmp_path: Path) -> None:
+def test_worker_spec_is_stored_next_to_its_log(spec: WorkerSpec, worker: Worker, tmp_path: Path) -> None:
     outcome(spec, worker("two", "die(3, '')"), tmp_path)
     kept = [json.loads(path.read_text()) for path in sorted((tmp_path / "logs").glob("*.json"))]
     assert [[item["label"] for item in record["cells"]] for record in kept] == [["one", "two", "three"], ["three"]]
@@ -164,12 +164,12 @@ def run_on_cores(cores: int, specs: list[WorkerSpec], command: tuple[str, ...], 
         return executor.run(specs, progress, lambda: None)
 
 
-def test_untimed_cells_of_different_models_run_side_by_side(spec: WorkerSpec, worker: Worker, tmp_path: Path) -> None:
+def test_untimed_groups_run_in_parallel(spec: WorkerSpec, worker: Worker, tmp_path: Path) -> None:
     statuses = run_on_cores(3, groups_of(spec), worker("*", "meet(3)"), tmp_path)
     assert list(statuses.values()) == ["ok"] * 3
 
 
-def test_a_core_is_no_place_for_two(spec: WorkerSpec, worker: Worker, tmp_path: Path) -> None:
+def test_groups_run_one_at_a_time_on_one_core(spec: WorkerSpec, worker: Worker, tmp_path: Path) -> None:
     statuses = run_on_cores(1, groups_of(spec), worker("*", "alone()"), tmp_path)
     assert list(statuses.values()) == ["ok"] * 3
 
@@ -182,9 +182,7 @@ def test_timing_cells_run_alone_after_all_others(spec: WorkerSpec, worker: Worke
     assert [[item["label"] for item in record["cells"]] for record in kept] == [["two"], ["one"], ["three"]]
 
 
-def test_an_interrupt_among_cells_side_by_side_loses_nothing_finished(
-    spec: WorkerSpec, worker: Worker, tmp_path: Path
-) -> None:
+def test_interrupt_of_parallel_groups_keeps_finished_cells(spec: WorkerSpec, worker: Worker, tmp_path: Path) -> None:
     """Two groups run in parallel. The finished one keeps its result; the other's cell ends as interrupted."""
     _, path = worker("two", "wait()")
     (tmp_path / "spec.json").write_text(replace(spec, cells=spec.cells[:2]).to_json())
@@ -227,7 +225,7 @@ def test_groups_share_the_gpus_and_each_worker_sees_one(spec: WorkerSpec, worker
     assert set(used) == {"0", "1"}
 
 
-def test_the_only_gpu_is_left_as_the_user_named_it_and_takes_one_group_at_a_time(
+def test_single_gpu_runs_one_group_at_a_time_without_cuda_visible_devices(
     spec: WorkerSpec, worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -236,7 +234,7 @@ def test_the_only_gpu_is_left_as_the_user_named_it_and_takes_one_group_at_a_time
     assert len(list((tmp_path / "notes").glob("on-all-*"))) == 3
 
 
-def test_a_gpu_that_another_run_holds_is_left_alone(spec: WorkerSpec, worker: Worker, tmp_path: Path) -> None:
+def test_gpu_locked_by_another_run_is_not_used(spec: WorkerSpec, worker: Worker, tmp_path: Path) -> None:
     with locked(tmp_path / "gpus" / "uuid-a.lock", wait=True) as held:
         assert held
         run_on(TWO_GPUS, groups_of(spec), worker("*", NOTES), tmp_path)
@@ -253,7 +251,7 @@ def test_a_run_waits_until_a_gpu_is_free(spec: WorkerSpec, worker: Worker, tmp_p
         assert set(waiting.result(timeout=LONG_S).values()) == {"ok"}
 
 
-def test_cells_are_shown_by_name_while_several_run(spec: WorkerSpec, worker: Worker, tmp_path: Path) -> None:
+def test_progress_of_parallel_groups_names_each_cell(spec: WorkerSpec, worker: Worker, tmp_path: Path) -> None:
     output = io.StringIO()
     executor = LocalExecutor(tmp_path / "logs", TWO_GPUS, worker("*", "meet(2)"), tmp_path / "gpus")
     with Lines(dict.fromkeys(map(str, range(2)), Expected()), output) as progress:

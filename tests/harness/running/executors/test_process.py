@@ -21,7 +21,7 @@ SAYS = f"import os; print(*(os.environ.get(name) for name in {NAMES}))"
         ({"OMP_WAIT_POLICY": "passive"}, "None passive 3"),
     ],
 )
-def test_threads_of_a_worker_spin_briefly_unless_the_user_has_said_how_they_wait(
+def test_worker_threads_spin_briefly_unless_the_user_sets_a_wait_policy(
     asked: dict[str, str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):

@@ -30,11 +30,11 @@ OPTIONS = SlurmOptions(60, 1, {})
     ("text", "minutes"),
     [("90", 90), ("90:30", 91), ("4:00:00", 240), ("1-12", 2160), ("1-12:30", 2190), ("1-0:0:1", 1441), ("0:30", 1)],
 )
-def test_times_are_those_of_sbatch(text: str, minutes: int) -> None:
+def test_time_option_is_parsed_as_by_sbatch(text: str, minutes: int) -> None:
     assert read_options([f"time={text}"]).minutes == minutes
 
 
-def test_any_other_option_goes_to_sbatch_as_it_is() -> None:
+def test_other_options_are_passed_to_sbatch_unchanged() -> None:
     options = read_options(["partition=gpu", "gpus-per-node=1", "exclusive", "cpus-per-task=4"])
     assert (options.minutes, options.cpus) == (240, 4)
     assert options.flags == {"partition": "gpu", "gpus-per-node": "1", "exclusive": True}
@@ -53,7 +53,7 @@ def test_any_other_option_goes_to_sbatch_as_it_is() -> None:
         (["cpus-per-task=0"], "--slurm cpus-per-task=0: expected a whole number of 1 or more."),
     ],
 )
-def test_options_that_cannot_be_are_named(texts: list[str], says: str) -> None:
+def test_invalid_slurm_options_are_refused_by_name(texts: list[str], says: str) -> None:
     with pytest.raises(UserError) as error:
         read_options(texts)
     assert str(error.value).startswith(says)
@@ -62,20 +62,20 @@ def test_options_that_cannot_be_are_named(texts: list[str], says: str) -> None:
 # ------------------------------------------------------------------------------------------ what has to be there
 
 
-def test_without_submitit_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_submitit_message_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'exitbench\[slurm\]'"):
         SlurmExecutor(tmp_path, OPTIONS)
 
 
-def test_without_slurm_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_sbatch_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm, "find_spec", lambda name: object())
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="sbatch is not found"):
         SlurmExecutor(tmp_path, OPTIONS)
 
 
-def test_options_of_slurm_only_go_with_slurm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_slurm_options_require_the_slurm_executor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "builtin", "--runs", str(tmp_path / "runs"), "--slurm", "partition=gpu"]) == 2
     assert "--slurm partition=gpu: only goes with --executor slurm." in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
@@ -103,7 +103,7 @@ def squeue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Answer:
     return lambda body: script("squeue", body)
 
 
-def test_jobs_are_found_by_name_and_place_in_their_array(squeue: Answer) -> None:
+def test_jobs_are_found_by_name_and_array_index(squeue: Answer) -> None:
     squeue("echo 'run-a|12|0|RUNNING'; echo 'run-a|12|1|OUT_OF_MEMORY'; echo 'run-b|14|N/A|PENDING'")
     assert list_jobs(["run-a", "run-b"]) == {
         ("run-a", 0): Job("12_0", "RUNNING"),
@@ -113,7 +113,7 @@ def test_jobs_are_found_by_name_and_place_in_their_array(squeue: Answer) -> None
     assert [job.is_live for job in list_jobs(["run-a", "run-b"]).values()] == [True, False, True]
 
 
-def test_slurm_that_does_not_answer_is_not_an_empty_queue(squeue: Answer) -> None:
+def test_failing_squeue_is_not_an_empty_queue(squeue: Answer) -> None:
     squeue("echo 'unable to contact slurm controller' >&2; exit 1")
     with pytest.raises(NoAnswer, match="unable to contact slurm controller"):
         list_jobs(["run-a"])
@@ -151,7 +151,7 @@ def begin(spec: WorkerSpec, cell: int) -> None:
     ("state", "status"),
     [("TIMEOUT", "timeout"), ("OUT_OF_MEMORY", "oom"), ("CANCELLED", "interrupted"), ("NODE_FAIL", "failed")],
 )
-def test_cells_that_a_job_left_undone_become_rows(
+def test_unfinished_cells_of_an_ended_job_are_recorded(
     spec: WorkerSpec, submission: Path, squeue: Answer, state: str, status: str
 ) -> None:
     with AttemptWriter(spec.spool, spec.cells[0].cell.to_json(), ENV) as writer:
@@ -171,19 +171,23 @@ def test_cells_that_a_job_left_undone_become_rows(
     assert (submission / "CLOSED").exists()
 
 
-def test_a_job_that_never_began_a_cell_fails_them_all(spec: WorkerSpec, submission: Path, squeue: Answer) -> None:
+def test_failed_job_that_never_began_a_cell_fails_all_its_cells(
+    spec: WorkerSpec, submission: Path, squeue: Answer
+) -> None:
     squeue("echo 'run-a|12|0|FAILED'")
     SlurmExecutor(submission.parent, OPTIONS)
     assert cell_statuses(spec) == [("failed", "Slurm job 12_0: FAILED")] * 3
 
 
-def test_a_job_that_slurm_has_forgotten_is_gone(spec: WorkerSpec, submission: Path, squeue: Answer) -> None:
+def test_cells_of_a_job_unknown_to_slurm_are_interrupted(spec: WorkerSpec, submission: Path, squeue: Answer) -> None:
     squeue("true")
     SlurmExecutor(submission.parent, OPTIONS)
     assert cell_statuses(spec) == [("interrupted", "Slurm job 12_0: no longer known to Slurm")] * 3
 
 
-def test_rows_are_written_once(spec: WorkerSpec, submission: Path, squeue: Answer) -> None:
+def test_unfinished_cells_of_an_ended_job_are_recorded_only_once(
+    spec: WorkerSpec, submission: Path, squeue: Answer
+) -> None:
     squeue("echo 'run-a|12|0|FAILED'")
     for _ in range(2):
         (submission / "CLOSED").unlink(missing_ok=True)
@@ -191,16 +195,14 @@ def test_rows_are_written_once(spec: WorkerSpec, submission: Path, squeue: Answe
     assert len(list(spec.spool.glob("*/*/*/DONE"))) == 3
 
 
-def test_a_job_that_waits_or_runs_is_left_alone(spec: WorkerSpec, submission: Path, squeue: Answer) -> None:
+def test_pending_job_is_left_alone(spec: WorkerSpec, submission: Path, squeue: Answer) -> None:
     squeue("echo 'run-a|12|0|PENDING'")
     SlurmExecutor(submission.parent, OPTIONS)
     assert cell_statuses(spec) == [None] * 3
     assert not (submission / "CLOSED").exists()
 
 
-def test_a_submission_that_never_reached_slurm_leaves_nothing(
-    spec: WorkerSpec, submission: Path, squeue: Answer
-) -> None:
+def test_submission_that_never_reached_slurm_is_removed(spec: WorkerSpec, submission: Path, squeue: Answer) -> None:
     (submission / "SUBMITTED").unlink()
     squeue("true")
     SlurmExecutor(submission.parent, OPTIONS)
@@ -208,7 +210,7 @@ def test_a_submission_that_never_reached_slurm_leaves_nothing(
     assert not submission.exists()
 
 
-def test_a_controller_killed_after_slurm_had_the_jobs_is_followed_by_the_next(
+def test_next_controller_takes_over_jobs_of_a_killed_controller(
     spec: WorkerSpec, submission: Path, squeue: Answer
 ) -> None:
     (submission / "SUBMITTED").unlink()

@@ -27,7 +27,7 @@ def labels(stage: Stage) -> list[list[str]]:
     return [[item.label for item in part.cells] for part in stage.specs]
 
 
-def test_models_share_the_cores_and_every_timing_is_a_stage_of_its_own(spec: WorkerSpec) -> None:
+def test_models_share_the_cores_and_every_timing_has_a_separate_stage(spec: WorkerSpec) -> None:
     specs = [model(spec, "a", "quality", "timing"), model(spec, "b", "quality", "replay", "timing")]
     beside, first, second = stages(specs, cores=2, memory_bytes=GIB)
     assert (beside.workers, beside.times_decodes, labels(beside)) == (2, False, [["a1"], ["b1"], ["b2"]])
@@ -39,7 +39,7 @@ def test_models_share_the_cores_and_every_timing_is_a_stage_of_its_own(spec: Wor
     assert {part.threads for stage in (first, second) for part in stage.specs} == {4}
 
 
-def test_what_waits_for_something_stays_with_it_in_order(spec: WorkerSpec) -> None:
+def test_dependent_cells_stay_in_one_part_in_order(spec: WorkerSpec) -> None:
     large = model(spec, "a", "quality", "quality", "quality", "replay", "quality")
     ids = [item.cell.cell_id for item in large.cells]
     needs = {2: {"full_depth_cell_id": ids[0]}, 3: {"probe_cell_id": ids[2]}, 4: {"full_depth_cell_id": ids[1]}}
@@ -51,25 +51,25 @@ def test_what_waits_for_something_stays_with_it_in_order(spec: WorkerSpec) -> No
     assert labels(beside) == [["a1", "a3", "a4"], ["a2", "a5"]]
 
 
-def test_a_model_alone_is_divided_among_the_cores_and_small_ones_stay_whole(spec: WorkerSpec) -> None:
+def test_large_model_is_divided_among_cores_and_small_ones_stay_whole(spec: WorkerSpec) -> None:
     specs = [model(spec, "a", *["quality"] * 6), model(spec, "b", "quality", "quality"), model(spec, "c", "quality")]
     (beside,) = stages(specs, cores=2, memory_bytes=GIB)
     assert labels(beside) == [["a1", "a2", "a3"], ["a4", "a5", "a6"], ["b1", "b2"], ["c1"]]
 
 
-def test_a_part_is_no_smaller_than_a_core_can_take_since_each_loads_the_model(spec: WorkerSpec) -> None:
+def test_a_model_is_divided_into_at_most_one_part_per_core(spec: WorkerSpec) -> None:
     (beside,) = stages([model(spec, "a", *["quality"] * 7)], cores=3, memory_bytes=GIB)
     assert sorted(labels(beside)) == [["a1", "a2"], ["a3", "a4", "a5"], ["a6", "a7"]]
 
 
-def test_no_more_models_at_a_time_than_half_the_memory_holds(spec: WorkerSpec) -> None:
+def test_parallel_models_use_at_most_half_the_memory(spec: WorkerSpec) -> None:
     specs = [model(spec, name, "quality", parameters=1_000_000_000) for name in "abc"]
     by_memory = {gib: stages(specs, 4, gib * GIB)[0] for gib in (1, 50, 500)}
     assert {gib: stage.workers for gib, stage in by_memory.items()} == {1: 1, 50: 2, 500: 3}
     assert {gib: stage.specs[0].threads for gib, stage in by_memory.items()} == {1: 4, 50: 2, 500: 1}
 
 
-def test_half_the_bytes_a_number_let_twice_as_many_models_fit(spec: WorkerSpec) -> None:
+def test_twice_as_many_bfloat16_models_run_in_parallel(spec: WorkerSpec) -> None:
     specs = [model(spec, name, "quality", parameters=1_000_000_000) for name in "abcd"]
     halved = [
         replace(s, cells=tuple(replace(i, cell=replace(i.cell, dtype="bfloat16")) for i in s.cells)) for s in specs
@@ -77,5 +77,5 @@ def test_half_the_bytes_a_number_let_twice_as_many_models_fit(spec: WorkerSpec) 
     assert [stages(asked, 4, 50 * GIB)[0].workers for asked in (specs, halved)] == [2, 4]
 
 
-def test_nothing_to_run_has_no_stages() -> None:
+def test_no_cells_have_no_stages() -> None:
     assert stages([], cores=2) == ()

@@ -60,7 +60,7 @@ def write_continued_recipe(write_recipe: WriteRecipe) -> WriteRecipe:
         ("alternating", "pooler-linear"),
     ],
 )
-def test_an_ordinary_classifier_comes_out_with_off_ramps_before_its_last_block(
+def test_training_writes_a_standard_classifier_with_off_ramps(
     loss: str, kind: str, write_recipe: WriteRecipe, data_dir: Path
 ) -> None:
     path = write_recipe(('"pooler-linear"', f'"{kind}"'), ('"weighted"', f'"{loss}"'))
@@ -86,7 +86,7 @@ def test_an_ordinary_classifier_comes_out_with_off_ramps_before_its_last_block(
         assert {row["block"] for row in csv.DictReader(file) if row["metric"] == "block_loss_nats"} == {"1", "2", "3"}
 
 
-def test_it_learns_and_the_cards_score_is_the_models_own(write_recipe: WriteRecipe, data_dir: Path) -> None:
+def test_classifier_learns_and_its_card_score_equals_transformers(write_recipe: WriteRecipe, data_dir: Path) -> None:
     folder = trained(write_recipe(("steps = 12", "steps = 30")), data_dir)
     model, tokenizer = AutoModelForSequenceClassification.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     rows = [line.split("\t") for line in (data_dir / "dev.tsv").read_text().splitlines()[1:]]
@@ -96,7 +96,7 @@ def test_it_learns_and_the_cards_score_is_the_models_own(write_recipe: WriteReci
 
 
 @pytest.mark.parametrize("loss", ["two-stage", "self-distillation"])
-def test_off_ramps_on_a_frozen_model_leave_it_as_it_was(
+def test_training_off_ramps_on_a_frozen_model_does_not_change_its_weights(
     loss: str, write_recipe: WriteRecipe, write_continued_recipe: WriteRecipe, data_dir: Path
 ) -> None:
     first = trained(write_recipe(*LAST, name="first"), data_dir)
@@ -108,7 +108,7 @@ def test_off_ramps_on_a_frozen_model_leave_it_as_it_was(
 
 
 @pytest.mark.parametrize("model", [BertForMaskedLM, AlbertModel])
-def test_a_pretrained_encoder_without_a_classifier_is_given_one_of_the_tasks_labels(
+def test_pretrained_encoder_gets_a_classifier_with_the_tasks_labels(
     model: Any, write_recipe: WriteRecipe, write_continued_recipe: WriteRecipe, data_dir: Path
 ) -> None:
     folder = data_dir / "pretrained"
@@ -126,7 +126,7 @@ def test_a_pretrained_encoder_without_a_classifier_is_given_one_of_the_tasks_lab
     assert load_off_ramps(further, 3, 16, 2) is not None
 
 
-def test_ratings_are_learned_by_squared_error_and_judged_by_pearson(write_recipe: WriteRecipe, data_dir: Path) -> None:
+def test_rating_task_trains_a_regression_validated_by_pearson(write_recipe: WriteRecipe, data_dir: Path) -> None:
     folder = trained(write_recipe(*RATINGS), data_dir)
     assert AutoModelForSequenceClassification.from_pretrained(folder).config.problem_type == "regression"
     result = card_of(folder)["validation"]
@@ -134,9 +134,7 @@ def test_ratings_are_learned_by_squared_error_and_judged_by_pearson(write_recipe
     assert load_off_ramps(folder, 3, 16, 1) is not None
 
 
-def test_a_pair_is_read_with_both_its_texts_and_long_ones_are_cut_and_counted(
-    write_recipe: WriteRecipe, data_dir: Path
-) -> None:
+def test_text_pairs_use_token_types_and_truncated_texts_are_counted(write_recipe: WriteRecipe, data_dir: Path) -> None:
     folder = trained(write_recipe(*RATINGS, ("max_tokens = 24", "max_tokens = 6")), data_dir)
     card = card_of(folder)
     assert card["train_texts_truncated"] == 18 == card["validation_texts_truncated"]
@@ -145,7 +143,7 @@ def test_a_pair_is_read_with_both_its_texts_and_long_ones_are_cut_and_counted(
 
 
 @pytest.mark.parametrize("loss", ["weighted", "alternating"])
-def test_an_interrupted_training_goes_on_to_the_same_weights(
+def test_interrupted_training_resumes_to_the_same_weights(
     loss: str, write_recipe: WriteRecipe, data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = (("dropout_rate = 0.0", "dropout_rate = 0.1"), ("steps = 12", "steps = 12\nsave_steps = 5"))
@@ -168,7 +166,7 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(
     assert (resumed / "training_log.csv").read_text() == (whole / "training_log.csv").read_text()
 
 
-def test_blocks_can_share_their_weights_at_first(write_recipe: WriteRecipe, data_dir: Path) -> None:
+def test_shared_steps_keep_block_weights_equal(write_recipe: WriteRecipe, data_dir: Path) -> None:
     folder = trained(write_recipe(("steps = 12", "steps = 12\nshared_steps = 12")), data_dir)
     _, second, third = AutoModelForSequenceClassification.from_pretrained(folder).bert.encoder.layer
     assert all(torch.equal(a, b) for a, b in zip(second.parameters(), third.parameters(), strict=True))
@@ -189,27 +187,27 @@ def test_blocks_can_share_their_weights_at_first(write_recipe: WriteRecipe, data
         ((('kind = "pooler-linear"', 'kind = "mlp"'),), "kind: is 'mlp'.*Allowed: linear, pooler-linear, shared-head"),
     ],
 )
-def test_a_recipe_that_no_encoder_could_be_trained_by_is_refused(
+def test_invalid_encoder_recipe_is_refused(
     changes: tuple[tuple[str, str], ...], message: str, write_recipe: WriteRecipe
 ) -> None:
     with pytest.raises(UserError, match=message):
         load_recipe(write_recipe(*changes))
 
 
-def test_a_task_that_asks_for_text_is_refused(write_recipe: WriteRecipe) -> None:
+def test_text_generation_task_is_refused_for_an_encoder(write_recipe: WriteRecipe) -> None:
     path = write_recipe(('"sst2"', '"squad"'))
     with pytest.raises(UserError, match=r"task 'squad' requires something else\. Allowed: tasks of classification"):
         task_of(load_recipe(path))
 
 
-def test_several_tasks_are_refused(write_recipe: WriteRecipe) -> None:
+def test_several_tasks_are_refused_for_an_encoder(write_recipe: WriteRecipe) -> None:
     dev = 'source = "local"\nfiles = { data = "dev.tsv" }'
     path = write_recipe((f'task = "sst2"\n{dev}', f'task = "cola"\n{dev}'))
     with pytest.raises(UserError, match=r"tasks cola, sst2\. Allowed for an encoder: one task"):
         task_of(load_recipe(path))
 
 
-def test_a_start_with_other_labels_is_refused(write_recipe: WriteRecipe, data_dir: Path) -> None:
+def test_start_checkpoint_with_other_labels_is_refused(write_recipe: WriteRecipe, data_dir: Path) -> None:
     folder = trained(write_recipe(*LAST), data_dir)
     with pytest.raises(UserError, match="has 2 labels, but task 'stsb' has 1"):
         read_classifier(folder, task_of(load_recipe(write_recipe(*RATINGS))))

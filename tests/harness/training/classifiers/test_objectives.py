@@ -64,7 +64,7 @@ def loss_of(recipe: Recipe, model: PreTrainedModel, step: int = 0) -> float:
 @pytest.mark.parametrize(
     ("loss", "weights"), [("weighted", [1 / 6, 2 / 6, 3 / 6]), ("branchynet", [1, 1, 1]), ("uniform", [1 / 3] * 3)]
 )
-def test_a_shared_head_reads_every_block_and_the_losses_are_weighted(
+def test_shared_head_loss_is_the_weighted_sum_over_all_blocks(
     loss: str, weights: list[float], write_recipe: WriteRecipe
 ) -> None:
     model = bert()
@@ -74,7 +74,7 @@ def test_a_shared_head_reads_every_block_and_the_losses_are_weighted(
 
 
 @pytest.mark.parametrize("kind", ["linear", "pooler-linear", "shared-pooler"])
-def test_off_ramps_read_all_blocks_but_the_last(kind: str, write_recipe: WriteRecipe) -> None:
+def test_off_ramp_loss_reads_all_blocks_but_the_last_by_off_ramps(kind: str, write_recipe: WriteRecipe) -> None:
     model = bert()
     objective, readers = make_classifier_objective(recipe_of(write_recipe, "uniform", kind), model)
     assert readers.learned is not None
@@ -91,7 +91,7 @@ def test_off_ramps_read_all_blocks_but_the_last(kind: str, write_recipe: WriteRe
     assert float(objective(model, BATCH, 0)[0]) == pytest.approx(float(total) / 3, rel=1e-5)
 
 
-def test_alternating_learns_the_last_block_at_odd_steps_and_the_sum_of_all_at_even_ones(
+def test_alternating_loss_switches_between_the_last_block_and_all_blocks(
     write_recipe: WriteRecipe,
 ) -> None:
     model, recipe = bert(), recipe_of(write_recipe, "alternating", "pooler-linear")
@@ -101,7 +101,7 @@ def test_alternating_learns_the_last_block_at_odd_steps_and_the_sum_of_all_at_ev
     assert [loss_of(recipe, model, step) for step in range(4)] == pytest.approx([last, every, last, every], rel=1e-5)
 
 
-def test_the_second_of_two_stages_is_the_sum_of_the_off_ramps_losses_and_moves_nothing_else(
+def test_two_stage_loss_sums_off_ramp_losses_and_has_no_gradient_in_the_model(
     write_recipe: WriteRecipe,
 ) -> None:
     model = bert()
@@ -114,7 +114,7 @@ def test_the_second_of_two_stages_is_the_sum_of_the_off_ramps_losses_and_moves_n
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_self_distillation_is_the_divergence_of_the_last_blocks_distribution_from_each_off_ramps(
+def test_self_distillation_loss_is_the_divergence_of_off_ramps_from_the_last_block(
     write_recipe: WriteRecipe,
 ) -> None:
     model = bert()
@@ -127,10 +127,10 @@ def test_self_distillation_is_the_divergence_of_the_last_blocks_distribution_fro
     assert float(objective(model, BATCH, 0)[0]) == pytest.approx(slow, rel=1e-4)
 
 
-def test_a_rating_has_no_distribution_to_distil(write_recipe: WriteRecipe) -> None:
+def test_self_distillation_is_refused_for_a_regression(write_recipe: WriteRecipe) -> None:
     with pytest.raises(UserError, match="self-distillation is of probabilities, which a rating has none of"):
         make_classifier_objective(recipe_of(write_recipe, "self-distillation", "pooler-linear"), bert(1))
 
 
-def test_ratings_are_learned_by_their_squared_error() -> None:
+def test_rating_loss_is_the_mean_squared_error() -> None:
     assert float(answer_loss(torch.tensor([[1.0], [4.0]]), torch.tensor([2.0, 2.0]))) == pytest.approx(2.5)
