@@ -193,14 +193,14 @@ def allowed(parts: Parts) -> set[int]:
 # ---------------------------------------------------------------------------------------------- thresholds
 
 
-def test_threshold_never_is_full_depth_token_for_token(tiny: Any, prompts: Any, method: Method, bind: Any) -> None:
+def test_unreachable_threshold_equals_full_depth(tiny: Any, prompts: Any, method: Method, bind: Any) -> None:
     never = run(tiny, dataclasses.replace(bind(method), threshold=NEVER), prompts)
     full = answers(tiny, baseline_method()(), baseline_method()().parts(L), prompts)
     assert [g.token_ids for g in never] == [g.token_ids for g in full]
     assert {layer for g in never for layer in g.exit_layers} == {L}
 
 
-def test_threshold_always_exits_at_the_first_allowed_block(tiny: Any, prompts: Any, method: Method, bind: Any) -> None:
+def test_minimal_threshold_exits_at_the_first_allowed_block(tiny: Any, prompts: Any, method: Method, bind: Any) -> None:
     always = dataclasses.replace(bind(method), threshold=ALWAYS)
     result = run(tiny, always, prompts)
     after_drafts = set() if always.kv_policy.max_drafts is None else {L}

@@ -60,7 +60,7 @@ def test_logit_thresholds_may_lie_outside_0_and_1() -> None:
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_fitted_thresholds_hold_the_agreement_of_most_probable_tokens(tiny: Any, temperature: float) -> None:
+def test_fitted_thresholds_reach_the_required_agreement_with_full_depth(tiny: Any, temperature: float) -> None:
     """Tokens above a block's fitted threshold agree with full depth as often as required (``epsilon``).
 
     A block without a head, or where no threshold is enough, gets an infinite one: no token exits there.

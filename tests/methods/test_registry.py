@@ -120,7 +120,7 @@ def test_third_party_method_is_discovered_and_passes_the_conformance_suite(
             "test_batched_answers_equal_single_row_answers",
         ),
         ("(choice_A == before_A) + torch.rand(len(choice_A)).round()", "test_same_seed_gives_the_same_trace"),
-        ("(choice_A == before_A).float() * torch.nan", "test_threshold_always_exits_at_the_first_allowed_block"),
+        ("(choice_A == before_A).float() * torch.nan", "test_minimal_threshold_exits_at_the_first_allowed_block"),
         ("(view.model.logits(view.hidden_AD).argmax(-1) == before_A).float()", "test_declared_cost"),
     ],
 )

@@ -179,7 +179,7 @@ def test_include_cycle_is_refused(place: Path) -> None:
         (3, "needed: names of files"),
     ],
 )
-def test_data_files_stay_below_the_data_folder(place: Path, files: Any, says: str) -> None:
+def test_data_files_outside_the_data_folder_are_refused(place: Path, files: Any, says: str) -> None:
     os.symlink("../elsewhere/secret.jsonl", place / "data" / "link.jsonl")
     named = files.format(place=place) if isinstance(files, str) else files
     data_files = named if isinstance(named, dict) else {"test": named}

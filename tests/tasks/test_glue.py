@@ -151,7 +151,7 @@ def hub_of(config, split, row, folder):
 
 
 @pytest.mark.parametrize("name", HUB_ROWS)
-def test_rows_of_the_hub_become_documents_of_the_same_fields(name, tmp_path, monkeypatch):
+def test_hub_rows_become_documents_with_the_same_fields(name, tmp_path, monkeypatch):
     config, split, row = HUB_ROWS[name]
     hub_of(config, split, row, tmp_path)
     monkeypatch.chdir(tmp_path)

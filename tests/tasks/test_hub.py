@@ -76,7 +76,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("bigpatent", {"id": "1", **PATENT}),
     ],
 )
-def test_hub_rows_become_documents_of_the_same_fields(hub, name, fields):
+def test_hub_rows_become_documents_with_the_expected_fields(hub, name, fields):
     (document,) = get_task(name).load(Source("hub"), "validation", None)
     assert document.fields == fields
 

@@ -112,7 +112,7 @@ def test_lm_eval_results_equal_the_tasks_aggregate(name):
 
 
 @each_task
-def test_requests_hold_the_prompt_verbatim_and_greedy_settings(name):
+def test_requests_contain_the_verbatim_prompt_and_greedy_settings(name):
     _, model = run(name, lambda doc: "")
     task = get_task(name)
     settings = {"until": [], "max_gen_toks": task.default_max_new_tokens, "do_sample": False}

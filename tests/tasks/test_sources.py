@@ -62,13 +62,13 @@ def test_missing_file_error_mentions_an_empty_folder(tmp_path):
         read_text(tmp_path / "val.json")
 
 
-def test_a_folder_is_not_a_file(tmp_path):
+def test_folder_in_place_of_a_file_is_refused(tmp_path):
     with pytest.raises(UserError, match="is a folder"):
         read_text(tmp_path)
 
 
 @pytest.mark.parametrize("kept_bytes", [15, 5])
-def test_a_truncated_gzip_file_says_that_it_is_cut_short(tmp_path, kept_bytes):
+def test_truncated_gzip_file_is_reported_as_truncated(tmp_path, kept_bytes):
     path = tmp_path / "cut.gz"
     path.write_bytes(gzip.compress(b"some text that is long enough")[:kept_bytes])
     with pytest.raises(UserError, match=rf"cut\.gz: the gzip file is cut short after {kept_bytes} bytes"):
@@ -134,7 +134,7 @@ def test_a_missing_key_names_the_record_and_the_keys_present():
     ("value", "type_name"),
     [({}, "an object"), ([], "a list"), ("1", "a string"), (True, "true"), (None, "null"), (1.5, "a number")],
 )
-def test_a_value_of_another_type_says_what_it_is(value, type_name):
+def test_wrong_type_error_names_the_actual_type(value, type_name):
     with pytest.raises(UserError, match=rf"^here, key 'n': is {type_name}\. Needed: a whole number\.$"):
         member({"n": value}, "n", int, "here")
 
