@@ -57,6 +57,7 @@ PACKAGED_SUITES = {
     "smollm2": SMOLLM2,
     "smollm2-prompts": SMOLLM2,
     "smollm2-joint": SMOLLM2,
+    "smollm2-heads": SMOLLM2,
     "glue": MINILM,
 }
 SNAPSHOT_SUITES = ("smollm2-joint", "glue")

@@ -291,16 +291,6 @@ def test_performance_table_without_new_measurements_is_kept(monkeypatch: pytest.
     assert "| gate[b] | 50.0% |" in made and made.endswith(page.format("bf16")) and made.count("of before") == 1
 
 
-def test_every_performance_table_has_its_benchmark_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(PERF)
-    import document
-
-    tables = document.TABLE.findall(document.DOCUMENT.read_text(encoding="utf-8"))
-    assert tables
-    for _, file, _ in tables:
-        assert (PERF / f"test_{file}.py").is_file(), file
-
-
 # ------------------------------------------------------------------------------------------ the document
 
 

@@ -95,8 +95,8 @@ def test_markdown_and_latex_tables_escape_markup_in_the_data(form: str, database
     filled = [fill(source, frame) for source, frame in read_only(database, tables, "*", draft=True) if frame.rows]
     written = "\n".join(FORMATS[form](table) for table in filled)
     assert all(c == "\n" or c.isprintable() for c in written)
+    assert (r"\<script" if form == "md" else r"\textbackslash{}input") in written, "the hostile text is in no table"
     for tag in ("<script", "<img", "<base") if form == "md" else (r"\input", r"\write18"):
-        assert f"\\{tag}" in written if form == "md" and tag == "<script" else True
         assert not re.search(rf"(?<!\\){re.escape(tag)}", written)
 
 

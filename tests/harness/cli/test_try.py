@@ -13,26 +13,36 @@ from exitbench.harness.cli.main import main
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.service.trying import FEWEST_DOCUMENTS, Pace
 
-WORDS = ("try", "builtin-weighted", "--minutes", "0.5", "--max-loss", "20%")
+
+def run_try(snippets: ModuleType, model: str, runs: Path) -> tuple[list[str], str]:
+    """Try a model in half a minute, or in four on a busy machine; return the command's words and its output."""
+    for minutes in ("0.5", "4"):
+        words = ["try", model, "--minutes", minutes, "--max-loss", "20%", "--runs", str(runs)]
+        try:
+            return words, snippets.output_of(runs, ["exitbench", *words], "try")
+        except snippets.PageMismatch as error:
+            if minutes == "4" or "there is time for" not in str(error):
+                raise
+    raise AssertionError
 
 
 @pytest.fixture(scope="module")
-def tried(snippets: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Return the folder and the printed output of a finished trial."""
+def tried(snippets: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], str]:
+    """Return the folder, the command's words and the printed output of a finished trial."""
     runs = tmp_path_factory.mktemp("tried")
-    return runs, snippets.output_of(runs, ["exitbench", *WORDS, "--runs", str(runs)], "try")
+    return runs, *run_try(snippets, "builtin-weighted", runs)
 
 
-def test_try_prints_a_verdict_and_the_next_step(tried: tuple[Path, str]) -> None:
-    _, printed = tried
+def test_try_prints_a_verdict_and_the_next_step(tried: tuple[Path, list[str], str]) -> None:
+    _, _, printed = tried
     for heading in ("1. Pilot", "2. Probing", "3. Decoding", "4. Timing"):
         assert heading in printed
     verdict, next_step = printed.index("\nsquad (builtin-weighted): "), printed.index("\nNext: ")
     assert verdict < next_step
 
 
-def test_settings_are_chosen_and_reported_on_disjoint_documents(tried: tuple[Path, str]) -> None:
-    runs, _ = tried
+def test_settings_are_chosen_and_reported_on_disjoint_documents(tried: tuple[Path, list[str], str]) -> None:
+    runs, _, _ = tried
     with eb.open_results(runs) as results:
         rows = results.sql(
             "SELECT DISTINCT task_label, doc_key FROM runs JOIN document_exit USING (attempt_id)"
@@ -43,16 +53,16 @@ def test_settings_are_chosen_and_reported_on_disjoint_documents(tried: tuple[Pat
 
 
 def test_repeated_try_runs_no_new_cells_and_writes_a_loadable_suite(
-    tried: tuple[Path, str], capsys: pytest.CaptureFixture[str]
+    tried: tuple[Path, list[str], str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs, _ = tried
+    runs, words, _ = tried
 
     def attempts() -> int:
         with eb.open_results(runs) as results:
             return int(results.sql("SELECT count(*) AS n FROM attempt")["n"][0].as_py())
 
     before = attempts()
-    assert main([*WORDS, "--runs", str(runs)]) == 0
+    assert main(words) == 0
     assert attempts() == before
     assert "squad (builtin-weighted): " in capsys.readouterr().out
     suite = load_suite(runs / "tried" / "builtin-weighted-squad.toml")
@@ -84,8 +94,7 @@ def test_invalid_input_is_refused_before_running(
 
 
 def test_a_classifier_is_tried_on_the_task_with_its_labels(snippets: ModuleType, tmp_path: Path) -> None:
-    words = ["exitbench", "try", "builtin-encoder-joint", "--minutes", "0.5", "--max-loss", "20%"]
-    printed = snippets.output_of(tmp_path, [*words, "--runs", str(tmp_path)], "try")
+    _, printed = run_try(snippets, "builtin-encoder-joint", tmp_path)
     assert "a classifier that answers one of negative, positive." in printed
     assert "\nsst2 (builtin-encoder-joint): " in printed
     with eb.open_results(tmp_path) as results:
