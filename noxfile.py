@@ -16,6 +16,7 @@ nox -s pictures                       screenshots of the report for the document
 nox -s tests -- tests/methods -k oracle
 nox -s tests -- -m fast               about a minute: all tests not listed in tests/slow.txt
 nox -s tests -- -n 0 --pdb            in one process
+nox -s exhaustive                     the tests that `tests` leaves out: more parameters of the same checks
 nox -s notebook                       execute the notebooks; copies with pictures are written to runs/notebooks
 nox -s docs                           build the documentation as an offline site: runs/site/index.html
 nox -s perf -- -k replay              benchmarks; their times go into the database of runs (--runs DIR for another)
@@ -60,7 +61,7 @@ PACKAGED_SUITES = {
     "smollm2-heads": SMOLLM2,
     "glue": MINILM,
 }
-SNAPSHOT_SUITES = ("smollm2-joint", "glue")
+SNAPSHOT_SUITES = ("smollm2-joint", "smollm2-heads", "glue")
 OPTIONS_OF_TRAINING = ("--data-dir", "--runs", "--threads")
 SMOLLM2_ON_HUB = 'path = "hub:HuggingFaceTB/SmolLM2-135M-Instruct"'
 UV = "uv==0.13.9"
@@ -209,13 +210,24 @@ def one_worker_per_core() -> dict[str, str]:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the test suite on all cores, without network."""
+    """Run the test suite on all cores, without network, and without exhaustive tests."""
+    run_tests(session, "not exhaustive")
+
+
+@nox.session
+def exhaustive(session: nox.Session) -> None:
+    """Run the tests that `tests` leaves out: more parameters of the same checks, and long simulations."""
+    run_tests(session, "exhaustive")
+
+
+def run_tests(session: nox.Session, marked: str) -> None:
+    """Run the tests that a marker expression selects."""
     install(session, "test")
     # Neighbouring tests share session fixtures: worksteal gives each process one contiguous part of the suite and moves
     # tests only to idle processes, while the other modes distribute single tests or files.
     # Workers share compiled bytecode, even if the shell's variables disable writing it.
     env = OFFLINE | one_worker_per_core() | {"PYTHONDONTWRITEBYTECODE": ""}
-    session.run("pytest", "-n", "auto", "--dist", "worksteal", *session.posargs, env=env)
+    session.run("pytest", "-n", "auto", "--dist", "worksteal", "-m", marked, *session.posargs, env=env)
 
 
 @nox.session

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -41,10 +42,20 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test not listed in slow.txt as fast."""
+    """Mark as exhaustive what `sampled(n)` leaves out, and as fast every other test that is not in slow.txt.
+
+    Of a test with many parameter sets, `sampled(n)` keeps about one in n, on the diagonals of the product, so that
+    every value of each parameter stays.
+    """
+    places: Counter[str] = Counter()
     for item in items:
-        file = _name(item.path)
-        if file not in SLOW and f"{file}::{getattr(item, 'originalname', item.name)}" not in SLOW:
+        file, test = _name(item.path), getattr(item, "originalname", item.name)
+        if sampled := item.get_closest_marker("sampled"):
+            (n,), place = sampled.args, places[f"{file}::{test}"]
+            places[f"{file}::{test}"] += 1
+            if (place + place // n) % n:
+                item.add_marker("exhaustive")
+        if item.get_closest_marker("exhaustive") is None and file not in SLOW and f"{file}::{test}" not in SLOW:
             item.add_marker("fast")
 
 
