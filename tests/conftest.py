@@ -5,12 +5,15 @@ import gc
 import importlib.util
 import json
 import os
+import re
 import shutil
 import signal
 import sys
-from collections import Counter
+import zlib
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeGuard
@@ -42,21 +45,43 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as exhaustive what `sampled(n)` leaves out, and as fast every other test that is not in slow.txt.
-
-    Of a test with many parameter sets, `sampled(n)` keeps about one in n, on the diagonals of the product, so that
-    every value of each parameter stays.
-    """
-    places: Counter[str] = Counter()
+    """Mark as exhaustive what `sampled(n)` leaves out, and as fast every other test that is not in slow.txt."""
+    sampled: dict[str, list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("sampled"):
+            sampled.setdefault(f"{_name(item.path)}::{item.originalname}", []).append(item)
+    for name, functions in sampled.items():
+        chosen = _sample(name, functions)
+        for function in functions:
+            if function not in chosen:
+                function.add_marker("exhaustive")
     for item in items:
         file, test = _name(item.path), getattr(item, "originalname", item.name)
-        if sampled := item.get_closest_marker("sampled"):
-            (n,), place = sampled.args, places[f"{file}::{test}"]
-            places[f"{file}::{test}"] += 1
-            if (place + place // n) % n:
-                item.add_marker("exhaustive")
         if item.get_closest_marker("exhaustive") is None and file not in SLOW and f"{file}::{test}" not in SLOW:
             item.add_marker("fast")
+
+
+def _sample(name: str, functions: list[pytest.Function]) -> list[pytest.Function]:
+    """Return about one in n of a test's parameter sets: a diagonal of the product of its parameters.
+
+    Tests start at different places, so that they leave out different values of a parameter that they share.
+    """
+    chosen = []
+    ordinals: defaultdict[tuple[str, ...], dict[object, int]] = defaultdict(dict)
+    for function in functions:
+        params = function.callspec.params
+        declared = [mark.args[0] for mark in function.iter_markers("parametrize")]
+        groups = [tuple(re.split(r",\s*", names) if isinstance(names, str) else names) for names in declared]
+        groups += [(argument,) for argument in params.keys() - set(chain(*groups))]
+        place = zlib.crc32(name.encode())
+        for group in groups:
+            values = tuple(id(params[argument]) for argument in group)
+            place += ordinals[group].setdefault(values, len(ordinals[group]))
+        marker = function.get_closest_marker("sampled")
+        assert marker is not None
+        if place % marker.args[0] == 0:
+            chosen.append(function)
+    return chosen or functions[:1]
 
 
 def _name(path: Path) -> str:

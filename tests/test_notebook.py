@@ -31,7 +31,13 @@ def test_cells_that_show_numbers_include_the_note_on_small_generated_data() -> N
 
 def test_notebook_cells_run_in_order(snippets: ModuleType, tmp_path: Path) -> None:
     code = "\n".join(sources())
-    for whole, few in (("limit=20", "limit=3"), ("[4, 6]", "[4]"), ("[0.9, 0.999]", "[0.9]")):
+    for whole, few in (
+        ("limit=20", "limit=3"),
+        ("[4, 6]", "[4]"),
+        ("[0.9, 0.999]", "[0.9]"),
+        ('"test", 40', '"test", 4'),
+        ("0, 1, 500", "0, 1, 20"),
+    ):
         assert code.count(whole) == 1
         code = code.replace(whole, few)
     python, apart = snippets.Python(tmp_path), f"import tempfile; tempfile.tempdir = {str(tmp_path)!r}"

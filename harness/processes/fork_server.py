@@ -29,7 +29,7 @@ from typing import Any, Final, NoReturn
 
 PRELOADED: Final = (
     "torch",
-    "transformers.cache_utils",
+    "transformers.modeling_utils",
     "datasets",
     "lm_eval.api.task",
     "exitbench.harness.conformance",

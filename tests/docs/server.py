@@ -2,19 +2,24 @@
 
 Each line of standard input is a request in JSON: the command's words, its folder, and the files for its standard input
 and output. The reply is the exit code; for `python`, which reads its input to the end, it comes at once. Processes that
-a command starts (workers, contract tests) are forks too, since imports would take longer than their work. The server
-has one core, so a command has one worker.
+a command starts (workers, contract tests) are forks too, since imports would take longer than their work. Generated
+documents and empty databases are made by the first command that needs them. The server has one core, so a command has
+one worker.
 """
 
 import contextlib
 import importlib
 import json
 import os
+import pickle
 import runpy
+import shutil
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 IMPORTED = ("torch._dynamo", "lm_eval.evaluator", "exitbench.harness.running.worker", "exitbench.reports.render")
@@ -77,14 +82,46 @@ def end_with(do: Callable[[], object]) -> None:
     os._exit(code)
 
 
-def serve() -> None:
+def make_once(shared: Path) -> None:
+    """Keep generated documents and empty databases in a folder, for all forks."""
+    from exitbench.results.database import connection, current
+    from exitbench.results.database.access import mark_verified_in_process
+    from exitbench.tasks import builtin
+
+    generate, create = builtin.documents, connection._create
+
+    def kept(name: str, make: Callable[[Path], object]) -> Path:
+        if not (path := shared / name).exists():
+            make(new := path.with_name(f"{name}.{os.getpid()}"))
+            new.rename(path)
+        return path
+
+    def documents(*asked: Any, **named: Any) -> Any:
+        name = json.dumps([asked, named]).replace("/", "")
+        path = kept(name, lambda new: new.write_bytes(pickle.dumps(generate(*asked, **named))))
+        return pickle.loads(path.read_bytes())
+
+    def copy(path: Path) -> None:
+        version = current.version()
+        path.with_name(f"{path.name}.wal").unlink(missing_ok=True)
+        shutil.copyfile(kept(f"{version}.duckdb", create), path)
+        mark_verified_in_process(path, version)
+
+    builtin.documents, connection._create = documents, copy
+
+
+def serve(shared: Path) -> None:
     """Import the modules, then serve commands until standard input ends."""
     for name in IMPORTED:
         importlib.import_module(name)
     from transformers import PreTrainedTokenizerFast, T5ForConditionalGeneration  # noqa: F401 - imported by being asked for
 
     from exitbench.harness.cli.main import console
+    from exitbench.reports import figures, tables
+    from exitbench.reports.registry import discover
 
+    discover(figures), discover(tables)  # imports matplotlib
+    make_once(shared)
     subprocess.Popen = Forked  # type: ignore[misc]
     for line in sys.stdin:
         words, folder, input_text, output = json.loads(line)
@@ -102,4 +139,5 @@ def serve() -> None:
 if __name__ == "__main__":
     sys.path.pop(0)  # a program has no working folder there
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[int(sys.argv[1]) % len(os.sched_getaffinity(0))]})
-    serve()
+    with tempfile.TemporaryDirectory() as folder:
+        serve(Path(folder))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from snippets import blocks
@@ -24,10 +25,15 @@ def texts(code: str) -> Iterator[str]:
             yield node.value
 
 
+@cache
+def pattern_of(message: str) -> re.Pattern[str]:
+    parts = [part.strip() for part in message.strip("… .").split("…") if part.strip()]
+    return re.compile(f" ?{ANYTHING}.*? ?".join(map(re.escape, parts)), re.DOTALL)
+
+
 def is_of(message: str, text: str) -> bool:
     """Return whether a quoted message, in which … stands for varying parts, equals a text or a part of it."""
-    parts = [part.strip() for part in message.strip("… .").split("…") if part.strip()]
-    return re.search(f" ?{ANYTHING}.*? ?".join(map(re.escape, parts)), text, re.DOTALL) is not None
+    return pattern_of(message).search(text) is not None
 
 
 def test_every_quoted_message_exists_in_the_code() -> None:

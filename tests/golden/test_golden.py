@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from golden import (
     settings_of,
     trace,
 )
+from settings import base
 from traces import digest, scores, traced_model
 
 from exitbench.harness.engine import ENGINE_VERSION
@@ -36,15 +38,34 @@ def stored() -> Golden:
     return read()
 
 
+def is_default(setting: Setting) -> bool:
+    return json.loads(setting.params) == base(get_method(setting.method))
+
+
+def assert_unchanged(settings: list[Setting], stored: Golden) -> None:
+    changed = [one for one in settings if trace(one, stored.traces[one].documents) != stored.traces[one]]
+    assert not changed, f"does otherwise than before: raise its version, or the engine's; then {REWRITE_COMMAND}"
+
+
 @pytest.mark.parametrize("name", OUR_METHODS)
 def test_method_traces_equal_the_golden_traces_of_its_version(name: str, stored: Golden) -> None:
+    """Every setting is stored, and the defaults do on every model what they did."""
     asked = list(settings_of(get_method(name)))
     assert asked == [one for one in stored.traces if one.method == name], (
         f"{REWRITE_COMMAND}: settings were added or went"
     )
-    changed = [one for one in asked if trace(one, stored.traces[one].documents) != stored.traces[one]]
-    assert not changed, f"does otherwise than before: raise its version, or the engine's; then {REWRITE_COMMAND}"
+    assert_unchanged([one for one in asked if is_default(one)], stored)
     assert get_method(name).version == stored.versions[name], f"does what it did; else {REWRITE_COMMAND}"
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(
+    "setting",
+    [one for one in read().traces if not is_default(one)],
+    ids=lambda one: f"{one.method}-{one.model}-{one.first_token}-{one.params}",
+)
+def test_traces_of_other_parameters_equal_the_golden_traces(setting: Setting, stored: Golden) -> None:
+    assert_unchanged([setting], stored)
 
 
 @pytest.mark.parametrize("name", TRACED_MODELS)

@@ -74,6 +74,7 @@ def emitted(rules: Any, name: str, params: dict[str, Any], view: Any, layer: int
     return log_softmax(view.logits[layer])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("gated", [True, False], ids=["gated", "first-at-full-depth"])
 @pytest.mark.parametrize(("name", "params"), CASES, ids=name_of)
 def test_log_probabilities_and_exits_equal_the_slow_decoders(

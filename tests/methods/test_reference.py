@@ -261,6 +261,7 @@ def compare(ours: Generation, theirs: list[Any]) -> int:
     return n
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("kind", "name", "params"),
     [pytest.param(kind, *case, id=f"{kind}-{named(*case)}") for kind, *case in cases_by_kind()],

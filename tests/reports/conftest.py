@@ -57,6 +57,12 @@ def database_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Pat
     return lambda world: _ingested(world, tmp_path_factory.mktemp("made"))
 
 
+@pytest.fixture(scope="session")
+def one_task_database(example: ModuleType, database_of: Callable[[Any], Path]) -> Path:
+    """Return a read-only database of one model on one task: full depth, static depths, random exits, a sweep."""
+    return database_of(replace(example.FRONT, tasks=example.FRONT.tasks[:1]))
+
+
 @pytest.fixture
 def empty_database(tmp_path: Path) -> Path:
     path = tmp_path / "empty.duckdb"
@@ -81,12 +87,16 @@ def report(drawn_report: tuple[ReportSummary, list[Figure]]) -> ReportSummary:
 
 @pytest.fixture(scope="session")
 def rows_of() -> Callable[[Path, ModuleType, str], Frame]:
-    """Return a function that runs the query of one figure or table on a database."""
+    """Return a function that runs the query of one figure or table on a database: once while the file is unchanged."""
+    frames: dict[tuple[Path, int, str], Frame] = {}
 
     def run(database: Path, package: ModuleType, name: str) -> Frame:
         source = next(source for source in discover(package) if source.name == name)
-        with open_database(database) as opened:
-            return Frame.query(opened, source.sql)
+        asked = (database, database.stat().st_mtime_ns, source.sql)
+        if asked not in frames:
+            with open_database(database) as opened:
+                frames[asked] = Frame.query(opened, source.sql)
+        return frames[asked]
 
     return run
 

@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from exitbench.reports import figures
 from exitbench.reports.figures.mee import mee_fig1_no_change
 from exitbench.reports.figures.ours import agreement, envelope, exit_histogram, frontier
-from exitbench.reports.frame import Frame
+from exitbench.reports.frame import NAMING_VIEWS, Frame, computed_once
 from exitbench.reports.plotting.style import DARK, LIGHT, MUTED, series_styles, theme
 from exitbench.reports.registry import discover
 from exitbench.results.database.connection import open_database
@@ -293,9 +293,10 @@ def test_no_change_has_one_line_per_model_ending_at_one(small_database: Path, ro
         assert [line.get_ydata()[-1] for line in local_lines] == [1, 1]
 
 
-def test_random_weights_are_not_drawn(world: Any, make_database: Callable[[Any], Path], rows_of: Rows) -> None:
+def test_random_weights_are_not_drawn(world: Any, make_database: Callable[[Any], Path]) -> None:
     database = make_database(replace(world, random_weights=True))
-    assert [source.name for source in discover(figures) if rows_of(database, figures, source.name).rows] == []
+    with open_database(database) as opened, computed_once(opened, NAMING_VIEWS):
+        assert [source.name for source in discover(figures) if Frame.query(opened, source.sql).rows] == []
 
 
 def test_special_characters_in_names_are_drawn_literally() -> None:

@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from exitbench.reports import figures, tables
 from exitbench.reports.claims.claim import read_claims
+from exitbench.reports.frame import NAMING_VIEWS, computed_once
 from exitbench.reports.registry import discover
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.queries import query_names, saved_query
@@ -19,6 +21,8 @@ TOKENS = ("token_exit", "probe_token", "score_token")
 READS_TOKENS = re.compile(
     r"\b(token_exit|token_trace|token_probe|probe_token|probe_trace|layer_trace|score_token|score_trace|exit_histogram)\b"
 )
+SHARED = ("metric_values", "published", "frontier", "paired", "pareto")
+"""Views that many of the queries read."""
 OF_BOTH = {"exit_by_position", "gate_never_opens", "head_work", "work_caught_up", "exit_histogram"}
 """Queries about exits and their cost, which cover scored and generated tokens."""
 
@@ -60,9 +64,11 @@ def databases(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> I
             "CREATE TEMP VIEW trainings AS SELECT DISTINCT name AS model, NULL::VARCHAR AS recipe, loss, "
             "weights_sha256 FROM model_artifact, (VALUES ('last'), ('weighted')) AS losses(loss)"
         )
-    yield opened
-    for database in opened.values():
-        database.close()
+    with ExitStack() as stack:
+        for database in opened.values():
+            stack.enter_context(closing(database))
+            stack.enter_context(computed_once(database, (*NAMING_VIEWS, *SHARED)))
+        yield opened
 
 
 def rows_of(database: Database, sql: str) -> list[Any]:

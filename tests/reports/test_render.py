@@ -85,17 +85,46 @@ def report_copy(report: ReportSummary, tmp_path: Path) -> Path:
     return Path(shutil.copytree(report.index_html.parent, tmp_path / "report"))
 
 
+@dataclass
+class ReportInput:
+    """Input of a report: what was read from the database. A test may change it."""
+
+    material: Material
+    figures: list[tuple[ReportSource, Frame]]
+
+    def read(
+        self, database: Path, paper: str | None, draft: bool, on_figure: Callable[[ReportSource, Frame], None], _: Path
+    ) -> Material:
+        """Replace `read_material`."""
+        for figure_input in self.figures:
+            on_figure(*figure_input)
+        return self.material
+
+
 @pytest.fixture(scope="module")
-def single_file(report: ReportSummary, small_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def read_once(small_database: Path) -> ReportInput:
+    """Return the report's input, read from `small_database`."""
+    figures_read: list[tuple[ReportSource, Frame]] = []
+    return ReportInput(
+        read_material(small_database, None, True, lambda *figure_rows: figures_read.append(figure_rows)), figures_read
+    )
+
+
+@pytest.fixture(scope="module")
+def single_file(
+    report: ReportSummary, small_database: Path, read_once: ReportInput, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """Return the same report written as one file."""
     folder = Path(shutil.copytree(report.index_html.parent, tmp_path_factory.mktemp("single") / "report"))
-    return write_report(small_database, folder, single_file=True).index_html
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(render, "read_material", read_once.read)
+        return write_report(small_database, folder, single_file=True).index_html
 
 
 @pytest.fixture(scope="module")
 def small_rows(small_database: Path, rows_of: Rows) -> SmallRows:
-    """Return a function that returns a figure's or table's rows on the small database; each query runs once."""
-    return functools.cache(functools.partial(rows_of, small_database))
+    """Return a function that returns a figure's or table's rows on the small database."""
+    return functools.partial(rows_of, small_database)
 
 
 def test_every_figure_is_drawn_for_the_page_and_written_with_its_data(
@@ -230,7 +259,20 @@ def test_names_are_text_and_never_markup(
     world: Any,
     make_database: Callable[[Any], Path],
     report: ReportSummary,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def with_two_figures(
+        database: Path, paper: str | None, draft: bool, on_figure: Callable[[ReportSource, Frame], None], answers: Path
+    ) -> Material:
+        """Read everything, but let few figures be drawn: pictures are files of their own (see `test_reports`)."""
+
+        def on_few(source: ReportSource, frame: Frame) -> None:
+            if source.name in ("frontier", "exit_histogram"):
+                on_figure(source, frame)
+
+        return read_material(database, paper, draft, on_few, answers)
+
+    monkeypatch.setattr(render, "read_material", with_two_figures)
     name, long = "<script>alert(1)</script>", "A" * 900
     models = (example.Model(name, "causal", 4, 0),)
     swept = (example.Method("calm-softmax", {"threshold": 0.3, "note": long}),)
@@ -313,23 +355,6 @@ def test_missing_database_is_a_user_error(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------ what was drawn before
 
 
-@dataclass
-class ReportInput:
-    """Input of a report: what was read from the database. A test may change it."""
-
-    material: Material
-    figures: list[tuple[ReportSource, Frame]]
-
-
-@pytest.fixture(scope="module")
-def read_once(small_database: Path) -> ReportInput:
-    """Return the report's input, read from `small_database`."""
-    figures_read: list[tuple[ReportSource, Frame]] = []
-    return ReportInput(
-        read_material(small_database, None, True, lambda *figure_rows: figures_read.append(figure_rows)), figures_read
-    )
-
-
 @pytest.fixture
 def rendered_input(read_once: ReportInput) -> ReportInput:
     """Return a copy of `read_once` that a test may change."""
@@ -350,15 +375,8 @@ def render_again(
         names.add(name)
         return draw(name, frame, folder, kinds)
 
-    def read(
-        database: Path, paper: str | None, draft: bool, on_figure: Callable[[ReportSource, Frame], None], answers: Path
-    ) -> Material:
-        for figure_input in rendered_input.figures:
-            on_figure(*figure_input)
-        return rendered_input.material
-
     monkeypatch.setattr(drawing, "draw", noted)
-    monkeypatch.setattr(render, "read_material", read)
+    monkeypatch.setattr(render, "read_material", rendered_input.read)
 
     def write() -> tuple[set[str], ReportSummary]:
         names.clear()

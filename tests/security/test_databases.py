@@ -268,9 +268,27 @@ def test_writer_refuses_a_database_with_triggers_or_types(what: str, newest: Pat
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("what", list(CARRIED)[:9])
-def test_writer_recreates_every_view_and_macro(what: str, newest: Path, answer: str, tmp_path: Path) -> None:
-    path = attacked(newest, tmp_path / "theirs.duckdb", CARRIED[what])
+TOGETHER = (
+    ("a view whose name ends a statement", "a macro whose name ends a statement", "a view that reads files"),
+    ("another of our macros", "another of our views, the digest as it was"),
+    (
+        "a table macro that is called like our means to look",
+        "a table macro that is called like our reader",
+        "a macro that is called like a function of our views",
+        "a macro that is called like an operator",
+    ),
+)
+
+
+@pytest.mark.parametrize(
+    "attacks",
+    [*TOGETHER, *(pytest.param((what,), marks=pytest.mark.exhaustive) for what in list(CARRIED)[:9])],
+    ids=str,
+)
+def test_writer_recreates_every_view_and_macro(
+    attacks: tuple[str, ...], newest: Path, answer: str, tmp_path: Path
+) -> None:
+    path = attacked(newest, tmp_path / "theirs.duckdb", "; ".join(CARRIED[what] for what in attacks))
     open_database(path, read_only=False).close()
     macros = "SELECT DISTINCT function_name FROM duckdb_functions() WHERE NOT internal ORDER BY ALL"
     with open_database(path) as database, open_database(newest) as local:

@@ -108,6 +108,7 @@ def test_keys_that_need_code_are_refused(place: Path, key: str) -> None:
     ],
 )
 @pytest.mark.parametrize("key", ["doc_to_text", "description", "doc_to_target", "gen_prefix"])
+@pytest.mark.sampled(2)
 def test_template_that_escapes_the_sandbox_is_refused(place: Path, key: str, template: str) -> None:
     refused(place, {**TASK, key: template}, "^lm-eval: task 'theirs': (SecurityError|TemplateSyntaxError)")
 
@@ -415,8 +416,19 @@ for end in range(3, 64):
 }
 
 
-@pytest.mark.parametrize("tests", ["assert f(3) == 9", "assert set(f(3)) == set([9])", "assert math.isclose(f(3), 9)"])
-@pytest.mark.parametrize("cheat", CHEATS)
+TESTS = ("assert f(3) == 9", "assert set(f(3)) == set([9])", "assert math.isclose(f(3), 9)")
+AIMED_AT = {"a built-in function": 1, "built-in functions for good": 1, "a module": 2}
+"""Which of `TESTS` a cheat wants to change, where it is not the first."""
+
+
+@pytest.mark.parametrize(
+    ("cheat", "tests"),
+    [
+        pytest.param(cheat, tests, marks=() if place == AIMED_AT.get(cheat, 0) else pytest.mark.exhaustive)
+        for place, tests in enumerate(TESTS)
+        for cheat in CHEATS
+    ],
+)
 def test_program_that_cheats_with_a_wrong_answer_does_not_pass(cheat: str, tests: str) -> None:
     assert not passes(WRONG_ANSWER + CHEATS[cheat], tests)
 

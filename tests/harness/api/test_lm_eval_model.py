@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -153,7 +154,9 @@ def test_model_args_string_sets_the_exit_method_and_its_parameters(
     assert (told["method"], told["params"]["exit_layer"], told["mean_exit_layer"]) == ("static", 2, 2.0)
 
 
-def test_lm_eval_is_restored_after_the_last_model_is_deleted(toy_models: dict[str, Path]) -> None:
+def test_lm_eval_is_restored_after_the_last_model_is_deleted(
+    toy_models: dict[str, Path], snippets: ModuleType, tmp_path: Path
+) -> None:
     script = f"""
 import gc, logging, sys
 logging.getLogger("lm_eval").setLevel(logging.WARNING)
@@ -173,7 +176,11 @@ gc.collect()
 assert lm_eval.evaluator.evaluate is own
 assert logging.getLogger("lm_eval").level == logging.WARNING
 """
-    subprocess.run([sys.executable, "-c", script], check=True)
+    python = snippets.Python(tmp_path)
+    try:
+        python.output_of(snippets.Block("script", "python", None, script))
+    finally:
+        python.end()
 
 
 def test_results_list_non_default_matrix_product_forms(

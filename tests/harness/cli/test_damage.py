@@ -65,6 +65,7 @@ def damaged(request: pytest.FixtureRequest, plan: Callable[[], PlannedCell], tmp
     yield path
 
 
+@pytest.mark.sampled(3)
 def test_plan_and_status_succeed_on_a_damaged_spool(damaged: Path, suite: Path) -> None:
     for command in (
         ["plan", str(suite), "--data-dir", "data"],
@@ -77,6 +78,7 @@ def test_plan_and_status_succeed_on_a_damaged_spool(damaged: Path, suite: Path) 
             assert str(damaged.relative_to(Path.cwd())) in printed.getvalue()
 
 
+@pytest.mark.sampled(3)
 def test_cell_with_a_damaged_status_file_is_planned_as_new(
     damaged: Path, plan: Callable[[], PlannedCell], tmp_path: Path
 ) -> None:
@@ -87,6 +89,7 @@ def test_cell_with_a_damaged_status_file_is_planned_as_new(
     assert outcome(tmp_path / "runs" / "spool", unseen) == (None if is_read else "ok")
 
 
+@pytest.mark.sampled(3)
 def test_ingest_quarantines_a_damaged_attempt_and_its_cell_is_new(
     damaged: Path, plan: Callable[[], PlannedCell], tmp_path: Path
 ) -> None:
@@ -96,6 +99,7 @@ def test_ingest_quarantines_a_damaged_attempt_and_its_cell_is_new(
     assert plan().state == "new"
 
 
+@pytest.mark.sampled(3)
 def test_stale_state_ignores_attempts_with_a_damaged_cell_file(
     damaged: Path, plan: Callable[[], PlannedCell], suite: Path
 ) -> None:

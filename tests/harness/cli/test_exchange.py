@@ -24,15 +24,21 @@ def test_imported_export_has_the_same_frontier(
         assert here.query(query).to_pylist() == there.query(query).to_pylist()
 
 
-@pytest.mark.parametrize(("options", "left_out"), [([], True), (["--with-texts"], False)])
-def test_export_omits_texts_whose_license_forbids_copies_unless_requested(
-    options: list[str], left_out: bool, example_spool: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    runs = tmp_path / "runs"
+@pytest.fixture(scope="module")
+def unlicensed(example_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of runs with texts of SAMSum, whose license forbids copies."""
+    runs = tmp_path_factory.mktemp("unlicensed") / "runs"
     assert main(["import", str(example_spool), "--runs", str(runs)]) == 0
     with open_database(runs / "exitbench.duckdb", read_only=False) as database, database.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE dataset_artifact SET source = 'hub' WHERE label = 'samsum'")
-    assert main(["export", str(tmp_path / "out"), "--runs", str(runs), *options]) == 0
+    return runs
+
+
+@pytest.mark.parametrize(("options", "left_out"), [([], True), (["--with-texts"], False)])
+def test_export_omits_texts_whose_license_forbids_copies_unless_requested(
+    options: list[str], left_out: bool, unlicensed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", str(tmp_path / "out"), "--runs", str(unlicensed), *options]) == 0
     told = (
         "Texts omitted, since the licenses of samsum do not allow copies: "
         "attempt.log_tail, sample.output_text, sample.output_ids, "

@@ -52,7 +52,14 @@ def created_folder(snippets: ModuleType, tmp_path_factory: pytest.TempPathFactor
                 is_apart = step[1] == "run" or "--plugins" in step
                 told = snippets.output_of(folder, [*step, *few], "made") if is_apart else _output_of(step[1:])
                 (folder / f"{arguments[1]}-{number}-{step[1]}.out").write_text(told)
-    snippets.output_of(folder, ["python", "-m", "pytest", "-p", "no:cacheprovider", *tests], "made")
+    python = snippets.Python(folder)
+    try:
+        options = ["-p", "no:cacheprovider", *tests]
+        source = f"import pytest, sys; sys.path.insert(0, ''); print(int(pytest.main({options})))"
+        told = python.output_of(snippets.Block("tests", "python", None, source))
+    finally:
+        python.end()
+    assert told.endswith("\n0\n"), told
     return folder
 
 

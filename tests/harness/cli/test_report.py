@@ -47,7 +47,7 @@ def test_format_option_draws_figures_in_one_file_format(runs: Path, capsys: pyte
 def test_watch_rewrites_the_page_only_if_the_database_changes(
     runs: Path, few_database: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page, seen = runs / "report" / "index.html", []
+    page, seen = runs / "report-heads" / "index.html", []
 
     def look(seconds: float) -> None:
         seen.append(page.read_bytes())
@@ -57,7 +57,7 @@ def test_watch_rewrites_the_page_only_if_the_database_changes(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(report, "time", SimpleNamespace(sleep=look))
-    assert main(["report", "--runs", str(runs), "--watch"]) == 130
+    assert main(["report", "--runs", str(runs), "--watch", "--paper", "heads"]) == 130
     assert seen[0] != seen[1] == seen[2]
     assert "index.html is written again when results are added" in capsys.readouterr().err
 

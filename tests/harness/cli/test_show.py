@@ -5,8 +5,9 @@ import os
 import pty
 import re
 import shutil
-import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,37 +120,41 @@ def test_arguments_without_a_match_are_refused_with_suggestions(
     assert message in capsys.readouterr().err
 
 
-def test_terminal_output_is_coloured_unless_no_color_is_set(example_database: Path) -> None:
+def test_terminal_output_is_coloured_unless_no_color_is_set(
+    example_database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, tokens = stored(example_database, "calm-softmax", "0.3", 0)
-    coloured = _in_a_terminal(example_database, COLORTERM="truecolor")
+    coloured = _in_a_terminal(example_database, monkeypatch, COLORTERM="truecolor")
     for _, layer, _, _ in tokens:
         red, green, blue = bytes.fromhex(shades(6)[layer - 1].background[1:])
         assert f"48;2;{red};{green};{blue}m" in coloured
     assert "₁" not in coloured
-    plain = _in_a_terminal(example_database, COLORTERM="truecolor", NO_COLOR="1")
+    plain = _in_a_terminal(example_database, monkeypatch, COLORTERM="truecolor", NO_COLOR="1")
     assert "38;2" not in plain and "48;2" not in plain and "₁" in plain
 
 
-def _in_a_terminal(database: Path, **variables: str) -> str:
+def _in_a_terminal(database: Path, monkeypatch: pytest.MonkeyPatch, encoding: str = "utf-8", **variables: str) -> str:
+    """Return the output of `exitbench show` on a terminal of this encoding."""
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"TERM": "xterm-256color", **variables}.items():
+        monkeypatch.setenv(name, value)
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "exitbench.harness.cli.main", "show", CALM, "--database", str(database)]
-    environment = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "COLUMNS")}
-    environment |= {"TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8", **variables}
-    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment) as process:
-        os.close(theirs)
-        parts = []
-        while part := _read(ours):
+    with ThreadPoolExecutor() as threads, monkeypatch.context() as patched:
+        output = threads.submit(_read_all, ours)
+        with open(theirs, "w", encoding=encoding) as terminal:
+            patched.setattr(sys, "stdout", terminal)
+            assert shown(database, CALM) == 0
+        return output.result()
+
+
+def _read_all(descriptor: int) -> str:
+    parts = []
+    with suppress(OSError):  # Linux says so that the other side has closed
+        while part := os.read(descriptor, 65_536):
             parts.append(part)
-    os.close(ours)
-    assert process.returncode == 0
+    os.close(descriptor)
     return b"".join(parts).decode()
-
-
-def _read(descriptor: int) -> bytes:
-    try:
-        return os.read(descriptor, 65_536)
-    except OSError:  # Linux says so that the other side has closed
-        return b""
 
 
 @pytest.fixture
@@ -181,8 +186,8 @@ def test_control_characters_and_markup_in_model_output_are_escaped(answer: Trace
     assert "[bold red]x[/]" in ESCAPE.sub("", printed(answer, every, colour=colour))
 
 
-def test_ascii_terminal_gets_ascii_output(example_database: Path) -> None:
-    out = _in_a_terminal(example_database, PYTHONIOENCODING="ascii", NO_COLOR="1")
+def test_ascii_terminal_gets_ascii_output(example_database: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = _in_a_terminal(example_database, monkeypatch, "ascii", NO_COLOR="1")
     _, tokens = stored(example_database, "calm-softmax", "0.3", 0)
     assert out.isascii() and f"#{tokens[0][0]}[{tokens[0][1]}]" in out
 

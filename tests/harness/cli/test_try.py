@@ -13,35 +13,53 @@ from exitbench.harness.cli.main import main
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.service.trying import FEWEST_DOCUMENTS, Pace
 
+COMMAND = """\
+import contextlib, functools, sys
+from exitbench.harness.cells.cell import TimingSettings
+from exitbench.harness.cli.main import main
+from exitbench.harness.service import trying
 
-def run_try(snippets: ModuleType, model: str, runs: Path) -> tuple[list[str], str]:
-    """Try a model in half a minute, or in four on a busy machine; return the command's words and its output."""
-    words = ["try", model, "--max-loss", "20%", "--runs", str(runs), "--minutes"]
+def one_per_method(*asked, every=trying.unsearched_candidates):
+    return tuple({{each.point.method.name: each for each in every(*asked)}}.values())
+
+trying.MOST_DOCUMENTS = trying.FEWEST_DOCUMENTS
+trying.TimingSettings = functools.partial(TimingSettings, documents=4, seconds=0.1)
+trying.unsearched_candidates = one_per_method
+with contextlib.redirect_stderr(sys.stdout):
+    code = main(["try", {model!r}, "--max-loss", "20%", "--minutes", "60"])
+print("exit code", code)
+"""
+
+
+def run_try(snippets: ModuleType, model: str, folder: Path) -> str:
+    """Try a model on as few documents and settings as possible, whatever time there is; return the output."""
+    python = snippets.Python(folder)
     try:
-        return [*words, "0.5"], snippets.output_of(runs, ["exitbench", *words, "0.5"], "try")
-    except snippets.PageMismatch as error:
-        if "there is time for" not in str(error):
-            raise
-        return [*words, "4"], snippets.output_of(runs, ["exitbench", *words, "4"], "try")
+        printed = str(python.output_of(snippets.Block("try", "python", None, COMMAND.format(model=model))))
+    finally:
+        python.end()
+    assert printed.endswith("exit code 0\n"), printed
+    return printed
 
 
 @pytest.fixture(scope="module")
-def tried(snippets: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str], str]:
-    """Return the folder, the command's words and the printed output of a finished trial."""
-    runs = tmp_path_factory.mktemp("tried")
-    return runs, *run_try(snippets, "builtin-weighted", runs)
+def tried(snippets: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Return the folder of runs and the printed output of a finished trial."""
+    folder = tmp_path_factory.mktemp("tried")
+    printed = run_try(snippets, "builtin-weighted", folder)
+    return folder / "runs", printed
 
 
-def test_try_prints_a_verdict_and_the_next_step(tried: tuple[Path, list[str], str]) -> None:
-    _, _, printed = tried
+def test_try_prints_a_verdict_and_the_next_step(tried: tuple[Path, str]) -> None:
+    _, printed = tried
     for heading in ("1. Pilot", "2. Probing", "3. Decoding", "4. Timing"):
         assert heading in printed
     verdict, next_step = printed.index("\nsquad (builtin-weighted): "), printed.index("\nNext: ")
     assert verdict < next_step
 
 
-def test_settings_are_chosen_and_reported_on_disjoint_documents(tried: tuple[Path, list[str], str]) -> None:
-    runs, _, _ = tried
+def test_settings_are_chosen_and_reported_on_disjoint_documents(tried: tuple[Path, str]) -> None:
+    runs, _ = tried
     with eb.open_results(runs) as results:
         rows = results.sql(
             "SELECT DISTINCT task_label, doc_key FROM runs JOIN document_exit USING (attempt_id)"
@@ -52,18 +70,17 @@ def test_settings_are_chosen_and_reported_on_disjoint_documents(tried: tuple[Pat
 
 
 def test_repeated_try_runs_no_new_cells_and_writes_a_loadable_suite(
-    tried: tuple[Path, list[str], str], capsys: pytest.CaptureFixture[str]
+    snippets: ModuleType, tried: tuple[Path, str]
 ) -> None:
-    runs, words, _ = tried
+    runs, _ = tried
 
     def attempts() -> int:
         with eb.open_results(runs) as results:
             return int(results.sql("SELECT count(*) AS n FROM attempt")["n"][0].as_py())
 
     before = attempts()
-    assert main(words) == 0
+    assert "squad (builtin-weighted): " in run_try(snippets, "builtin-weighted", runs.parent)
     assert attempts() == before
-    assert "squad (builtin-weighted): " in capsys.readouterr().out
     suite = load_suite(runs / "tried" / "builtin-weighted-squad.toml")
     assert [model.name for model in suite.models] == ["builtin-weighted"]
 
@@ -93,10 +110,10 @@ def test_invalid_input_is_refused_before_running(
 
 
 def test_a_classifier_is_tried_on_the_task_with_its_labels(snippets: ModuleType, tmp_path: Path) -> None:
-    _, printed = run_try(snippets, "builtin-encoder-joint", tmp_path)
+    printed = run_try(snippets, "builtin-encoder-joint", tmp_path)
     assert "a classifier that answers one of negative, positive." in printed
     assert "\nsst2 (builtin-encoder-joint): " in printed
-    with eb.open_results(tmp_path) as results:
+    with eb.open_results(tmp_path / "runs") as results:
         tried = set(results.sql("SELECT DISTINCT method FROM runs")["method"].to_pylist())
     assert {"static", "deebert", "pabee", "fastbert", "max-prob"} <= tried
     assert "random" not in tried, "its seed is no number of blocks"

@@ -31,15 +31,20 @@ def broken() -> ModuleType:
     return module
 
 
-@pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder with the files of an installed wheel of `exit_broken.py`, on the path of new processes."""
-    folder = tmp_path / "site"
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the files of an installed wheel of `exit_broken.py`."""
+    folder = tmp_path_factory.mktemp("installed") / "site"
     info = folder / "exit_broken-1.0.dist-info"
     info.mkdir(parents=True)
     shutil.copy(_SOURCE, folder)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: exit-broken\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(_ENTRY_POINTS)
-    known = os.environ.get("PYTHONPATH")
-    monkeypatch.setenv("PYTHONPATH", str(folder) if not known else f"{folder}{os.pathsep}{known}")
     return folder
+
+
+@pytest.fixture
+def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the folder `site` on the path of new processes."""
+    known = os.environ.get("PYTHONPATH")
+    monkeypatch.setenv("PYTHONPATH", str(site) if not known else f"{site}{os.pathsep}{known}")

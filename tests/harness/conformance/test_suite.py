@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -44,17 +44,39 @@ kinds = ["quality", "replay"]
 """
 
 
-def exitbench(folder: Path, *arguments: str) -> tuple[int, str, str]:
-    """Run a command in a process that finds the installed distribution; return exit code and printed texts."""
-    command = [sys.executable, "-m", "exitbench.harness.cli.main", *arguments]
-    completed = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1200)
-    assert "Traceback" not in completed.stderr, completed.stderr
-    return completed.returncode, completed.stdout, completed.stderr
+COMMAND = """\
+import contextlib, io, json, sys
+sys.path.insert(0, {site!r})
+from exitbench.harness.cli.main import main
+with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+    code = main({arguments!r})
+print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
+Command = Callable[..., tuple[int, str, str]]
 
 
-@pytest.mark.usefixtures("installed")
+@pytest.fixture
+def exitbench(snippets: ModuleType, site: Path, tmp_path: Path) -> Command:
+    """Return a function that runs a command in a process that finds the installed distribution.
+
+    The function returns exit code and printed texts.
+    """
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        python = snippets.Python(tmp_path)
+        try:
+            source = COMMAND.format(site=str(site), arguments=arguments)
+            code, stdout, stderr = json.loads(python.output_of(snippets.Block("command", "python", None, source)))
+        finally:
+            python.end()
+        assert "Traceback" not in stderr, stderr
+        return code, stdout, stderr
+
+    return run
+
+
 def test_broken_method_is_marked_in_plan_run_check_reports_and_database(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, exitbench: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "broken.toml").write_text(SUITE)
     (tmp_path / "data").mkdir()
@@ -62,14 +84,14 @@ def test_broken_method_is_marked_in_plan_run_check_reports_and_database(
         pairs = builtin.documents("wmt-en-fr", "test", 8)
         (tmp_path / "data" / f"text.{role}").write_text("".join(f"{pair.fields[role]}\n" for pair in pairs))
     (tmp_path / "runs").mkdir()  # where verdicts are kept
-    code, planned, stderr = exitbench(tmp_path, "plan", "broken.toml", "--data-dir", "data")
+    code, planned, stderr = exitbench("plan", "broken.toml", "--data-dir", "data")
     assert code == 0, stderr
     assert "Contracts: weighted/wmt/broken:how=HalvesState,threshold=0.9/quality fails: score() changes" in planned
     assert "Contracts: weighted/wmt/broken:how=WrongSql,threshold=0.9/quality fails: score_sql() =" in planned
     assert "Contracts: broken conforms\n" in planned
 
     code, printed, stderr = exitbench(
-        tmp_path, "run", "broken.toml", "--data-dir", "data", "--threads", "1", "--no-report", "--table"
+        "run", "broken.toml", "--data-dir", "data", "--threads", "1", "--no-report", "--table"
     )
     assert code == 0, stderr
     assert "so that its runs are not to be cited: weighted/wmt/broken:how=HalvesState" in stderr
@@ -116,9 +138,10 @@ def test_broken_method_is_marked_in_plan_run_check_reports_and_database(
     assert (stored["verdict"], len(stored["problems"])) == ("fails", 1)
 
 
-@pytest.mark.usefixtures("installed")
-def test_unusable_methods_are_listed_with_the_error_and_do_not_affect_others(tmp_path: Path) -> None:
-    code, listed, _ = exitbench(tmp_path, "list", "methods")
+def test_unusable_methods_are_listed_with_the_error_and_do_not_affect_others(
+    exitbench: Command, tmp_path: Path
+) -> None:
+    code, listed, _ = exitbench("list", "methods")
     assert code == 0
     plain = next(line for line in listed.splitlines() if line.startswith("plain "))
     assert (
@@ -132,5 +155,5 @@ def test_unusable_methods_are_listed_with_the_error_and_do_not_affect_others(tmp
     assert "Conformance: fails: LookupError: no such gate (exit_broken.py, line" in unmade
     assert "\nstatic  " in listed and "\nbroken  " in listed
     (tmp_path / "plain.toml").write_text(SUITE.replace('method = "broken"', 'method = "plain"'))
-    code, _, stderr = exitbench(tmp_path, "plan", "plain.toml")
+    code, _, stderr = exitbench("plan", "plain.toml")
     assert (code, "method 'plain' cannot be used: " in stderr) == (2, True)

@@ -166,6 +166,7 @@ def test_every_family_and_option_equals_transformers(name: str, tmp_path: Path) 
     agree(tmp_path)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
 def test_weights_in_other_number_formats_equal_transformers(
@@ -175,6 +176,7 @@ def test_weights_in_other_number_formats_equal_transformers(
     agree(tmp_path, engine)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", ["t5 v1.1", "llama tied", "gpt2"])
 def test_sharded_weights_equal_transformers(name: str, engine: EngineChoice, tmp_path: Path) -> None:

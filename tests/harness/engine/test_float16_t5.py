@@ -35,15 +35,15 @@ and so does attention in first blocks, whose sums are in float16.
 """
 
 
-@pytest.fixture(params=FAMILIES)
-def overflowing(request: pytest.FixtureRequest, twin: Any, tmp_path: Any) -> Any:
+@pytest.fixture(scope="module", params=FAMILIES)
+def overflowing(request: pytest.FixtureRequest, twin: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return a family's float16 model in transformers, whose weights make states overflow, and its folder."""
-    result = twin(request.param)
+    result, folder = twin(request.param), tmp_path_factory.mktemp("overflowing")
     reference = type(result.reference).from_pretrained(result.folder)
     for name, parameter in reference.named_parameters():
         parameter.data *= next((by for start, by in OVERFLOWING.items() if name.startswith(start)), 1.0)
-    reference.save_pretrained(tmp_path)
-    return type(reference).from_pretrained(tmp_path, dtype=torch.float16).eval().requires_grad_(False), tmp_path
+    reference.save_pretrained(folder)
+    return type(reference).from_pretrained(folder, dtype=torch.float16).eval().requires_grad_(False), folder
 
 
 ROWS = 4
@@ -76,19 +76,27 @@ def test_states_overflow_float16_before_and_after_the_first_wo(overflowing: Any,
     """Otherwise, the other tests of this file would not test numbers that overflow."""
     reference, _ = overflowing
     seen: dict[str, Tensor] = {}
+    hooks = []
     for name in ("encoder.block.0.layer.0", "decoder.block.0.layer.1", "encoder.block.1", "decoder.block.3"):
         module = reference.get_submodule(name)
-        module.register_forward_hook(lambda _, __, output, name=name: seen.update({name: output[0]}))
+        hooks.append(module.register_forward_hook(lambda _, __, output, name=name: seen.update({name: output[0]})))
     reference(input_ids=torch.tensor([prompts[0]]), decoder_input_ids=torch.zeros(1, 1, dtype=torch.long))
+    for hook in hooks:
+        hook.remove()
     assert [states.dtype for states in seen.values()] == [torch.float16, torch.float32] * 2
     assert all(float(states.abs().max()) > LARGEST for states in seen.values())
 
 
+@pytest.fixture(scope="module", params=["t5", "umt5"])
+def on_both_engines(request: pytest.FixtureRequest, twin: Any) -> tuple[Checkpoint, Checkpoint]:
+    lean, hosted = (load_checkpoint(twin(request.param).folder, torch.float16, engine=engine) for engine in ENGINES)
+    return lean, hosted
+
+
 @pytest.mark.parametrize("kv_policy", ["state-copy", "recompute-backlog", "sync-parallel"])
-@pytest.mark.parametrize("family", ["t5", "umt5"])
-def test_early_exits_decode_equally_on_both_engines(twin: Any, prompts: Any, family: str, kv_policy: str) -> None:
+def test_early_exits_decode_equally_on_both_engines(on_both_engines: Any, prompts: Any, kv_policy: str) -> None:
     """All code that stores or moves states must handle fp32 states."""
-    lean, hosted = (load_checkpoint(twin(family).folder, torch.float16, engine=engine) for engine in ENGINES)
+    lean, hosted = on_both_engines
     ours, theirs = (
         answers(checkpoint, prompts[:ROWS], "random", mean_exit=3.0, kv_policy=kv_policy)
         for checkpoint in (lean, hosted)
@@ -99,8 +107,9 @@ def test_early_exits_decode_equally_on_both_engines(twin: Any, prompts: Any, fam
     assert len({layer for answer in ours for layer in answer.exit_layers}) == lean.model.n_blocks
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_exit_heads_read_states_in_fp32(twin: Any, tmp_path: Path, engine: EngineName, kind: Any) -> None:
     """The states are too large for float16. Each head has a norm, so their size does not change its logits."""
     shutil.copytree(twin("t5").folder, tmp_path, dirs_exist_ok=True)

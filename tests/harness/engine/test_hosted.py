@@ -71,6 +71,7 @@ def make_twin(scripts: Any, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     return make
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("check", ["full_depth_is_generate", "mixed_exits_are_rows_alone"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_family_passes_the_full_depth_and_mixed_exit_checks(

@@ -36,6 +36,7 @@ def answers(
     return decode(family.checkpoint, batch, parts, settings=settings)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("policy", KV_POLICIES)
 def test_answers_equal_those_of_the_static_depth_of_their_first_token(
     position_family: Any, prompts: Any, policy: str
@@ -57,10 +58,11 @@ def test_answers_equal_those_of_the_static_depth_of_their_first_token(
         assert len({answer.exit_layers[0] for answer in together}) > 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("policy", ["state-copy", "evict"])
 def test_declared_flops_equal_counted_flops(position_family: Any, prompts: Any, policy: str) -> None:
     parts = gated(policy)
-    for prompt in prompts[:6]:
+    for prompt in prompts[:3]:
         batch = prefill(
             position_family.checkpoint.model, [Request(prompt)], N_NEW, gates_first_token=not position_family.is_seq2seq
         )

@@ -40,17 +40,19 @@ from pathlib import Path
 import torch
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 
-small, large, dtype, engine = sys.argv[1:]
 def status(key):
     return int(re.search(key + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
-def load(folder):
+def load(folder, dtype, engine):
     with torch.inference_mode():
         return load_checkpoint(Path(folder), getattr(torch, dtype), "cpu", engine)
-load(small)  # whatever is imported on the way
-Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-before = status("VmRSS")
-model = load(large)
-print(status("VmHWM") - before)
+for case in sys.argv[1:]:
+    small, large, *how = case.split(",")
+    load(small, *how)  # whatever is imported on the way
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = status("VmRSS")
+    model = load(large, *how)
+    print(status("VmHWM") - before)
+    del model
 """
 AT_ONCE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 """Settings of glibc that return all freed memory. Without them the peak differs between runs."""
@@ -74,21 +76,28 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[P
     return make
 
 
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells the peak")
-@pytest.mark.parametrize(
-    ("family", "engine", "dtype", "most"),
-    [
-        ("llama", "lean", "float32", 1.5),  # norms are folded in, projections joined
-        ("llama", "hosted", "bfloat16", 1.5),  # converted: three copies where all are read before
-        ("mixtral", "hosted", "float32", 1.09),  # experts are joined: 1.05, and 1.13 where threads read ahead
-    ],
-)
-def test_loading_holds_one_copy_of_the_weights(folders: Any, family: str, engine: str, dtype: str, most: float) -> None:
-    small, large = folders(family)
-    words = [sys.executable, "-c", PEAK, str(small), str(large), dtype, engine]
+LOADED = {  # family, number format, engine, and the most memory in copies of the weights
+    ("llama", "float32", "lean"): 1.5,  # norms are folded in, projections joined
+    ("llama", "bfloat16", "hosted"): 1.5,  # converted: three copies where all are read before
+    ("mixtral", "float32", "hosted"): 1.09,  # experts are joined: 1.05, and 1.13 where threads read ahead
+}
+
+
+@pytest.fixture(scope="module")
+def peaks(folders: Any) -> dict[tuple[str, str, str], int]:
+    """Return the peak memory in bytes of loading each large model of `LOADED`, one after the other in a process."""
+    cases = [",".join([*map(str, folders(family)), *how]) for family, *how in LOADED]
+    words = [sys.executable, "-c", PEAK, *cases]
     completed = subprocess.run(words, env={**os.environ, **AT_ONCE}, capture_output=True, text=True, check=True)
-    weights = weights_bytes(large, getattr(torch, dtype))
-    assert weights < int(completed.stdout) < most * weights
+    return dict(zip(LOADED, map(int, completed.stdout.split()), strict=True))
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux tells the peak")
+@pytest.mark.parametrize("loaded", LOADED, ids="-".join)
+def test_loading_holds_one_copy_of_the_weights(folders: Any, peaks: Any, loaded: tuple[str, str, str]) -> None:
+    family, dtype, _ = loaded
+    weights = weights_bytes(folders(family)[1], getattr(torch, dtype))
+    assert weights < peaks[loaded] < LOADED[loaded] * weights
 
 
 def test_loaded_models_do_not_memory_map_their_file(folders: Any) -> None:

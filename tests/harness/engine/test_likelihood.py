@@ -101,8 +101,7 @@ def test_full_depth_equals_transformers(family: Any, prompts: Any) -> None:
     asked = contexts(prompts, 9)
     first, *others = [
         score(family.checkpoint, asked, full(), rows=rows, gates_first_token=gated)
-        for rows in (1, 4, 32)
-        for gated in (True, False)
+        for rows, gated in ((1, True), (4, False), (32, True))
     ]
     assert_equals_transformers(family, asked, first)
     for other in others:
@@ -135,6 +134,7 @@ def truncated_model(family: Any, depth: int) -> Any:
     return type(family)(reference, family.folder, family.checkpoint)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("depth", [1, 3])
 def test_static_exit_equals_a_truncated_model(family: Any, prompts: Any, depth: int) -> None:
     asked = contexts(prompts, 6)
@@ -143,6 +143,7 @@ def test_static_exit_equals_a_truncated_model(family: Any, prompts: Any, depth: 
     assert {layer for one in each(scored) for layer in one.exit_layers + one.blocks_run} == {depth}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("depth", [2, L])
 def test_single_pass_scoring_equals_forced_decoding(
@@ -190,6 +191,7 @@ def score_one_choice(family: Any, context: Context, given: list[int], parts: Par
     return result
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("policy", KV_POLICIES)
 def test_forced_decoding_equals_prefilling_each_choice_separately(
     position_family: Any, prompts: Any, policy: str
@@ -245,6 +247,7 @@ def test_non_finite_logits_raise_an_error(position_family: Any, prompts: Any) ->
 # ---------------------------------------------------------------------------------------------- one depth a context
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("rows", [1, 4, 32])
 @pytest.mark.parametrize("policy", ["state-copy", "exact"])
 def test_scope_context_keeps_the_depth_of_the_first_token(
@@ -313,6 +316,7 @@ def test_decoding_with_a_copied_cache_does_not_change_the_original(position_fami
     assert (cache.n_rows, copied.length) == (3, cache.length + 1)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("most", [1, 4, 5])
 def test_packed_token_limit_does_not_change_scores(
     position_family: Any, prompts: Any, most: int, monkeypatch: pytest.MonkeyPatch
@@ -379,8 +383,9 @@ def hosted(twin: Any) -> dict[str, Checkpoint]:
     return {name: load_checkpoint(twin(name).folder, engine="hosted") for name in ("llama", "gpt2", "t5", "umt5")}
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "t5", "umt5"])
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("scope", ["token", "context"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "t5", "umt5"])
 def test_both_engines_score_the_same(twin: Any, hosted: Any, prompts: Any, name: str, scope: Any) -> None:
     asked = contexts(prompts, 6)
     settings = (full(), static(2), leaving(), leaving("exact"), leaving("sync-parallel"))

@@ -38,7 +38,7 @@ def checkpoint(folder: Path) -> Checkpoint:
 @pytest.fixture(scope="module")
 def prompts(folder: Path, checkpoint: Checkpoint) -> list[list[int]]:
     tokenizer, kind = AutoTokenizer.from_pretrained(folder), checkpoint.kind
-    documents = [(get_task(name), doc) for name in TEXT_TASKS for doc in builtin.documents(name, "test", 2)]
+    documents = [(get_task(name), doc) for name in TEXT_TASKS for doc in builtin.documents(name, "test", 1)]
     texts = [task.prompt_for(document, kind) for task, document in documents]
     return [tokenizer(text).input_ids for text in texts]
 
@@ -63,6 +63,7 @@ def test_full_depth_equals_transformers_greedy_search(
         assert answer == (ids[len(prompt) :] if is_causal(model) else ids[1:])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("exit_layer", "drafts"), [(1, 4), (2, 1), (5, 4)])
 def test_self_speculation_equals_full_depth(
     checkpoint: Checkpoint, prompts: list[list[int]], full: list[list[int]], exit_layer: int, drafts: int
@@ -77,6 +78,7 @@ def test_self_speculation_equals_full_depth(
     assert [generation.rejected for generation in alone] == [generation.rejected for generation in result[:4]]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "params",
     [{"threshold": 1.0}, {"threshold": 0.3, "kv_policy": "sync-parallel-rollback", "rollback": 0.0}],

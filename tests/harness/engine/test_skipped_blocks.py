@@ -88,6 +88,7 @@ def read_depth(exit_layers: list[int], at: int) -> int:
     return max(exit_layers[at:])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("policy", EXACT)
 def test_tokens_equal_a_full_run_read_out_at_the_exit_layers(family: Any, prompts: Any, policy: str) -> None:
     rows, layers = prompts[:N_ROWS], schedule(N_ROWS)
@@ -101,6 +102,7 @@ def test_tokens_equal_a_full_run_read_out_at_the_exit_layers(family: Any, prompt
         assert skip_prompt(family, generation.token_ids) == expected
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("policy", EXACT)
 def test_keys_and_values_that_later_tokens_read_equal_those_of_a_full_run(
     family: Any, prompts: Any, policy: str
@@ -145,6 +147,7 @@ def test_lazy_state_copy_writes_only_entries_that_are_read_with_the_eager_values
     assert completed > 50, "tokens that waited were made up for"
 
 
+@pytest.mark.sampled(2)
 def test_lazy_and_eager_state_copy_give_the_same_answers_to_200_prompts(position_family: Any, prompts: Any) -> None:
     layers = schedule(len(prompts))
     answers = [
@@ -155,6 +158,7 @@ def test_lazy_and_eager_state_copy_give_the_same_answers_to_200_prompts(position
     assert len({len(g.token_ids) for g in answers[0]}) >= 2
 
 
+@pytest.mark.sampled(2)
 def test_deferring_policies_give_the_answers_of_policy_exact_to_200_prompts(position_family: Any, prompts: Any) -> None:
     layers = schedule(len(prompts))
     exact, *others = (
@@ -207,6 +211,7 @@ def test_noisy_emits_full_depth_tokens_and_leaves_the_cache_of_state_copy(positi
     assert shallow_differs >= 5, "or the test could not tell which token is emitted"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("policy", KV_POLICIES)
 def test_a_batch_equals_its_rows_alone_with_rows_that_end_at_different_times(
     position_family: Any, prompts: Any, policy: str
@@ -225,6 +230,7 @@ def ends_somewhere(tokens: list[int]) -> bool:
     return len(tokens) > tokens[0] % 7
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("policy", ["state-copy", "noisy"])
 @settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
@@ -281,6 +287,7 @@ class Spy:
         self.calls, self.positions, self.filled, self.projected = [0] * (L + 1), [0] * (L + 1), 0, 0
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("policy", KV_POLICIES)
 def test_static_exit_writes_no_unread_keys_and_values(
     position_family: Any, prompts: Any, policy: str, monkeypatch: pytest.MonkeyPatch
@@ -382,6 +389,7 @@ def test_tokens_that_have_run_all_blocks_are_no_longer_deferred(position_family:
         assert waiting == [[1, 1], [2, 2], [0, 3], [1, 0]], policy
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("policy", KV_POLICIES)
 def test_oracle_runs_every_block_under_every_policy(position_family: Any, prompts: Any, policy: str) -> None:
     gate = FullAgreement(stable=False)

@@ -56,6 +56,7 @@ def swept(name: str, method: str = "calm-softmax", **params: Any) -> list[Parts]
     return [parts_of(name, method, threshold=threshold, **params) for threshold in THRESHOLDS]
 
 
+@cache
 def alone(name: str, parts: Parts, asked: GenerationSettings | None = None) -> list[Generation]:
     """Decode every prompt in a separate batch."""
     checkpoint = loaded(name)
@@ -104,8 +105,9 @@ class Batches:
         monkeypatch.setattr(Decoding, "join", joined)
 
 
-@pytest.mark.parametrize("policy", ["state-copy", "sync-parallel", "state-copy-lazy", "recompute-backlog"])
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("policy", ["state-copy", "sync-parallel", "state-copy-lazy", "recompute-backlog"])
 def test_thresholds_sharing_a_pass_equal_each_threshold_alone(name: str, policy: str) -> None:
     settings = swept(name, kv_policy=policy)
     expected = [alone(name, parts) for parts in settings]
@@ -118,8 +120,9 @@ def test_thresholds_sharing_a_pass_equal_each_threshold_alone(name: str, policy:
                 assert one.scores == pytest.approx(other.scores, abs=1e-4)
 
 
-@pytest.mark.parametrize("method", ["self-speculation", "free", "del", "prompt-lookup"])
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("method", ["self-speculation", "free", "del", "prompt-lookup"])
 def test_rows_join_batches_with_rejected_drafts_without_changing_answers(
     name: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

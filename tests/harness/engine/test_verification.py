@@ -272,6 +272,7 @@ def simulate(family: Any, prompt: list[int], method: Any, stops: Stops, known: K
     return slow
 
 
+@pytest.mark.sampled(2)
 def test_answers_and_traces_equal_the_slow_simulation(position_family: Any, prompts: Any) -> None:
     compared = accepted = rejected = unverified = 0
     drafted: set[tuple[Method, int]] = set()
@@ -309,6 +310,7 @@ def test_answers_and_traces_equal_the_slow_simulation(position_family: Any, prom
 # ------------------------------------------------------------------------------------------ identities
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stops", [None, stops_somewhere], ids=["to-the-end", "stopped"])
 def test_speculative_methods_equal_full_depth_for_every_draft_setting(
     position_family: Any, prompts: Any, stops: Stops | None
@@ -332,13 +334,16 @@ def test_speculative_methods_equal_full_depth_for_every_draft_setting(
         assert [(g.token_ids, g.stop_reason) for g in result] == [(g.token_ids, g.stop_reason) for g in full], method
 
 
+@pytest.mark.sampled(2)
 def test_rollback_bound_0_gives_full_depth_tokens(position_family: Any, prompts: Any) -> None:
     rows, rejected = prompts[:N_ROWS], 0
-    for stops, (exit_layer, threshold) in itertools.product([None, stops_somewhere], [(1, 0.0), (1, 0.05), (3, 0.1)]):
-        method = Free(exit_layer=exit_layer, threshold=threshold, kv_policy=ROLLBACK, rollback=0.0)
-        result = run(position_family, rows, method, stops)
-        assert [g.token_ids for g in result] == [g.token_ids for g in run(position_family, rows, Full(), stops)]
-        rejected += sum(sum(g.rejected) for g in result)
+    for stops in (None, stops_somewhere):
+        full = [g.token_ids for g in run(position_family, rows, Full(), stops)]
+        for exit_layer, threshold in [(1, 0.0), (1, 0.05), (3, 0.1)]:
+            method = Free(exit_layer=exit_layer, threshold=threshold, kv_policy=ROLLBACK, rollback=0.0)
+            result = run(position_family, rows, method, stops)
+            assert [g.token_ids for g in result] == full
+            rejected += sum(sum(g.rejected) for g in result)
     assert rejected > 50
 
 
@@ -371,6 +376,7 @@ def test_unreachable_threshold_equals_full_depth(position_family: Any, prompts: 
         ]
 
 
+@pytest.mark.sampled(2)
 def test_batch_with_different_rollbacks_equals_its_rows_decoded_alone(position_family: Any, prompts: Any) -> None:
     rows, checkpoint, cut_at = prompts[:N_ROWS], endless(position_family), set()
     for method in [SPECULATIONS[2], SPECULATIONS[8], *CONFIDENT, *DYNAMIC, *ROLLBACKS]:
@@ -386,6 +392,7 @@ def test_batch_with_different_rollbacks_equals_its_rows_decoded_alone(position_f
 # ------------------------------------------------------------------------------------------ the cache
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", [SPECULATIONS[3], SPECULATIONS[6], *CONFIDENT, *ROLLBACKS[:3]], ids=named)
 def test_cache_equals_that_of_a_full_run_over_the_answer(position_family: Any, prompts: Any, method: Method) -> None:
     """At the end, every block has the keys and values of all tokens of the answer, and of no rejected token."""
@@ -405,6 +412,7 @@ def test_cache_equals_that_of_a_full_run_over_the_answer(position_family: Any, p
         torch.testing.assert_close(ours, theirs, **TOLERANCE)
 
 
+@pytest.mark.sampled(2)
 def test_dropping_common_padding_makes_cache_room_without_changing_answers(
     position_family: Any, prompts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -432,6 +440,7 @@ def test_dropping_common_padding_makes_cache_room_without_changing_answers(
 # ------------------------------------------------------------------------------------------ cost
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "method", [SPECULATIONS[1], SPECULATIONS[8], *CONFIDENT, *DYNAMIC, *ROLLBACKS, KEEP_TAIL[1]], ids=named
 )
@@ -464,6 +473,7 @@ class Blocks:
         monkeypatch.setattr(Transformer, "block", spy)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("method", [SPECULATIONS[1], SPECULATIONS[8], *CONFIDENT, *ROLLBACKS, KEEP_TAIL[1]], ids=named)
 def test_block_calls_and_positions_follow_from_the_trace(
     position_family: Any, prompts: Any, method: Any, monkeypatch: pytest.MonkeyPatch
@@ -493,6 +503,7 @@ def test_block_calls_and_positions_follow_from_the_trace(
         assert blocks.calls[1:] == calls
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("method", [SPECULATIONS[1], *ROLLBACKS], ids=named)
 def test_drafts_share_the_lm_head_product_of_the_verifying_token(
     position_family: Any, prompts: Any, method: Any, monkeypatch: pytest.MonkeyPatch

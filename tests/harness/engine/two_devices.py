@@ -87,7 +87,7 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if kwargs.get("device") is not None:
         device = torch.device(kwargs["device"])
         kwargs = {**kwargs, "device": torch.device("cpu")}
-    args, kwargs = (tree_map_only(Marked, lambda tensor: tensor.raw, each) for each in (args, kwargs))
+    args, kwargs = _raw(args), {key: _raw(value) for key, value in kwargs.items()}
     known = {id(tensor.raw): tensor for tensor in tensors if isinstance(tensor, Marked)}
     result = func(*args, **kwargs)
     if device.type != "twin":
@@ -96,7 +96,13 @@ def run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     def marked(raw: torch.Tensor) -> torch.Tensor:
         return known[id(raw)] if id(raw) in known else Marked(raw, device)
 
-    return tree_map_only(torch.Tensor, marked, result)
+    return marked(result) if isinstance(result, torch.Tensor) else tree_map_only(torch.Tensor, marked, result)
+
+
+def _raw(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(map(_raw, value))
+    return value.raw if isinstance(value, Marked) else value
 
 
 def methods(n_rows: int, n_blocks: int) -> dict[str, Parts]:

@@ -15,7 +15,15 @@ from typing import Any
 import pytest
 
 from exitbench.harness.processes import fork_server
-from exitbench.harness.processes.fork_server import ForkedProcess, Process, prepare, start
+from exitbench.harness.processes.fork_server import PRELOADED, ForkedProcess, Process, prepare, start
+
+WITHOUT_IMPORTS = f"""
+import os, sys, types
+
+sys.modules |= {{name: types.ModuleType(name) for name in {PRELOADED}}}
+sys.modules["torch"].home = os.environ.get("HF_HOME")
+"""
+"""A `sitecustomize` module, with which a fork server starts at once: all that it preloads is there, and empty."""
 
 
 class Started:
@@ -44,6 +52,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def asked(folder: Path) -> Iterator[Started]:
     yield Started(folder)
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Started:
+    """Return a starter whose fork server starts at once, for tests that start it again."""
+    folder = tmp_path_factory.mktemp("without-imports")
+    (folder / "sitecustomize.py").write_text(WITHOUT_IMPORTS)
+    return Started(folder)
 
 
 def test_process_has_the_imports_arguments_variables_folder_and_stdin(
@@ -114,45 +130,48 @@ def test_process_can_be_signalled_and_waited_for(asked: Started) -> None:
     process.send_signal(signal.SIGTERM)  # without effect
 
 
-def test_changed_environment_variables_reach_the_process(asked: Started, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = "import os; print(os.getppid(), os.environ.get('HF_HOME'), 'torch' in __import__('sys').modules)"
+def test_changed_environment_variables_reach_the_process_and_its_imports(
+    quick: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = "import os, sys; print(os.environ.get('HF_HOME'), sys.modules['torch'].home)"
     monkeypatch.setenv("HF_HOME", "elsewhere")
-    assert asked.run(source)[1].split()[1:] == ["elsewhere", "True"]
+    assert quick.run(source) == (0, "elsewhere elsewhere\n")
     monkeypatch.delenv("HF_HOME")
-    assert asked.run(source)[1].split()[1:] == ["None", "True"]
+    assert quick.run(source) == (0, "None None\n")
+    assert isinstance(quick.begin("pass"), ForkedProcess)
 
 
-def server_after(asked: Started) -> object:
-    assert asked.run("pass")[0] == 0
+def server_after(quick: Started) -> object:
+    assert quick.run("pass")[0] == 0
     return fork_server._server
 
 
-def test_variable_set_by_an_import_does_not_restart_the_server(asked: Started, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = server_after(asked)
+def test_variable_set_by_an_import_does_not_restart_the_server(quick: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = server_after(quick)
     assert isinstance(first, fork_server._Server) and first._imported is not None
     first._imported["variables"]["SET_BY_AN_IMPORT"] = "1"
     monkeypatch.setenv("SET_BY_AN_IMPORT", "1")
-    assert server_after(asked) is first
+    assert server_after(quick) is first
     monkeypatch.setenv("SET_BY_AN_IMPORT", "2")
-    assert server_after(asked) is not first
+    assert server_after(quick) is not first
 
 
-def test_changed_source_file_restarts_the_server(asked: Started, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = server_after(asked)
+def test_changed_source_file_restarts_the_server(quick: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = server_after(quick)
     monkeypatch.setattr(fork_server, "_modified", lambda files: {file: 0 for file in files})
-    assert server_after(asked) is not first
+    assert server_after(quick) is not first
 
 
-def test_a_dead_server_is_replaced(asked: Started) -> None:
-    asked.run("pass")
+def test_a_dead_server_is_replaced(quick: Started) -> None:
+    quick.run("pass")
     assert fork_server._server is not None
     fork_server._server._process.kill()
     fork_server._server._process.wait()
-    assert isinstance(asked.begin("pass"), ForkedProcess)
+    assert isinstance(quick.begin("pass"), ForkedProcess)
 
 
 def test_regular_process_is_started_if_the_server_cannot_start(asked: Started, tmp_path: Path) -> None:
-    (tmp_path / "duckdb.py").write_text("raise ImportError")
+    (tmp_path / "torch.py").write_text("raise ImportError")
     variables = {"PYTHONPATH": f"{tmp_path}{os.pathsep}{asked.folder}"}
     process = asked.begin("import sys; print('torch' in sys.modules, sys.argv[1:])", "one", variables=variables)
     assert isinstance(process, subprocess.Popen)
@@ -182,6 +201,7 @@ ctypes.PyDLL(None).sleep(600)
 def test_a_process_and_its_children_do_not_outlive_the_client(tmp_path: Path) -> None:
     (tmp_path / "client.py").write_text(CLIENT)
     (tmp_path / "hangs.py").write_text(HANGS)
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_IMPORTS)
     variables = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, str(tmp_path / "client.py"), str(tmp_path / "log")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables) as client:

@@ -127,7 +127,13 @@ def first_exits(tokens: dict[tuple[str, int], tuple[int, int]]) -> set[int]:
     return {layer for (_, position), (layer, _) in tokens.items() if position == 1}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(family, marks=[pytest.mark.exhaustive] if family in ("qwen2", "qwen3", "olmo2") else [])
+        for family in FAMILIES
+    ],
+)
 def test_replays_exit_where_real_decodes_exit(
     checkpoint: Callable[[str], Path], tmp_path: Path, data_dir: Path, family: str
 ) -> None:

@@ -37,6 +37,7 @@ grid = { threshold = [0.0001] }
 kinds = ["quality", "timing"]
 [[sweep]]
 method = "calm-classifier"
+grid = { epochs = [1] }
 kinds = ["quality"]
 [fit]
 documents = 6

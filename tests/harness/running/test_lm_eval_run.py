@@ -335,6 +335,7 @@ def test_choices_store_log_probabilities_at_the_exit_and_at_full_depth(runs: dic
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize("kind", ["causal", "seq2seq"])
+@pytest.mark.sampled(2)
 def test_format_metrics_equal_the_gaps_to_lm_evals_float32_choices(
     models: dict[str, Path],
     data: Path,

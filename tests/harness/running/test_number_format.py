@@ -156,7 +156,7 @@ def outputs_in_order(item: CellJob, outputs: dict[str, list[int]]) -> Iterator[S
     return (outputs[document.key] for document in item.data.load(None))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.exhaustive)])
 def test_format_gaps_of_classifiers_compare_labels_as_choices(
     run_format: Callable[..., FormatRun], classifier_folder: Callable[..., Path], toy_texts: Path, dtype: str
 ) -> None:

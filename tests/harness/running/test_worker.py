@@ -39,14 +39,24 @@ warm_up = 1
 [[sweep]]
 method = "calm-softmax"
 query = {{ threshold = [0.0, 0.002, 1.0] }}
-kinds = ["quality", "timing", "replay"]
+kinds = ["quality", "replay"]
+[[sweep]]
+method = "calm-softmax"
+query = {{ threshold = [0.002] }}
+kinds = ["timing"]
 [[sweep]]
 method = "oracle"
 query = {{ match = ["first", "stable"] }}
-kinds = ["quality", "timing", "replay"]
+kinds = ["quality", "replay"]
+[[sweep]]
+tasks = ["squad"]
+method = "oracle"
+query = {{ match = ["first"] }}
+kinds = ["timing"]
 [[sweep]]
 method = "random"
 query = {{ mean_exit = [2.0] }}
+kinds = ["quality"]
 """
 
 

@@ -1,5 +1,6 @@
 """`exitbench train`: models of a suite or one recipe, and their logs in the database."""
 
+import multiprocessing
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from exitbench.errors import UserError
 from exitbench.harness.cli.commands.run import named_recipes
 from exitbench.harness.cli.main import main
 from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.training import store
 from exitbench.results.database.connection import open_database
 
 WriteRecipe = Callable[..., Path]
@@ -20,8 +22,19 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture
+def fork(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return a function after whose call models are trained in forks, which have torch imported already."""
+    forks = multiprocessing.get_context("fork")
+    return lambda: monkeypatch.setattr(store, "get_context", lambda method: forks)
+
+
 def test_train_command_trains_once_and_compares_heads_with_the_models_read_out(
-    write_recipe: WriteRecipe, data_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    write_recipe: WriteRecipe,
+    data_dir: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    fork: Callable[[], None],
 ) -> None:
     options = ["--data-dir", str(data_dir), "--threads", "1"]
     arguments = ["train", str(write_recipe(("steps = 40", "steps = 6"))), *options]
@@ -35,6 +48,7 @@ def test_train_command_trains_once_and_compares_heads_with_the_models_read_out(
     with open_database(Path("runs/exitbench.duckdb")) as database:
         assert database.query("SELECT DISTINCT model FROM training_curves").to_pylist() == [{"model": "tiny"}]
 
+    fork()
     assert main(arguments) == 0
     assert capfd.readouterr().out == first.out
     assert (folder / "card.json").stat().st_mtime_ns == stamp
@@ -69,8 +83,9 @@ def test_unknown_suite_or_recipe_is_refused(name: str, message: str, capfd: pyte
 
 
 def test_missing_data_is_refused_without_a_traceback(
-    write_recipe: WriteRecipe, data_dir: Path, capfd: pytest.CaptureFixture[str]
+    write_recipe: WriteRecipe, data_dir: Path, capfd: pytest.CaptureFixture[str], fork: Callable[[], None]
 ) -> None:
+    fork()
     (data_dir / "val.fr").unlink()
     assert main(["train", str(write_recipe()), "--data-dir", str(data_dir)]) == 2
     error = capfd.readouterr().err

@@ -27,7 +27,7 @@ from exitbench.methods.registry import baseline_method, get_method
 
 ENCODER_DECODERS, CAUSAL = ("marian", "pegasus"), ("gpt_neox", "phi")
 FAMILIES = (*ENCODER_DECODERS, *CAUSAL)
-QUICK = ("steps = 40", "steps = 60\nsave_steps = 4")
+LONG, SHORT = ("steps = 40", "steps = 60"), ("steps = 40", "steps = 10\nsave_steps = 4")
 SLOWER = ("learning_rate = 1e-2", "learning_rate = 4e-3")
 DROPOUT = ("dropout_rate = 0.0", "dropout_rate = 0.1")
 PROMPTS = ("a red dog sleeps in the park", "the cat runs at night", "two boys")
@@ -50,7 +50,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def trained(write_recipe: WriteRecipe, data_dir: Path, models: Path) -> Callable[[str], Path]:
     return lambda family: ensure_trained(
-        load_recipe(write_recipe(of_family(family), QUICK, SLOWER, DROPOUT)), models, data_dir
+        load_recipe(write_recipe(of_family(family), LONG, SLOWER, DROPOUT)), models, data_dir
     )
 
 
@@ -101,15 +101,15 @@ def test_every_family_learns_and_its_card_lists_every_block(trained: Any, family
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_interrupted_training_resumes_to_the_same_weights(
-    write_recipe: WriteRecipe, trained: Any, data_dir: Path, family: str
+    write_recipe: WriteRecipe, models: Path, data_dir: Path, family: str
 ) -> None:
-    whole = trained(family)
+    recipe = load_recipe(write_recipe(of_family(family), SHORT, SLOWER, DROPOUT))
+    whole = ensure_trained(recipe, models, data_dir)
 
     def interrupt(step: int) -> None:
         if step == 6:
             raise KeyboardInterrupt
 
-    recipe = load_recipe(write_recipe(of_family(family), QUICK, SLOWER, DROPOUT))
     with pytest.raises(KeyboardInterrupt):
         ensure_trained(recipe, data_dir / "killed", data_dir, interrupt)
     steps: list[int] = []
@@ -179,8 +179,9 @@ def test_muon_leaves_embeddings_and_lm_head_to_adamw() -> None:
 # ------------------------------------------------------------------------------------------ exit heads
 
 
-@pytest.mark.parametrize("settings", ["", 'kind = "lens"\n', 'kind = "norm"\n', 'init = "copy"\n'])
 @pytest.mark.parametrize("family", CAUSAL)
+@pytest.mark.parametrize("settings", ["", 'kind = "lens"\n', 'kind = "norm"\n', 'init = "copy"\n'])
+@pytest.mark.sampled(2)
 def test_exit_heads_trained_on_a_frozen_decoder_load_in_the_engine(
     trained: Any, models: Path, data_dir: Path, tmp_path: Path, family: str, settings: str
 ) -> None:

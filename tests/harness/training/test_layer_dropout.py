@@ -201,7 +201,7 @@ def test_training_reads_the_states_after_skipping(model: Any) -> None:
     torch.testing.assert_close(states.normed, states.normed[:1] * 4)
 
 
-@pytest.mark.parametrize("model", ["t5", "llama"], indirect=True)
+@pytest.mark.parametrize("model", [pytest.param("t5", marks=pytest.mark.exhaustive), "llama"], indirect=True)
 def test_blocks_are_skipped_independently_at_their_rates(model: Any) -> None:
     """Tested for one encoder-decoder and one decoder-only model; the random draws do not depend on the family."""
     rates, passes = [0.0, 0.25, 0.5, 0.75], 150
@@ -231,6 +231,7 @@ def test_no_blocks_are_skipped_after_the_context_exits_with_an_error(model: Any)
     torch.testing.assert_close(model(**batch()).logits, wanted)
 
 
+@pytest.mark.sampled(2)
 def test_restored_generator_state_skips_the_same_blocks(model: Any) -> None:
     rng = generator(5)
     with LayerDropout(model, [0.5] * BLOCKS, rng):
@@ -254,6 +255,7 @@ def test_gradients_bypass_skipped_blocks(model: Any) -> None:
     assert moved[2] == 0 and min(moved[0], moved[1], moved[3]) > 0
 
 
+@pytest.mark.sampled(2)
 def test_gradients_of_a_batch_equal_those_of_single_sequences(model: Any) -> None:
     def gradients(loss: Tensor) -> list[Tensor]:
         return list(torch.autograd.grad(loss, list(decoder_blocks(model).parameters()), materialize_grads=True))
@@ -272,6 +274,7 @@ def test_gradients_of_a_batch_equal_those_of_single_sequences(model: Any) -> Non
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.sampled(3)
 def test_activation_checkpointing_draws_random_numbers_once_per_block(model: Any, checkpointed: bool) -> None:
     if checkpointed:
         model.activation_checkpointing_enable()

@@ -53,6 +53,7 @@ def test_bundled_models_stay_within_the_size_limits() -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+@pytest.mark.sampled(2)
 def test_bundled_model_matches_current_data_and_code_and_its_card(
     recipe: Recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, AutoTokeni
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.exit_head_files import read_exit_blocks
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
-from exitbench.harness.training import ensure_trained, find_trained, load_recipe
+from exitbench.harness.training import ensure_trained, find_trained, load_recipe, store
 from exitbench.harness.training.cached_states import cached_states, state_batches
 from exitbench.harness.training.data import encode, make_tokenizer, pad, read_text
 from exitbench.harness.training.models import new_model, read_model
@@ -35,7 +35,7 @@ LLAMA = (
     ('loss = "weighted"', 'loss = "layer-skip"\nlayer_dropout = 0.2'),
 )
 MUON = (("warmup_steps", 'optimizer = "muon"\nmuon_learning_rate = 1e-2\nwarmup_steps'),)
-SHARED = (*MUON, ("save_steps = 7", "save_steps = 7\nshared_steps = 13"))
+SHARED = (*MUON, ("save_steps = 5", "save_steps = 5\nshared_steps = 8"))
 WriteRecipe = Callable[..., Path]
 
 
@@ -115,7 +115,7 @@ def test_training_and_saved_precision_can_be_chosen_separately(
             seen.add(output.dtype)
 
     hook = torch.nn.modules.module.register_module_forward_hook(note)
-    settings = f'steps = 40\nprecision = "{precision}"\nsaved_precision = "bf16"'
+    settings = f'steps = 20\nprecision = "{precision}"\nsaved_precision = "bf16"'
     folder = trained(write_recipe(("steps = 40", settings)), data_dir / "models", data_dir)
     hook.remove()
     assert seen == {torch.bfloat16 if precision == "bf16" else torch.float32}
@@ -136,6 +136,7 @@ def test_training_and_saved_precision_can_be_chosen_separately(
     ],
 )
 @pytest.mark.parametrize("family", ["t5", "llama"])
+@pytest.mark.sampled(2)
 def test_exit_head_training_lowers_the_loss_and_keeps_the_model_frozen(
     write_recipe: WriteRecipe, data_dir: Path, models: Path, tmp_path: Path, family: str, kind: str, settings: str
 ) -> None:
@@ -145,7 +146,7 @@ def test_exit_head_training_lowers_the_loss_and_keeps_the_model_frozen(
     heads = base_text[: base_text.index("[tokenizer]")].replace('name = "tiny"', 'name = "heads"')
     heads += f'[start]\nrecipe = "{base}"\n[objective]\nloss = "exit-heads"\n'
     heads += f'[exit_heads]\nkind = "{kind}"\ncount = 2\ntexts = 20\ntext_tokens = 8\n{settings}'
-    heads += "[optimisation]\nsteps = 30\nbatch_tokens = 400\nlearning_rate = 1e-2\n"
+    heads += "[optimisation]\nsteps = 15\nbatch_tokens = 400\nlearning_rate = 1e-2\n"
     (tmp_path / "heads.toml").write_text(heads)
     folder, frozen = trained(tmp_path / "heads.toml", models, data_dir), trained(base, models, data_dir)
     assert read_exit_blocks(folder) == (1, 2)
@@ -153,7 +154,7 @@ def test_exit_head_training_lowers_the_loss_and_keeps_the_model_frozen(
     log = log_of(folder)
     for block in "12":
         assert log["exit_head_loss", block][-1] < log["exit_head_loss", block][0]
-        assert len(log["exit_head_accuracy", block]) == len(log["exit_head_entropy_nats", block]) == 30
+        assert len(log["exit_head_accuracy", block]) == len(log["exit_head_entropy_nats", block]) == 15
 
 
 def of_heads(base: Path, **settings: Any) -> str:
@@ -285,8 +286,9 @@ def test_interrupted_training_on_cached_states_resumes_to_the_same_heads(
 
 
 def test_start_option_overrides_the_start_checkpoint(
-    write_recipe: WriteRecipe, data_dir: Path, models: Path, tmp_path: Path
+    write_recipe: WriteRecipe, data_dir: Path, models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(store, "get_context", lambda method: FORK)
     base = write_recipe(*LLAMA).rename(tmp_path / "base.toml")
     frozen = shutil.copytree(trained(base, models, data_dir), tmp_path / "elsewhere")
     path = tmp_path / "heads.toml"
@@ -326,12 +328,21 @@ def test_training_can_start_from_any_checkpoint_folder(
 # ------------------------------------------------------------------------------------------ interrupted
 
 
-@pytest.mark.parametrize("changes", [(), LLAMA, MUON, SHARED])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param((), marks=pytest.mark.exhaustive),
+        LLAMA,
+        pytest.param(MUON, marks=pytest.mark.exhaustive),
+        SHARED,
+    ],
+    ids=["adamw", "llama", "muon", "shared"],
+)
 def test_killed_training_resumes_to_the_same_weights_and_log(
     write_recipe: WriteRecipe, data_dir: Path, changes: tuple[tuple[str, str], ...]
 ) -> None:
     dropout = ("dropout_rate = 0.0", "dropout_rate = 0.1")
-    path = write_recipe(("steps = 40", "steps = 24\nsave_steps = 7"), dropout, *changes)
+    path = write_recipe(("steps = 40", "steps = 18\nsave_steps = 5"), dropout, *changes)
     whole = trained(path, data_dir / "whole", data_dir)
     process = FORK.Process(target=trained, args=(path, data_dir / "killed", data_dir))
     process.start()

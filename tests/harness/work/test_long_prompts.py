@@ -38,6 +38,7 @@ record = ["sublayers"]
 record_documents = 2
 [[sweep]]
 method = "calm-classifier"
+grid = { epochs = [1] }
 kinds = ["quality"]
 [[calibration]]
 method = "calm-softmax"

@@ -150,6 +150,7 @@ def test_replay_with_failing_sql_fails_only_its_cell(
 
 
 @pytest.mark.parametrize("name", ["entropy=0.5", "position=7", "doc_key=x", "x[1]", "a*b", "a?b"])
+@pytest.mark.sampled(2)
 def test_replays_do_not_depend_on_special_characters_in_folder_names(
     spec: WorkerSpec, expected: dict[str, Any], tmp_path: Path, name: str
 ) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,8 @@ from exitbench.methods.thresholds import Constant
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import latest_status, read_attempt, scan_spool
 
+# A fork has torch imported already; with one thread of torch it is safe.
+FORK = multiprocessing.get_context("fork")
 THRESHOLDS = [0.001, 0.002, 0.004, 0.5]
 SUITE = """
 schema = 1
@@ -173,28 +174,25 @@ def test_non_finite_scores_fail_only_their_cell_of_a_shared_pass(
     assert ran.statuses == {item.label: "failed" if item is swept(spec)[3] else "ok" for item in spec.cells}
 
 
-KILLED = """
-import os, signal, sys
-from pathlib import Path
-from exitbench.harness.cells.job import WorkerSpec
-from exitbench.harness.running import worker
+def run_until_killed(spec: WorkerSpec, cells: int) -> None:
+    """Run the cells, and kill this process when a number of them have ended."""
+    ended: list[str] = []
 
-ended = []
-def on_event(event):
-    ended.extend([event["cell"]] if event["event"] == "end" else [])
-    if len(ended) == int(sys.argv[2]):
-        os.kill(os.getpid(), signal.SIGKILL)
+    def on_event(event: dict[str, Any]) -> None:
+        ended.extend([event["cell"]] if event["event"] == "end" else [])
+        if len(ended) == cells:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-worker.run(WorkerSpec.from_json(Path(sys.argv[1]).read_text()), on_event)
-"""
+    worker.run(spec, on_event)
 
 
 def test_kill_during_a_shared_pass_keeps_finished_cells_and_reruns_the_rest(
-    spec: WorkerSpec, expected: dict[str, dict[str, Any]], tmp_path: Path
+    spec: WorkerSpec, expected: dict[str, dict[str, Any]]
 ) -> None:
-    (tmp_path / "spec.json").write_text(spec.to_json())
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "spec.json"), "3"]
-    assert subprocess.run(command, check=False, env=os.environ, capture_output=True).returncode == -signal.SIGKILL
+    process = FORK.Process(target=run_until_killed, args=(spec, 3))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     kept = {attempt.cell_id for attempt in scan_spool(spec.spool) if attempt.finished}
     assert len(kept) == 3  # full depth, and two of the four
     ran = Run(spec)

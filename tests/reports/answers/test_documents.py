@@ -235,11 +235,11 @@ def test_group_opens_on_its_recommended_run(small_database: Path, monkeypatch: p
 
 
 def test_bundled_runs_do_not_depend_on_metric_direction(
-    example_database: Path, errors_database: Path, monkeypatch: pytest.MonkeyPatch
+    small_database: Path, as_errors: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(document_choice, "recommended", lambda _: [])
     retained = []
-    for path in (example_database, errors_database):
+    for path in (small_database, as_errors(small_database)):
         with open_database(path) as database:
             retained.append([[run.cell_id for run in group.runs] for group in choose(database)])
     assert retained[0] == retained[1]

@@ -8,7 +8,7 @@ from typing import Any
 import duckdb
 import pytest
 
-from exitbench.reports.answers import documents
+from exitbench.reports.answers import document_choice, documents
 from exitbench.reports.answers.documents import documents_payload
 from exitbench.results.database.connection import open_database
 
@@ -36,6 +36,7 @@ def build_payload(database: Path, folder: Path, monkeypatch: pytest.MonkeyPatch)
         return packed(*arguments)
 
     monkeypatch.setattr(documents, "_packed", noted)
+    monkeypatch.setattr(document_choice, "recommended", lambda _: [])  # what a slow query finds for few documents
 
     def payload() -> tuple[bytes, int]:
         packed_groups.clear()

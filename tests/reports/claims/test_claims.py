@@ -364,6 +364,19 @@ def test_claims_about_scores_exclude_error_metrics(pairs_database: Path, as_erro
     assert changed_scores and set(changed_scores) == {None}
 
 
+@pytest.fixture(scope="module")
+def of_one_batch_size(pairs_database: Path) -> tuple[list[Claim], tuple[Verdict, ...]]:
+    """Return claims that compare settings or read probes, and the verdicts on them."""
+    queries = {claim: claim.evidence_sql or "" for claim in read_claims()}
+    compared = [claim for claim, sql in queries.items() if claim.ledger == "prune" and "USING (setting_id" in sql]
+    probed = [claim for claim, sql in queries.items() if "FROM probe_trace" in sql and claim not in compared]
+    with open_database(pairs_database) as opened:
+        verdicts = check_claims(opened, compared + probed)
+    assert sum(it.n > 1 and it.low is not None for it in verdicts if it.claim in compared) >= 4, counted(verdicts)
+    assert sum(it.n > 1 and it.low is not None for it in verdicts if it.claim in probed) >= 2, counted(verdicts)
+    return compared + probed, verdicts
+
+
 @pytest.mark.parametrize(
     ("runs", "shift"),
     [
@@ -373,15 +386,14 @@ def test_claims_about_scores_exclude_error_metrics(pairs_database: Path, as_erro
         ),
     ],
 )
-def test_a_second_batch_size_changes_no_verdict(pairs_database: Path, tmp_path: Path, runs: str, shift: float) -> None:
-    queries = {claim: claim.evidence_sql or "" for claim in read_claims()}
-    compared = [claim for claim, sql in queries.items() if claim.ledger == "prune" and "USING (setting_id" in sql]
-    probed = [claim for claim, sql in queries.items() if "FROM probe_trace" in sql and claim not in compared]
-    claims = compared + probed
-    with open_database(pairs_database) as opened:
-        before = check_claims(opened, claims)
-    assert sum(it.n > 1 and it.low is not None for it in before if it.claim in compared) >= 4, counted(before)
-    assert sum(it.n > 1 and it.low is not None for it in before if it.claim in probed) >= 2, counted(before)
+def test_a_second_batch_size_changes_no_verdict(
+    pairs_database: Path,
+    of_one_batch_size: tuple[list[Claim], tuple[Verdict, ...]],
+    tmp_path: Path,
+    runs: str,
+    shift: float,
+) -> None:
+    claims, before = of_one_batch_size
     path = tmp_path / "second.duckdb"
     shutil.copy(pairs_database, path)
     other = (

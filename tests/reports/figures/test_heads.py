@@ -41,8 +41,8 @@ def exits(margin: np.ndarray, epsilon: float) -> np.ndarray:
     return np.where(exits_here.any(axis=1), exits_here.argmax(axis=1) + 1, BLOCKS)
 
 
-@pytest.fixture
-def database(example: ModuleType, world: Any, make_database: Callable[[Any], Path]) -> Path:
+@pytest.fixture(scope="module")
+def database(example: ModuleType, world: Any, database_of: Callable[[Any], Path]) -> Path:
     """Return a database of one model with exit heads at two epsilons.
 
     Three other settings differ in the confidence, in the temperature, and in having a constant rule.
@@ -59,7 +59,7 @@ def database(example: ModuleType, world: Any, make_database: Callable[[Any], Pat
         rule: np.ndarray = world.exit_rule(method, beliefs)
         return rule
 
-    return make_database(replace(world, methods=world.methods[:1], swept=swept, exit_rule=exit_rule))
+    return database_of(replace(world, methods=world.methods[:1], swept=swept, exit_rule=exit_rule))
 
 
 def drawn(module: Any, frame: Frame) -> Figure:

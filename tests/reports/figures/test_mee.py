@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -20,9 +21,7 @@ from exitbench.reports.figures.mee import (
     filter_origin,
     mee_appendix_similarity,
     mee_fig1_no_change,
-    mee_fig2_final_confidence,
     mee_fig3_trajectories,
-    mee_unpublished_monotone_confidence,
 )
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import shorten
@@ -400,19 +399,26 @@ def drawn(plot: Callable[[Frame], Figure], frame: Frame) -> Figure:
     return figure
 
 
+@pytest.fixture(scope="module")
+def figure_of(database: Path, rows_of: Rows) -> Callable[[str], Figure]:
+    """Return a function that returns a figure of `database` by its name; it is drawn once, and only read."""
+    plots = {source.name: source.module.plot for source in discover(figures)}
+    return cache(lambda name: drawn(plots[name], rows_of(database, figures, name)))
+
+
 @pytest.mark.parametrize(
-    ("name", "plot", "column"),
+    ("name", "column"),
     [
-        ("mee_fig1_no_change", mee_fig1_no_change.plot, "share"),
-        ("mee_unpublished_monotone_confidence", mee_unpublished_monotone_confidence.plot, "share"),
-        ("mee_fig2_final_confidence", mee_fig2_final_confidence.plot, "mean"),
+        ("mee_fig1_no_change", "share"),
+        ("mee_unpublished_monotone_confidence", "share"),
+        ("mee_fig2_final_confidence", "mean"),
     ],
 )
 def test_each_model_is_one_line_in_its_colour(
-    name: str, plot: Callable[[Frame], Figure], column: str, database: Path, rows_of: Rows
+    name: str, column: str, database: Path, rows_of: Rows, figure_of: Callable[[str], Figure]
 ) -> None:
     rows = rows_of(database, figures, name)
-    panels = drawn(plot, rows).axes
+    panels = figure_of(name).axes
     styles = series_styles(DEPTHS)
     local_lines = [line for axes in panels for line in axes.lines if line.get_marker() != "x"]
     lines = {
@@ -427,9 +433,11 @@ def test_each_model_is_one_line_in_its_colour(
     assert len(lines) == len(DEPTHS) * (1 + ("tolerance" in rows.columns))
 
 
-def test_published_curves_are_grey_labeled_and_scaled_to_relative_depth(database: Path, rows_of: Rows) -> None:
+def test_published_curves_are_grey_labeled_and_scaled_to_relative_depth(
+    database: Path, rows_of: Rows, figure_of: Callable[[str], Figure]
+) -> None:
     rows = rows_of(database, figures, "mee_fig1_no_change")
-    (axes,) = drawn(mee_fig1_no_change.plot, rows).axes
+    (axes,) = figure_of("mee_fig1_no_change").axes
     curves = {line.get_color(): len(line.get_ydata()) for line in axes.lines if line.get_marker() == "x"}
     assert curves == {MUTED: 12}
     shallow = Frame(rows.columns, tuple(row for row in rows.rows if row["model"] != "deep"))
@@ -439,11 +447,8 @@ def test_published_curves_are_grey_labeled_and_scaled_to_relative_depth(database
     assert {"CALM", "FREE", "vanilla"} <= {text.get_text() for text in axes.texts}
 
 
-def test_labels_of_published_curves_overlap_no_line(database: Path, rows_of: Rows) -> None:
-    figure = drawn(mee_fig1_no_change.plot, rows_of(database, figures, "mee_fig1_no_change"))
-    lay_out(figure)
-    figure.draw_without_rendering()
-    (axes,) = figure.axes
+def test_labels_of_published_curves_overlap_no_line(figure_of: Callable[[str], Figure]) -> None:
+    (axes,) = figure_of("mee_fig1_no_change").axes
     names = [text for text in axes.texts if text.get_text() in ("CALM", "FREE", "vanilla")]
     assert len(names) == 3
     for name in names:
@@ -452,11 +457,12 @@ def test_labels_of_published_curves_overlap_no_line(database: Path, rows_of: Row
             assert not line.get_path().transformed(line.get_transform()).intersects_bbox(box, filled=False), name
 
 
-def test_spread_ribbons_and_error_bars_are_clipped_to_zero_and_one(database: Path, rows_of: Rows) -> None:
+def test_spread_ribbons_and_error_bars_are_clipped_to_zero_and_one(
+    database: Path, rows_of: Rows, figure_of: Callable[[str], Figure]
+) -> None:
     rows = rows_of(database, figures, "mee_fig2_final_confidence")
-    for axes, (_, local_lines) in zip(
-        drawn(mee_fig2_final_confidence.plot, rows).axes, filter_origin(rows, "ours").groups("model"), strict=True
-    ):
+    panels = figure_of("mee_fig2_final_confidence").axes
+    for axes, (_, local_lines) in zip(panels, filter_origin(rows, "ours").groups("model"), strict=True):
         (ribbon,) = (bundle for bundle in axes.collections if isinstance(bundle, PolyCollection))
         (bars,) = (bundle for bundle in axes.collections if isinstance(bundle, LineCollection))
         for ends, column in ((ribbon.get_paths()[0].vertices, "std"), (np.vstack(bars.get_segments()), "half_width")):
@@ -473,9 +479,11 @@ def labelled(axes: Axes) -> dict[str, np.ndarray]:
     return {str(line.get_label()): np.asarray(line.get_ydata()) for line in candidates(axes)}
 
 
-def test_trajectories_have_one_panel_per_model_and_gaps_for_unlikely_candidates(database: Path, rows_of: Rows) -> None:
+def test_trajectories_have_one_panel_per_model_and_gaps_for_unlikely_candidates(
+    database: Path, rows_of: Rows, figure_of: Callable[[str], Figure]
+) -> None:
     rows = rows_of(database, figures, "mee_fig3_trajectories")
-    panels = drawn(mee_fig3_trajectories.plot, rows).axes
+    panels = figure_of("mee_fig3_trajectories").axes
     assert [axes.get_title(loc="left") for axes in panels] == list(DEPTHS)
     for axes, ((model,), part) in zip(panels, rows.groups("model"), strict=True):
         lines = labelled(axes)
@@ -485,9 +493,11 @@ def test_trajectories_have_one_panel_per_model_and_gaps_for_unlikely_candidates(
         assert values == sorted(part.values("probability"))
 
 
-def test_only_the_likeliest_candidates_are_named(database: Path, rows_of: Rows) -> None:
+def test_only_the_likeliest_candidates_are_named(
+    database: Path, rows_of: Rows, figure_of: Callable[[str], Figure]
+) -> None:
     rows = rows_of(database, figures, "mee_fig3_trajectories")
-    deep = drawn(mee_fig3_trajectories.plot, rows).axes[0]
+    deep = figure_of("mee_fig3_trajectories").axes[0]
     likeliest = Counter[int]()
     for row in rows.rows:
         if row["model"] == "deep" and not row["is_final"]:

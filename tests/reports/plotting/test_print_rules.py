@@ -66,7 +66,10 @@ def test_touching_point_labels_and_hidden_ticks_are_no_print_faults() -> None:
     assert faults_of(lambda figure, axes: axes.set(xticks=[0, 1], xlim=(0.4, 0.6))) == []
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5, MOST_PANELS, MOST_PANELS + 30])
+ALIKE = [pytest.param(count, marks=pytest.mark.exhaustive) for count in (2, 5)]
+
+
+@pytest.mark.parametrize("count", [1, *ALIKE, 3, MOST_PANELS, MOST_PANELS + 30])
 def test_any_number_of_panels_fits_a_page_with_a_long_legend(count: int) -> None:
     with theme(LIGHT):
         figure, panels = grid_of_panels(count)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,9 +15,9 @@ from exitbench.results.database.connection import open_database
 
 
 @pytest.fixture(scope="module")
-def rows(example: ModuleType, database_of: Callable[[Any], Path]) -> tuple[Row, ...]:
+def rows(one_task_database: Path) -> tuple[Row, ...]:
     """Return the results of one model on one task: full depth, static depths, random exits, three thresholds."""
-    with open_database(database_of(replace(example.FRONT, tasks=example.FRONT.tasks[:1]))) as database:
+    with open_database(one_task_database) as database:
         return text._result_rows(database, None)
 
 

@@ -1,10 +1,7 @@
 """The README's table: one setting per method, with the interval of its loss and a description of the data."""
 
 import shutil
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import duckdb
@@ -45,10 +42,8 @@ def every_setting(database: Database, row: dict[str, Any]) -> list[dict[str, Any
     ]
 
 
-def test_each_method_is_shown_at_its_setting_chosen_on_choosing_documents(
-    example: ModuleType, database_of: Callable[[Any], Path]
-) -> None:
-    with open_database(database_of(replace(example.FRONT, tasks=example.FRONT.tasks[:1]))) as database:
+def test_each_method_is_shown_at_its_setting_chosen_on_choosing_documents(one_task_database: Path) -> None:
+    with open_database(one_task_database) as database:
         frame, _ = highlights(database)
         setting_rows = every_setting(database, dict(frame.rows[0]))
     assert frame.rows[0]["is_full_depth"] and len(frame.rows) <= 10

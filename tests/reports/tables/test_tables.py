@@ -120,10 +120,10 @@ def test_random_weights_are_marked(world: Any, make_database: Callable[[Any], Pa
 HOSTILE = "<b>a|b*_`\x1b[31m%$"
 
 
-@pytest.fixture
-def hostile(example: ModuleType, world: Any, make_database: Callable[[Any], Path]) -> FilledTable:
+@pytest.fixture(scope="module")
+def hostile(example: ModuleType, world: Any, database_of: Callable[[Any], Path]) -> FilledTable:
     """Return the table of results of a model with a hostile name, which its caption contains."""
-    database = make_database(replace(world, models=(example.Model(HOSTILE, "causal", 4, 0),)))
+    database = database_of(replace(world, models=(example.Model(HOSTILE, "causal", 4, 0),)))
     (table,) = (fill(*queried) for queried in read_only(database, tables, "highlights"))
     return table
 

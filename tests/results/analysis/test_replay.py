@@ -124,6 +124,7 @@ THRESHOLDS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", THRESHOLDS)
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(

@@ -375,7 +375,7 @@ open_database(pathlib.Path(sys.argv[1]), read_only=False).close()
     assert process.returncode == 0, process.stderr
 
 
-def test_progress_bar_is_disabled_on_every_connection(tmp_path: Path) -> None:
+def test_progress_bar_is_disabled_on_every_connection(path: Path) -> None:
     """DuckDB draws a progress bar on standard output if Python runs no script file, as with ``-c`` and in notebooks."""
     script = """
 import duckdb, pathlib, sys
@@ -389,7 +389,7 @@ for read_only in (False, True):
         print(opened.query(drawn).columns[0][0])
 print(in_memory().execute(drawn).fetchone()[0], sandbox([], path.parent).execute(drawn).fetchone()[0])
 """
-    words = [sys.executable, "-c", script, str(tmp_path / "exitbench.duckdb")]
+    words = [sys.executable, "-c", script, str(path)]
     process = subprocess.run(words, capture_output=True, text=True, check=True)
     assert process.stdout.lower().split() == ["true", *["false"] * 4]
 

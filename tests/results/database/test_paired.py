@@ -3,7 +3,7 @@
 import json
 import random
 import shutil
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +28,21 @@ def reference(moved: Floats) -> tuple[float, float]:
     return float(np.quantile(low, 0.025)), float(np.quantile(high, 0.975))
 
 
+@cache
+def full_depth_attempts(database: Database) -> dict[str, str]:
+    """Return the attempt at full depth of every run, by attempt."""
+    return dict(database.rows("SELECT attempt_id, full_depth_attempt_id FROM runs")[1])
+
+
 def differences(database: Database, row: dict[str, Any]) -> Floats:
     """Return the differences of a run's document scores to full depth's, [n], in the order of their keys."""
-    (full,) = database.query("SELECT full_depth_attempt_id AS id FROM runs WHERE attempt_id = ?", [row["attempt_id"]])[
-        "id"
-    ].to_pylist()
+    full = full_depth_attempts(database)[row["attempt_id"]]
     method_values, other = (
         [
             json.loads(scores)[row["metric"]]
-            for scores in database.query("SELECT scores FROM sample WHERE attempt_id = ? ORDER BY doc_key", [attempt])[
-                "scores"
-            ].to_pylist()
+            for (scores,) in database.rows(
+                "SELECT scores FROM sample WHERE attempt_id = ? ORDER BY doc_key", [attempt]
+            )[1]
         ]
         for attempt in (row["attempt_id"], full)
     )

@@ -19,6 +19,7 @@ from exitbench.results.statistics.intervals import clopper_pearson
 
 Json = dict[str, Any]
 Rows = Mapping[str, list[Json]]
+FindingsByRun = dict[str, list[tuple[Any, ...]]]
 
 MS = 1_000_000
 
@@ -131,8 +132,7 @@ def findings(example: ModuleType, env: Json, tmp_path: Path) -> Callable[..., li
         with open_database(tmp_path / "x.duckdb") as database:
             if query is not None:
                 return database.query(query).to_pylist()
-            rows_found = database.query("SELECT rule, severity, message FROM qc ORDER BY rule").to_pylist()
-        return [(row["rule"], row["severity"], row["message"]) for row in rows_found]
+            return database.rows("SELECT rule, severity, message FROM qc ORDER BY rule")[1]
 
     return write
 
@@ -159,11 +159,8 @@ FINE: dict[str, tuple[str, Rows] | tuple[str, Rows, int]] = {
 
 
 @pytest.mark.parametrize("what", FINE)
-def test_valid_run_has_no_findings(what: str, findings: Callable[..., Any], env: Json) -> None:
-    kind, rows, *threads = FINE[what]
-    other = copy.deepcopy(env)
-    other["hardware"] |= {"threads": threads[0]} if threads else {}
-    assert findings(rows, kind=kind, envs=[other]) == []
+def test_valid_run_has_no_findings(what: str, findings_by_run: FindingsByRun) -> None:
+    assert findings_by_run[what] == []
 
 
 BROKEN: dict[str, tuple[str, Rows, tuple[str, int, str]]] = {
@@ -280,9 +277,8 @@ BROKEN: dict[str, tuple[str, Rows, tuple[str, int, str]]] = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_each_violation_gives_exactly_its_finding(what: str, findings: Callable[..., Any]) -> None:
-    kind, rows, finding = BROKEN[what]
-    assert findings(rows, kind=kind) == [finding]
+def test_each_violation_gives_exactly_its_finding(what: str, findings_by_run: FindingsByRun) -> None:
+    assert findings_by_run[what] == [BROKEN[what][-1]]
 
 
 def decoding(low: float, high: float, ideal: float) -> list[Json]:
@@ -423,23 +419,55 @@ def test_error_near_its_maximum_is_reported_as_near_the_floor(findings: Callable
     assert message.startswith("full depth scores 95.1 of 100 (own)")
 
 
-@pytest.mark.parametrize(
-    ("metric", "cell"),
-    [
-        (scored(5.1, 0.1, 30.0), {}),
-        ({**scored(4.9, 0.1, 30.0), "lower_is_better": True}, {}),  # few errors
-        ({**scored(94.9, 70.0, 99.0), "lower_is_better": True}, {}),
-        (scored(1.2, 1.0, 1.4, "Student's t of the jackknife"), {}),  # no scale: a perplexity
-        (scored(1.2, 1.2, 1.2, None), {}),  # nor where nothing is known of it
-        ({**scored(0.0, 0.0, 3.0), "role": "agreement"}, {}),
-        (scored(0.0, 0.0, 3.0), {"full_depth_cell_id": "f" * 64}),
-        (scored(0.0, 0.0, 3.0), {"random_weights": True}),
-    ],
-)
+NOT_NEAR_FLOOR: dict[str, tuple[Json, Json]] = {
+    "a better score": (scored(5.1, 0.1, 30.0), {}),
+    "few errors": ({**scored(4.9, 0.1, 30.0), "lower_is_better": True}, {}),
+    "fewer errors than most": ({**scored(94.9, 70.0, 99.0), "lower_is_better": True}, {}),
+    "no scale: a perplexity": (scored(1.2, 1.0, 1.4, "Student's t of the jackknife"), {}),
+    "no interval": (scored(1.2, 1.2, 1.2, None), {}),
+    "no score": ({**scored(0.0, 0.0, 3.0), "role": "agreement"}, {}),
+    "an early exit": (scored(0.0, 0.0, 3.0), {"full_depth_cell_id": "f" * 64}),
+    "random weights": (scored(0.0, 0.0, 3.0), {"random_weights": True}),
+}
+
+
+@pytest.mark.parametrize("what", NOT_NEAR_FLOOR)
 def test_near_floor_is_not_reported_for_better_unscaled_or_irrelevant_scores(
-    findings: Callable[..., Any], metric: Json, cell: Json
+    what: str, findings_by_run: FindingsByRun
 ) -> None:
-    assert "near_floor" not in [rule for rule, *_ in findings(generated(metric), **cell)]
+    assert "near_floor" not in [rule for rule, *_ in findings_by_run[what]]
+
+
+@pytest.fixture(scope="module")
+def findings_by_run(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> FindingsByRun:
+    """Return the findings about each run of `FINE`, `BROKEN` and `NOT_NEAR_FLOOR`: rule, severity, message.
+
+    They are in one database, each with a cell and a machine of its own, so that no finding depends on another run.
+    """
+    runs: dict[str, tuple[str, Rows, Json, Json]] = {}
+    for what, (kind, rows, *threads) in FINE.items():
+        runs[what] = (kind, rows, {"threads": threads[0]} if threads else {}, {})
+    runs |= {what: (kind, rows, {}, {}) for what, (kind, rows, _) in BROKEN.items()}
+    runs |= {what: ("quality", generated(metric), {}, cell) for what, (metric, cell) in NOT_NEAR_FLOOR.items()}
+    assert len(runs) == len(FINE) + len(BROKEN) + len(NOT_NEAR_FLOOR)
+    folder = tmp_path_factory.mktemp("findings")
+    run_of = {}
+    for what, (kind, rows, hardware, changes) in runs.items():
+        method = dataclasses.replace(example.FULL, params={"run": what})
+        cell = {**example.cell_json(example.MODELS[0], example.TASKS[0], method, kind), **changes}
+        env = {**example.ENV, "hardware": {**example.ENV["hardware"], "cpu": what, **hardware}}
+        with AttemptWriter(folder / "spool", cell, env) as writer:
+            for table, table_rows in rows.items():
+                writer.write(table, pa.Table.from_pylist(table_rows, schema=TABLES[table]))
+            writer.finish("ok")
+        run_of[writer.attempt_id] = what
+    assert ingest(folder / "spool", folder / "x.duckdb").quarantined == ()
+    found: FindingsByRun = {what: [] for what in runs}
+    with open_database(folder / "x.duckdb") as database:
+        _, rows_found = database.rows("SELECT attempt_id, rule, severity, message FROM qc ORDER BY rule")
+        for attempt_id, *finding in rows_found:
+            found[run_of[attempt_id]].append(tuple(finding))
+    return found
 
 
 def multiple_choice_rows(scores: tuple[float, ...], low: float, right: int = 1) -> Rows:

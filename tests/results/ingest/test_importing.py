@@ -33,7 +33,30 @@ def path(spool: Path) -> Path:
     return spool.parent / "exitbench.duckdb"
 
 
-def rows(path: Path) -> dict[str, list[str]]:
+Rows = dict[str, list[str]]
+
+
+@pytest.fixture(scope="module")
+def few_spool(few_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a read-only spool with every second attempt of each kind."""
+    root = tmp_path_factory.mktemp("fewer") / "spool"
+    by_kind: dict[str, list[Path]] = {}
+    for attempt in scan_spool(few_spool):
+        by_kind.setdefault(json.loads((attempt.path / "cell.json").read_text())["kind"], []).append(attempt.path)
+    for path in (path for paths in by_kind.values() for path in paths[::2]):
+        shutil.copytree(path, root / path.relative_to(few_spool))
+    return root
+
+
+@pytest.fixture(scope="module")
+def few_database(few_spool: Path) -> Path:
+    """Return the database of `few_spool`. Open it read-only."""
+    path = few_spool.parent / "exitbench.duckdb"
+    ingest(few_spool, path)
+    return path
+
+
+def rows(path: Path) -> Rows:
     """Return every row as text, by table, without the tables that are never imported."""
     with open_database(path) as database:
         names = database.query("SELECT table_name FROM duckdb_tables()")["table_name"].to_pylist()
@@ -51,10 +74,16 @@ def snapshot_of(path: Path, folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def exported(few_database: Path, tmp_path: Path) -> Path:
-    """Return a snapshot of the example database."""
-    return snapshot_of(few_database, tmp_path / "exported")
+@pytest.fixture(scope="module")
+def exported(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a read-only snapshot of the example database."""
+    return snapshot_of(few_database, tmp_path_factory.mktemp("exported") / "exported")
+
+
+@pytest.fixture(scope="module")
+def few_rows(few_database: Path) -> Rows:
+    """Return the rows of the example database."""
+    return rows(few_database)
 
 
 @pytest.fixture(params=["spool", "snapshot"])
@@ -107,9 +136,9 @@ def test_importing_a_runs_folder_suggests_its_spool(few_spool: Path, spool: Path
 
 
 def test_import_adds_every_row_once_and_survives_a_rebuild(
-    source: Path, spool: Path, path: Path, few_database: Path
+    source: Path, spool: Path, path: Path, few_rows: Rows
 ) -> None:
-    expected = rows(few_database)
+    expected = few_rows
     report = merge(source, spool, path)
     assert (report.added, report.existing, report.problems) == (len(expected["attempt"]), 0, ())
     assert rows(path) == expected
@@ -123,9 +152,10 @@ def test_import_adds_every_row_once_and_survives_a_rebuild(
 VERSION = "qa-2(other)"
 
 
-def rescored(few_database: Path, path: Path) -> Path:
+@pytest.fixture(scope="module")
+def rescored(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a copy of the example in which two attempts also have scores of another metric version, and tags."""
-    shutil.copyfile(few_database, path)
+    path = Path(shutil.copyfile(few_database, tmp_path_factory.mktemp("rescored") / "rescored.duckdb"))
     with open_database(path, read_only=False) as database, database.engine.begin() as connection:
         two = "WHERE attempt_id IN (SELECT DISTINCT attempt_id FROM metric ORDER BY 1 LIMIT 2)"
         renamed = f"'{VERSION}' AS metric_version, TIMESTAMP '2026-05-05' AS scored_at"
@@ -139,11 +169,15 @@ def rescored(few_database: Path, path: Path) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def rescored_snapshot(rescored: Path) -> Path:
+    return snapshot_of(rescored, rescored.parent / "snapshot")
+
+
 def test_new_metric_versions_of_known_attempts_are_imported(
-    few_database: Path, exported: Path, tmp_path: Path, spool: Path, path: Path
+    rescored: Path, rescored_snapshot: Path, exported: Path, spool: Path, path: Path
 ) -> None:
-    other = rescored(few_database, tmp_path / "rescored.duckdb")
-    expected, source = rows(other), snapshot_of(other, tmp_path / "rescored")
+    expected, source = rows(rescored), rescored_snapshot
     merge(exported, spool, path)
     report = merge(source, spool, path)
     assert (report.added, report.existing, report.rescored) == (0, len(expected["attempt"]), 2)
@@ -178,11 +212,10 @@ def test_rescores_and_tags_are_imported_with_a_spool(few_spool: Path, tmp_path: 
 
 
 def test_imported_scores_of_removed_attempts_are_left_out(
-    few_spool: Path, few_database: Path, tmp_path: Path, spool: Path, path: Path
+    few_spool: Path, rescored_snapshot: Path, spool: Path, path: Path
 ) -> None:
     shutil.copytree(few_spool, spool)
-    other = rescored(few_database, tmp_path / "rescored.duckdb")
-    merge(snapshot_of(other, tmp_path / "rescored"), spool, path)
+    merge(rescored_snapshot, spool, path)
     with open_database(path) as database:
         (removed, _stored) = database.query(
             f"SELECT DISTINCT attempt_id AS a FROM metric WHERE metric_version = '{VERSION}'"
@@ -202,10 +235,10 @@ def copy_some(few_spool: Path, spool: Path, every: int) -> int:
 
 
 def test_existing_attempts_are_not_imported_again(
-    source: Path, spool: Path, path: Path, few_spool: Path, few_database: Path
+    source: Path, spool: Path, path: Path, few_spool: Path, few_rows: Rows
 ) -> None:
     here = copy_some(few_spool, spool, every=3)  # not yet in a database
-    expected = rows(few_database)
+    expected = few_rows
     report = merge(source, spool, path)
     assert (report.added, report.existing) == (len(expected["attempt"]) - here, here)
     assert rows(path) == expected

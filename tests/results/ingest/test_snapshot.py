@@ -36,12 +36,19 @@ def rows(database: Database) -> dict[str, list[str]]:
     }
 
 
-@pytest.fixture
-def snapshot_folder(few_database: Path, tmp_path: Path) -> Path:
-    """A snapshot of the example."""
+@pytest.fixture(scope="module")
+def written(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a read-only snapshot of the example."""
+    folder = tmp_path_factory.mktemp("written") / "taken"
     with open_database(few_database) as database:
-        write_snapshot(database.engine, tmp_path / "taken")
-    return tmp_path / "taken"
+        write_snapshot(database.engine, folder)
+    return folder
+
+
+@pytest.fixture
+def snapshot_folder(written: Path, tmp_path: Path) -> Path:
+    """Return a copy of the example's snapshot that a test may change."""
+    return Path(shutil.copytree(written, tmp_path / "taken"))
 
 
 @pytest.fixture

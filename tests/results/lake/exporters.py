@@ -53,7 +53,7 @@ def main(how: str, database: str, lake: str, count: str) -> None:
         child = os.fork()
         if child == 0:
             if how == "killed":
-                killed_before(3 * number + 1)
+                killed_before(27 * number // (int(count) - 1) + 1)
             export(Path(database), lake)
             os._exit(0)
         children.append(child)

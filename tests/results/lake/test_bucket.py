@@ -1,6 +1,7 @@
 """A lake in a bucket of an S3 server on this machine (moto's): equal to a directory's, and errors of buckets."""
 
 import itertools
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -11,8 +12,10 @@ import pytest
 import exitbench as eb
 from exitbench.harness.cli.main import main
 from exitbench.results.database.connection import Database, open_database
+from exitbench.results.ingest.ingest import ingest
 from exitbench.results.lake.export import export_lake
 from exitbench.results.lake.reading import open_lake
+from exitbench.results.spool.attempts import scan_spool
 
 pytest.importorskip("deltalake", reason="deltalake is not installed (pip install 'exitbench[lake]')")
 pytest.importorskip("moto.server", reason="moto is not installed (dependency group test)")
@@ -21,6 +24,24 @@ NUMBERS = itertools.count()
 SECRET = "never-to-be-printed"
 EXPORTERS = Path(__file__).with_name("exporters.py")
 SERVER = Path(__file__).with_name("s3_server.py")
+
+
+@pytest.fixture(scope="module")
+def fewest_database(few_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the database of a third of `few_spool`: each of its attempts is a dozen requests to the server."""
+    folder = tmp_path_factory.mktemp("fewest")
+    for attempt in list(scan_spool(few_spool))[::3]:
+        shutil.copytree(attempt.path, folder / "spool" / attempt.path.relative_to(few_spool))
+    ingest(folder / "spool", folder / "exitbench.duckdb")
+    return folder / "exitbench.duckdb"
+
+
+@pytest.fixture(scope="module")
+def fewest_rows(
+    fewest_database: Path, rows_by_table: Callable[[Database], dict[str, list[str]]]
+) -> dict[str, list[str]]:
+    with open_database(fewest_database) as database:
+        return rows_by_table(database)
 
 
 @pytest.fixture(scope="module")
@@ -53,32 +74,32 @@ def bucket(port: str, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_bucket_contains_the_rows_of_the_database(
     bucket: str,
-    few_database: Path,
-    few_rows: dict[str, list[str]],
+    fewest_database: Path,
+    fewest_rows: dict[str, list[str]],
     rows_by_table: Callable[[Database], dict[str, list[str]]],
 ) -> None:
-    with open_database(few_database) as database:
+    with open_database(fewest_database) as database:
         first = export_lake(database.duck, bucket)
         second = export_lake(database.duck, bucket)
     assert first.added > 0
     assert (second.added, second.existing) == (0, first.added)
     with open_lake(bucket) as lake:
-        assert rows_by_table(lake) == few_rows
+        assert rows_by_table(lake) == fewest_rows
     with eb.open_results(bucket) as results:
         assert results.frontier().num_rows > 0
 
 
 def test_concurrent_exports_to_a_bucket_lose_no_rows(
     bucket: str,
-    few_database: Path,
-    few_rows: dict[str, list[str]],
+    fewest_database: Path,
+    fewest_rows: dict[str, list[str]],
     rows_by_table: Callable[[Database], dict[str, list[str]]],
 ) -> None:
     """The store's conditional write decides which commit is first."""
-    command = [sys.executable, str(EXPORTERS), "together", str(few_database), bucket, "2"]
+    command = [sys.executable, str(EXPORTERS), "together", str(fewest_database), bucket, "2"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == ["0"] * 2
     with open_lake(bucket) as lake:
-        assert rows_by_table(lake) == few_rows
+        assert rows_by_table(lake) == fewest_rows
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from exitbench.results.spool.attempts import free_tables, read_attempt, read_sta
 def intact(example_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a runs folder with its database and a spool of some cells, one of which was rescored."""
     runs = tmp_path_factory.mktemp("whole")
-    for prefix in sorted(example_spool.iterdir())[:20]:
+    for prefix in sorted(example_spool.iterdir())[:8]:
         shutil.copytree(prefix, runs / "spool" / prefix.name)
     ingest(runs / "spool", runs / "exitbench.duckdb")
     with open_database(runs / "exitbench.duckdb") as opened:

@@ -63,6 +63,7 @@ def coverage_and_width(
     return 100 * float((bounds >= truth).mean()), float(bounds.mean() - truth)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("what", LOSSES)
 @pytest.mark.parametrize("n", [40, 100, 200, 500])
 def test_bound_has_nominal_coverage_for_rare_large_losses(what: str, n: int) -> None:

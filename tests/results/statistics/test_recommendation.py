@@ -75,7 +75,8 @@ def simulate(rng: Rng, n: int, true_loss: np.ndarray, allowed: float, tasks: int
 def choose(lost: np.ndarray, speeds: np.ndarray, allowed: float) -> int | None:
     """Return the fastest setting whose loss is bounded by the allowed loss, by the rule of the view `pareto`."""
     for setting in np.argsort(-speeds):
-        if upper_bound(lost[:, setting], 100.0) <= allowed:
+        # A bound is above the mean, and takes far longer to compute.
+        if lost[:, setting].mean() <= allowed and upper_bound(lost[:, setting], 100.0) <= allowed:
             return int(setting)
     return None
 
@@ -83,6 +84,7 @@ def choose(lost: np.ndarray, speeds: np.ndarray, allowed: float) -> int | None:
 CASES = [(n, settings) for n in (100, 200, 500) for settings in (10, 40)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("n", "settings"), CASES)
 def test_few_recommended_settings_lose_more_than_allowed(n: int, settings: int) -> None:
     """This holds even if nearly all settings lose a little more than allowed, so that chance makes some look
@@ -93,8 +95,8 @@ def test_few_recommended_settings_lose_more_than_allowed(n: int, settings: int) 
 
 
 def test_reported_quality_and_speed_are_unbiased() -> None:
-    outcome = simulate(np.random.default_rng(3), 200, np.linspace(0, 8, 10), 9.0, tasks=300)
-    assert outcome.chosen > 200
+    outcome = simulate(np.random.default_rng(3), 200, np.linspace(0, 8, 10), 9.0, tasks=150)
+    assert outcome.chosen > 100
     # three standard errors of a mean of 100 documents with a spread of about 15 points, and of times with 5 %
     assert abs(outcome.quality_error / outcome.chosen) < 3 * 15 / np.sqrt(100 * outcome.chosen)
     assert abs(outcome.speed_error / outcome.chosen) < 3 * 0.05 / np.sqrt(outcome.chosen)

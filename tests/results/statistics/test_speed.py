@@ -89,6 +89,7 @@ def pairs(of_documents: np.ndarray) -> list[tuple[str, float]]:
     return [(str(number), ns) for number, document_ns in enumerate(of_documents.tolist()) for ns in document_ns]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stalled", [0, STALLED])
 @pytest.mark.parametrize("what", SIMULATED)
 def test_speedup_intervals_have_nominal_coverage_and_low_bias_despite_stalls(what: str, stalled: float) -> None:

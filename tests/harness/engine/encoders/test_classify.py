@@ -175,6 +175,7 @@ def test_learned_gate_exits_by_the_sigmoid_of_a_linear_map_of_the_state(bert: Wo
     assert [answer.record.exit_layer for answer in answers] == expected and len(set(expected)) > 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [1, 5, N])
 @pytest.mark.parametrize("case", ["max-prob", "pabee", "oracle"])
 def test_batch_size_does_not_change_exit_records(case: str, size: int, bert: World) -> None:

@@ -231,7 +231,7 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Files:
 
 @pytest.fixture
 def hub(published: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    """Yield the server, used by this process and its children, with an empty cache; needs the mark `allow_hosts`."""
+    """Yield the server, which only this process uses, with an empty cache; needs the mark `allow_hosts`."""
     code = EVIL.format(ran=str(tmp_path / "RAN")).encode()
     decoys = {name: code for name in DECOYS}
     commits = {FIRST: {**published, **decoys}, SECOND: {**published, **decoys, "README.md": b"another text"}}
@@ -260,9 +260,6 @@ def hub(published: Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    # The same for child processes, which read the environment.
-    monkeypatch.setenv("HF_ENDPOINT", served.endpoint)
-    monkeypatch.setenv("HF_HUB_CACHE", str(cache))
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
     yield served

@@ -361,6 +361,7 @@ def test_invalid_commit_is_refused_and_creates_no_folder(hub: Any, tmp_path: Pat
 ESCAPES = ("../../../../pwned", "/{folder}/pwned", "..", "a/b", "a\\b", "")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("file", ["config.json", "model-00001-of-00005.safetensors"])
 @pytest.mark.parametrize("header", ["ETag", "X-Linked-Etag", "X-Repo-Commit"])
 @pytest.mark.parametrize("value", ESCAPES)

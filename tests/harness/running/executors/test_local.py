@@ -2,8 +2,9 @@
 
 import io
 import json
+import multiprocessing
+import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -16,11 +17,13 @@ import pytest
 from exitbench.harness.cells.cell import Kind
 from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.processes.locks import locked
+from exitbench.harness.running.executors import group
 from exitbench.harness.running.executors.gpus import Gpu
 from exitbench.harness.running.executors.local import LocalExecutor
 from exitbench.progress import Expected, Lines
 from exitbench.results.spool.attempts import latest_status, read_attempt
 
+FORK = multiprocessing.get_context("fork")
 LONG_S = 300.0
 """Longer than anything takes on a busy machine."""
 Worker = Callable[[str, str], tuple[str, ...]]
@@ -50,8 +53,15 @@ def test_every_cell_is_run_and_shown_once(spec: WorkerSpec, worker: Worker, tmp_
     ("does", "status", "reason", "exit_code", "number"),
     [
         ("os.kill(os.getpid(), signal.SIGKILL)", "failed", "the worker was killed by SIGKILL", None, 9),
-        ("os.abort()", "failed", "the worker was killed by SIGABRT", None, 6),
-        ("die(3, 'the last words')", "failed", "the worker exited with code 3: the last words", 3, None),
+        pytest.param("os.abort()", "failed", "the worker was killed by SIGABRT", None, 6, marks=pytest.mark.exhaustive),
+        pytest.param(
+            "die(3, 'the last words')",
+            "failed",
+            "the worker exited with code 3: the last words",
+            3,
+            None,
+            marks=pytest.mark.exhaustive,
+        ),
         ("die(3, 'x\\nnanobind: leaked 2 types!')", "failed", "the worker exited with code 3: x", 3, None),
         ("die(1, 'MemoryError')", "oom", "the worker exited with code 1: MemoryError", 1, None),
     ],
@@ -96,23 +106,27 @@ def test_worker_exit_with_code_0_during_a_cell_is_a_failure(spec: WorkerSpec, wo
     assert statuses == ["ok", "ok", "failed"]
 
 
-INTERRUPTED = """\
-import io, sys
-from pathlib import Path
-from exitbench.harness.running.executors import group
-from exitbench.harness.running.executors.local import LocalExecutor
-from exitbench.progress import Expected, Lines
-from exitbench.harness.cells.job import WorkerSpec
+def run_until_interrupted(
+    specs: list[WorkerSpec], command: tuple[str, ...], tmp_path: Path, cores: int, grace_s: float
+) -> None:
+    """Run cells as the main thread of a process, and end it as `exitbench run` does after Ctrl-C."""
+    group.GRACE_S = grace_s
+    try:
+        with (
+            (tmp_path / "shown").open("w") as shown,
+            Lines(dict.fromkeys(map(str, range(3)), Expected()), shown) as progress,
+        ):
+            LocalExecutor(tmp_path / "logs", worker=command, cores=cores).run(specs, progress, lambda: None)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
-group.GRACE_S = float(sys.argv[4])
-spec = WorkerSpec.from_json(Path(sys.argv[1]).read_text())
-try:
-    with Lines(dict.fromkeys(map(str, range(3)), Expected()), sys.stdout) as progress:
-        executor = LocalExecutor(Path(sys.argv[2]), worker=(sys.executable, sys.argv[3]), cores=1)
-        executor.run([spec, spec], progress, lambda: None)  # one runs, one waits for its turn
-except KeyboardInterrupt:
-    sys.exit(130)
-"""
+
+def interrupt(process: multiprocessing.process.BaseProcess) -> int | None:
+    """Send SIGINT to a process, wait for its end, and return its exit code."""
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGINT)
+    process.join(LONG_S)
+    return process.exitcode
 
 
 @pytest.mark.parametrize(
@@ -123,14 +137,13 @@ except KeyboardInterrupt:
 def test_ctrl_c_ends_the_worker_and_keeps_finished_cells(
     spec: WorkerSpec, worker: Worker, tmp_path: Path, does: str, grace_s: float
 ) -> None:
-    _, path = worker("two", does)
-    (tmp_path / "spec.json").write_text(spec.to_json())
-    arguments = [str(tmp_path / "spec.json"), str(tmp_path / "logs"), path, str(grace_s)]
-    parent = subprocess.Popen([sys.executable, "-c", INTERRUPTED, *arguments], stdout=subprocess.PIPE, text=True)
+    # One specification runs, one waits for its turn.
+    arguments = ([spec, spec], worker("two", does), tmp_path, 1, grace_s)
+    parent = FORK.Process(target=run_until_interrupted, args=arguments)
+    parent.start()
     wait_for(lambda: any("waiting" in log.read_text() for log in (tmp_path / "logs").glob("*.log")))
-    parent.send_signal(signal.SIGINT)
-    shown, _ = parent.communicate(timeout=LONG_S)
-    assert parent.returncode == 130
+    assert interrupt(parent) == 130
+    shown = (tmp_path / "shown").read_text()
     assert "one (2 documents): ok" in shown and "two (2 documents): interrupted" in shown
     ended = latest_status(spec.spool)
     assert [ended[item.cell.cell_id].status for item in spec.cells[:2]] == ["ok", "interrupted"]
@@ -184,19 +197,13 @@ def test_timing_cells_run_alone_after_all_others(spec: WorkerSpec, worker: Worke
 
 def test_interrupt_of_parallel_groups_keeps_finished_cells(spec: WorkerSpec, worker: Worker, tmp_path: Path) -> None:
     """Two groups run in parallel. The finished one keeps its result; the other's cell ends as interrupted."""
-    _, path = worker("two", "wait()")
-    (tmp_path / "spec.json").write_text(replace(spec, cells=spec.cells[:2]).to_json())
-    script = INTERRUPTED.replace("cores=1", "cores=2").replace("[spec, spec]", "groups")
-    script = script.replace("try:", "groups = [replace(spec, cells=(item,)) for item in spec.cells]\ntry:", 1)
-    script = "from dataclasses import replace\n" + script
-    arguments = [str(tmp_path / "spec.json"), str(tmp_path / "logs"), path, "30"]
-    parent = subprocess.Popen([sys.executable, "-c", script, *arguments], stdout=subprocess.PIPE, text=True)
+    arguments = (groups_of(spec)[:2], worker("two", "wait()"), tmp_path, 2, 30.0)
+    parent = FORK.Process(target=run_until_interrupted, args=arguments)
+    parent.start()
     wait_for(lambda: any("waiting" in log.read_text() for log in (tmp_path / "logs").glob("*.log")))
     first = spec.cells[0].cell.cell_id  # which may not have begun when the other one waits
     wait_for(lambda: first in (done := latest_status(spec.spool)) and done[first].status == "ok")
-    parent.send_signal(signal.SIGINT)
-    shown, _ = parent.communicate(timeout=LONG_S)
-    assert parent.returncode == 130, shown
+    assert interrupt(parent) == 130
     ended = latest_status(spec.spool)
     assert [ended[item.cell.cell_id].status for item in spec.cells[:2]] == ["ok", "interrupted"]
 
