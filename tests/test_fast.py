@@ -38,10 +38,11 @@ def test_sample_of_a_product_keeps_one_in_n_and_every_value(
     n: int, more_rows: int, more_columns: int, name: str, pytestconfig: pytest.Config
 ) -> None:
     rows, columns = n + more_rows, n + more_columns
+    twins = [-row for row in range(rows)]
     marks = {"sampled": [SimpleNamespace(args=(n,))], "parametrize": [SimpleNamespace(args=("row, twin",))]}
     functions = [
         SimpleNamespace(
-            callspec=SimpleNamespace(params={"row": row, "twin": -row, "column": column}),
+            callspec=SimpleNamespace(params={"row": row, "twin": twins[row], "column": column}),
             iter_markers=marks.__getitem__,
             get_closest_marker=lambda kind: marks[kind][0],
         )
