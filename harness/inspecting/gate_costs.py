@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Protocol
 
 import torch
@@ -129,6 +130,7 @@ def _reads(parts: Parts, has_own_heads: bool, rows: float, work: Cost) -> str:
     return ", ".join(read) or "nothing"
 
 
+@cache
 def _rows_read(method: Method, shape: Shape) -> float:
     """Return how many times a gate reads the whole LM head for one token that runs all blocks."""
     with torch.no_grad():

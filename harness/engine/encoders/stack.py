@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
@@ -109,7 +110,7 @@ class EncoderStack:
         """Maximum number of tokens of a text: all position embeddings but those that a family reserves for padding."""
         return int(self.lm.config.max_position_embeddings) - self.family.first_position(self.lm.config)
 
-    @property
+    @cached_property
     def classifier_numel(self) -> int:
         """Number of weights of the model's own classifier that are multiplied in one read-out."""
         return sum(

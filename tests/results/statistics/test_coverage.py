@@ -142,6 +142,7 @@ def coverage(what: str, size: int, samples: int) -> float:
     return float(np.mean([it.low is None or it.low <= truth <= it.high for it in intervals]))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("what", SIMULATED)
 def test_interval_coverage_matches_the_documented_values(what: str) -> None:
     for size, expected in zip(SIZES, SIMULATED[what][-1], strict=True):
