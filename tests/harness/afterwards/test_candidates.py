@@ -32,6 +32,16 @@ def test_threshold_grid_is_ascending_and_spans_the_bounds() -> None:
     assert open_ended[0] > 0 and open_ended == sorted(set(open_ended))
 
 
+def test_without_a_replay_every_depth_and_count_and_thresholds_across_the_grid_are_tried() -> None:
+    tried: dict[str, list[Any]] = {}
+    for candidate in candidates.unsearched_candidates(("max-prob", "pabee"), 5):
+        ((_, value),) = candidate.point.params
+        tried.setdefault(candidate.point.method.name, []).append(value)
+    thresholds = tried.pop("max-prob")
+    assert tried == {"static": [1, 2, 3, 4], "pabee": [1, 2, 3, 4]}
+    assert thresholds == sorted(set(thresholds)) and min(thresholds) < 0.2 and max(thresholds) > 0.9
+
+
 def test_without_gate_costs_candidates_evaluate_every_block_and_none_is_omitted(example_database: Path) -> None:
     found = search(example_database, None)
     assert {one.point.method.name for one in found.candidates} <= {"static", "max-prob"}
