@@ -9,11 +9,10 @@ import re
 import shutil
 import signal
 import sys
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeGuard
@@ -50,8 +49,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("sampled"):
             sampled.setdefault(f"{_name(item.path)}::{item.originalname}", []).append(item)
+    starts: defaultdict[str, count[int]] = defaultdict(count)
     for name, functions in sampled.items():
-        chosen = _sample(name, functions)
+        chosen = _sample(next(starts[name.partition("::")[0]]), functions)
         for function in functions:
             if function not in chosen:
                 function.add_marker("exhaustive")
@@ -61,10 +61,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("fast")
 
 
-def _sample(name: str, functions: list[pytest.Function]) -> list[pytest.Function]:
+def _sample(start: int, functions: list[pytest.Function]) -> list[pytest.Function]:
     """Return about one in n of a test's parameter sets: a diagonal of the product of its parameters.
 
-    Tests start at different places, so that they leave out different values of a parameter that they share.
+    Every value of a parameter stays if another one has n values or more. The tests of a file start at different places,
+    so that they leave out different values of a parameter that they share.
     """
     chosen = []
     ordinals: defaultdict[tuple[str, ...], dict[object, int]] = defaultdict(dict)
@@ -73,7 +74,7 @@ def _sample(name: str, functions: list[pytest.Function]) -> list[pytest.Function
         declared = [mark.args[0] for mark in function.iter_markers("parametrize")]
         groups = [tuple(re.split(r",\s*", names) if isinstance(names, str) else names) for names in declared]
         groups += [(argument,) for argument in params.keys() - set(chain(*groups))]
-        place = zlib.crc32(name.encode())
+        place = start
         for group in groups:
             values = tuple(id(params[argument]) for argument in group)
             place += ordinals[group].setdefault(values, len(ordinals[group]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -261,11 +262,18 @@ def compare(ours: Generation, theirs: list[Any]) -> int:
     return n
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize(
-    ("kind", "name", "params"),
-    [pytest.param(kind, *case, id=f"{kind}-{named(*case)}") for kind, *case in cases_by_kind()],
-)
+def marked_cases() -> Iterator[Any]:
+    """Yield the cases; `nox -s tests` runs every method on its kinds of model, and every KV policy and named choice."""
+    seen: set[tuple[Any, ...]] = set()
+    for kind, name, params in cases_by_kind():
+        shown = {(name, kind), (kind, params.get("kv_policy"))}
+        shown |= {(name, key, value) for key, value in params.items() if isinstance(value, str) and key != "kv_policy"}
+        marks = () if shown - seen else pytest.mark.exhaustive
+        yield pytest.param(kind, name, params, id=f"{kind}-{named(name, params)}", marks=marks)
+        seen |= shown
+
+
+@pytest.mark.parametrize(("kind", "name", "params"), marked_cases())
 def test_tokens_exit_layers_and_scores_equal_the_slow_decoders(
     kind: str,
     prompts: Any,

@@ -264,7 +264,7 @@ def test_names_are_text_and_never_markup(
     def with_two_figures(
         database: Path, paper: str | None, draft: bool, on_figure: Callable[[ReportSource, Frame], None], answers: Path
     ) -> Material:
-        """Read everything, but let few figures be drawn: pictures are files of their own (see `test_reports`)."""
+        """Read everything, but draw two figures only: names in pictures are tested in `security/test_reports.py`."""
 
         def on_few(source: ReportSource, frame: Frame) -> None:
             if source.name in ("frontier", "exit_histogram"):

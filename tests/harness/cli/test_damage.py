@@ -52,10 +52,19 @@ def plan(suite: Path, data_dir: Path, tmp_path: Path) -> Callable[[], PlannedCel
     return make
 
 
-@pytest.fixture(params=[(file, damage) for file in FILES for damage in DAMAGES], ids="-".join)
-def damaged(request: pytest.FixtureRequest, plan: Callable[[], PlannedCell], tmp_path: Path) -> Iterator[Path]:
+@pytest.fixture(params=FILES)
+def file(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=DAMAGES)
+def damage(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def damaged(file: str, damage: str, plan: Callable[[], PlannedCell], tmp_path: Path) -> Iterator[Path]:
     """Yield the damaged file of an attempt that had ended successfully."""
-    file, damage = request.param
     with AttemptWriter(tmp_path / "runs" / "spool", plan().item.cell_record(), ENV) as writer:
         writer.write("metrics", pa.Table.from_pylist([METRIC], schema=TABLES["metrics"]))
         writer.finish("ok")

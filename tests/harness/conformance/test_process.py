@@ -35,7 +35,7 @@ def test_hanging_or_crashing_method_fails_and_other_methods_are_still_examined()
     assert other.conforms
 
 
-@pytest.mark.usefixtures("installed")  # so that the same fork server serves this test
+@pytest.mark.usefixtures("installed")
 def test_unknown_method_fails_with_its_name() -> None:
     (result,) = examine_apart([asked("no-such")])
     assert not result.conforms

@@ -86,6 +86,7 @@ def assert_scores_lie_within(certified: Generation, exact: Generation) -> None:
 
 
 # Each setting on an encoder-decoder and on a decoder alone, each model with half of them: no bound is a model's own.
+# `nox -s tests` runs each setting on one model at least, `nox -s exhaustive` the others.
 PAIRS = [
     pytest.param(
         recipe,

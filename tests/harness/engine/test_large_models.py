@@ -35,7 +35,7 @@ LARGE: dict[str, Callable[[], Any]] = {  # 60 and 70 MiB in float32
     ),
 }
 PEAK = """
-import re, sys
+import gc, re, sys
 from pathlib import Path
 import torch
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
@@ -48,6 +48,7 @@ def load(folder, dtype, engine):
 for case in sys.argv[1:]:
     small, large, *how = case.split(",")
     load(small, *how)  # whatever is imported on the way
+    gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     before = status("VmRSS")
     model = load(large, *how)

@@ -412,7 +412,6 @@ def test_cache_equals_that_of_a_full_run_over_the_answer(position_family: Any, p
         torch.testing.assert_close(ours, theirs, **TOLERANCE)
 
 
-@pytest.mark.sampled(2)
 def test_dropping_common_padding_makes_cache_room_without_changing_answers(
     position_family: Any, prompts: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

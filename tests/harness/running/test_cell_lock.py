@@ -23,7 +23,7 @@ from exitbench.results.spool.attempts import AttemptWriter, read_attempt, scan_s
 from exitbench.results.spool.schema import ENV_KEYS
 
 ENV = {section: dict.fromkeys(keys) for section, keys in ENV_KEYS.items() if section}
-# A fork has torch imported already; with one thread of torch it is safe.
+# Forking is safe here: torch has one thread in tests.
 FORK = multiprocessing.get_context("fork")
 LONG_S = 300.0
 """Longer than anything takes on a busy machine."""

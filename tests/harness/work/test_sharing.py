@@ -31,7 +31,7 @@ from exitbench.methods.thresholds import Constant
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import latest_status, read_attempt, scan_spool
 
-# A fork has torch imported already; with one thread of torch it is safe.
+# Forking is safe here: torch has one thread in tests.
 FORK = multiprocessing.get_context("fork")
 THRESHOLDS = [0.001, 0.002, 0.004, 0.5]
 SUITE = """

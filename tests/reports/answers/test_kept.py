@@ -36,7 +36,7 @@ def build_payload(database: Path, folder: Path, monkeypatch: pytest.MonkeyPatch)
         return packed(*arguments)
 
     monkeypatch.setattr(documents, "_packed", noted)
-    monkeypatch.setattr(document_choice, "recommended", lambda _: [])  # what a slow query finds for few documents
+    monkeypatch.setattr(document_choice, "recommended", lambda _: [])  # none is recommended on so few documents
 
     def payload() -> tuple[bytes, int]:
         packed_groups.clear()

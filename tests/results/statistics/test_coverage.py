@@ -142,8 +142,13 @@ def coverage(what: str, size: int, samples: int) -> float:
     return float(np.mean([it.low is None or it.low <= truth <= it.high for it in intervals]))
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("what", SIMULATED)
+REPEATED = {"twins", "uneven times", "lognormal", "scores"}
+"""Further samples of an interval that another sample tests too."""
+
+
+@pytest.mark.parametrize(
+    "what", [pytest.param(what, marks=pytest.mark.exhaustive if what in REPEATED else ()) for what in SIMULATED]
+)
 def test_interval_coverage_matches_the_documented_values(what: str) -> None:
     for size, expected in zip(SIZES, SIMULATED[what][-1], strict=True):
         samples = 60 if size == 200 else 200

@@ -81,11 +81,9 @@ def choose(lost: np.ndarray, speeds: np.ndarray, allowed: float) -> int | None:
     return None
 
 
-CASES = [(n, settings) for n in (100, 200, 500) for settings in (10, 40)]
-
-
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize(("n", "settings"), CASES)
+@pytest.mark.parametrize("n", [100, 200, 500])
+@pytest.mark.parametrize("settings", [10, 40])
 def test_few_recommended_settings_lose_more_than_allowed(n: int, settings: int) -> None:
     """This holds even if nearly all settings lose a little more than allowed, so that chance makes some look
     harmless.

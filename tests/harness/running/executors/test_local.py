@@ -139,7 +139,7 @@ def test_ctrl_c_ends_the_worker_and_keeps_finished_cells(
 ) -> None:
     # One specification runs, one waits for its turn.
     arguments = ([spec, spec], worker("two", does), tmp_path, 1, grace_s)
-    parent = FORK.Process(target=run_until_interrupted, args=arguments)
+    parent = FORK.Process(target=run_until_interrupted, args=arguments, daemon=True)
     parent.start()
     wait_for(lambda: any("waiting" in log.read_text() for log in (tmp_path / "logs").glob("*.log")))
     assert interrupt(parent) == 130
@@ -198,7 +198,7 @@ def test_timing_cells_run_alone_after_all_others(spec: WorkerSpec, worker: Worke
 def test_interrupt_of_parallel_groups_keeps_finished_cells(spec: WorkerSpec, worker: Worker, tmp_path: Path) -> None:
     """Two groups run in parallel. The finished one keeps its result; the other's cell ends as interrupted."""
     arguments = (groups_of(spec)[:2], worker("two", "wait()"), tmp_path, 2, 30.0)
-    parent = FORK.Process(target=run_until_interrupted, args=arguments)
+    parent = FORK.Process(target=run_until_interrupted, args=arguments, daemon=True)
     parent.start()
     wait_for(lambda: any("waiting" in log.read_text() for log in (tmp_path / "logs").glob("*.log")))
     first = spec.cells[0].cell.cell_id  # which may not have begun when the other one waits
