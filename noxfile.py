@@ -211,23 +211,18 @@ def one_worker_per_core() -> dict[str, str]:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the test suite on all cores, without network, and without exhaustive tests."""
-    run_tests(session, "not exhaustive")
-
-
-@nox.session
-def exhaustive(session: nox.Session) -> None:
-    """Run the tests that `tests` leaves out: more parameters of the same checks, and long simulations."""
-    run_tests(session, "exhaustive")
-
-
-def run_tests(session: nox.Session, marked: str) -> None:
-    """Run the tests that a marker expression selects."""
     install(session, "test")
     # Neighbouring tests share session fixtures: worksteal gives each process one contiguous part of the suite and moves
     # tests only to idle processes, while the other modes distribute single tests or files.
     # Workers share compiled bytecode, even if the shell's variables disable writing it.
     env = OFFLINE | one_worker_per_core() | {"PYTHONDONTWRITEBYTECODE": ""}
-    session.run("pytest", "-n", "auto", "--dist", "worksteal", "-m", marked, *session.posargs, env=env)
+    session.run("pytest", "-n", "auto", "--dist", "worksteal", "-m", "not exhaustive", *session.posargs, env=env)
+
+
+@nox.session(venv_backend="none")
+def exhaustive(session: nox.Session) -> None:
+    """Run the tests that `tests` leaves out, in its environment: more parameters of the same checks."""
+    session.notify("tests", ["-m", "exhaustive", *session.posargs])
 
 
 @nox.session
