@@ -221,7 +221,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def exhaustive(session: nox.Session) -> None:
-    """Run the tests that `tests` leaves out, in its environment: more parameters of the same checks."""
+    """Run the tests that `tests` leaves out, in its environment. A command that runs `tests` too would run it once."""
     session.notify("tests", ["-m", "exhaustive", *session.posargs])
 
 
