@@ -61,7 +61,7 @@ import os, sys
 os.environ["PYTHONPATH"] = {str(installed)!r}  # of the process with the contract tests
 sys.path.insert(0, {str(installed)!r})
 from exitbench.harness.cli.main import main
-main(["list", "methods", "sharp-max-prob"])
+assert main(["list", "methods", "sharp-max-prob"]) == 0
 """
     python = Python(tmp_path)
     try:

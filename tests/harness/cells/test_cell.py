@@ -7,7 +7,7 @@ from dataclasses import Field, fields, replace
 from typing import Any, get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from exitbench.harness.cells.cell import (
@@ -245,14 +245,12 @@ def test_any_change_of_an_identity_field_changes_the_id(cell: Cell, data: st.Dat
     assert changed(cell, path, value).cell_id != cell.cell_id
 
 
-@settings(max_examples=30)
 @given(cell=CELLS, data=st.data())
 def test_no_change_outside_the_identity_changes_the_id(cell: Cell, data: st.DataObject) -> None:
     path, item = data.draw(st.sampled_from([leaf for leaf in leaves(cell) if leaf[0] in NOT_ASKED]))
     assert changed(cell, path, data.draw(any_value(item))).cell_id == cell.cell_id
 
 
-@settings(max_examples=30)
 @given(cell=CELLS, part=st.sampled_from([TimingSettings(), CALIBRATION, RECORD]))
 def test_optional_settings_change_the_id(cell: Cell, part: Any) -> None:
     names = {TimingSettings: "timing", CalibrationSettings: "calibration", RecordSettings: "record"}
@@ -267,13 +265,11 @@ def test_parameter_order_does_not_change_the_id(params: dict[str, Any], data: st
     assert len(ids) == 1
 
 
-@settings(max_examples=30)
 @given(first=CELLS, second=CELLS)
 def test_ids_are_equal_exactly_if_the_identities_are(first: Cell, second: Cell) -> None:
     assert (first.cell_id == second.cell_id) == (spelled(first.identity) == spelled(second.identity))
 
 
-@settings(max_examples=30)
 @given(cell=CELLS)
 def test_cell_round_trips_through_json(cell: Cell) -> None:
     back = Cell.from_json(json.loads(json.dumps(cell.to_json())))

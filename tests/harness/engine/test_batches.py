@@ -27,7 +27,7 @@ batch_rows = {rows}
 [models.own]
 recipe = "{model}"
 [tasks]
-wmt-en-fr = {{ source = "builtin", limit = 5, max_new_tokens = 6 }}
+wmt-en-fr = {{ source = "builtin", limit = 9, max_new_tokens = 6 }}
 [fit]
 documents = 6
 """

@@ -62,21 +62,21 @@ def test_full_depth_equals_transformers_greedy_search(
     twin: Any, prompts: list[list[int]], name: str, what: str
 ) -> None:
     """Tested with one family whose answers follow a start token and one whose answers follow the prompt."""
-    assert_is_greedy_search(twin(name), prompts[:8], what)
+    assert_is_greedy_search(twin(name), prompts[:16], what)
 
 
 def test_every_family_equals_transformers_greedy_search_under_several_rules(
     family: Any, prompts: list[list[int]]
 ) -> None:
-    assert_is_greedy_search(family, prompts[:4], "several")
+    assert_is_greedy_search(family, prompts[:8], "several")
 
 
 @pytest.mark.parametrize("rules", [{}, RULES["several"]], ids=["alone", "with others"])
 def test_forced_first_token_equals_transformers(twin: Any, prompts: list[list[int]], rules: Any) -> None:
     family, rules = twin("t5"), {"forced_bos_token_id": FORCED, **rules}
-    ours = run(family, prompts[:8], baseline_method()(), rules)
+    ours = run(family, prompts[:20], baseline_method()(), rules)
     assert {generation.token_ids[0] for generation in ours} == {FORCED}
-    assert tokens(ours) == answers_of_transformers(family, family.reference, prompts[:8], **rules)
+    assert tokens(ours) == answers_of_transformers(family, family.reference, prompts[:20], **rules)
 
 
 @pytest.mark.sampled(2)
@@ -88,8 +88,8 @@ def test_static_exit_tokens_equal_those_of_a_truncated_model(
     family = twin("t5")
     shorter = copy.deepcopy(family.reference)
     shorter.decoder.block = shorter.decoder.block[:exit_layer]
-    ours = run(family, prompts[:8], get_method("static")(exit_layer=exit_layer), RULES[what])
-    assert tokens(ours) == answers_of_transformers(family, shorter, prompts[:8], **RULES[what])
+    ours = run(family, prompts[:20], get_method("static")(exit_layer=exit_layer), RULES[what])
+    assert tokens(ours) == answers_of_transformers(family, shorter, prompts[:20], **RULES[what])
 
 
 def test_gate_reads_raw_head_logits_before_the_rules(twin: Any, prompts: list[list[int]]) -> None:

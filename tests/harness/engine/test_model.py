@@ -55,7 +55,7 @@ def test_teacher_forced_logits_equal_transformers_at_every_position(family: Any,
 
 
 def test_decode_step_logits_equal_transformers_without_a_cache(family: Any, prompts: Any) -> None:
-    rows = prompts[:8]
+    rows = prompts[:16]
     model = family.checkpoint.model
     answers = answers_for(rows, MAX_NEW_TOKENS)
     cache, state = model.start(rows, room=MAX_NEW_TOKENS)

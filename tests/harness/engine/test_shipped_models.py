@@ -38,7 +38,7 @@ def checkpoint(folder: Path) -> Checkpoint:
 @pytest.fixture(scope="module")
 def prompts(folder: Path, checkpoint: Checkpoint) -> list[list[int]]:
     tokenizer, kind = AutoTokenizer.from_pretrained(folder), checkpoint.kind
-    documents = [(get_task(name), doc) for name in TEXT_TASKS for doc in builtin.documents(name, "test", 1)]
+    documents = [(get_task(name), doc) for name in TEXT_TASKS for doc in builtin.documents(name, "test", 2)]
     texts = [task.prompt_for(document, kind) for task, document in documents]
     return [tokenizer(text).input_ids for text in texts]
 

@@ -48,7 +48,7 @@ def test_card_shows_the_chosen_run_of_every_loss_only_if_confirmed(results: tupl
         untils = [answer.until_percent for answer in card.recommendations]
         assert card.recommendations[0].from_percent == 0
         assert untils == [*(answer.from_percent for answer in card.recommendations[1:]), None]
-        for percent in np.arange(0, 20, 0.25).tolist():
+        for percent in np.arange(0, 20, 0.1).tolist():
             answer = card.at(percent)
             confirmed = []
             for is_static, chosen in ((False, answer.method), (True, answer.static)):

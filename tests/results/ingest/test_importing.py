@@ -36,26 +36,6 @@ def path(spool: Path) -> Path:
 Rows = dict[str, list[str]]
 
 
-@pytest.fixture(scope="module")
-def few_spool(few_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a read-only spool with every second attempt of each kind."""
-    root = tmp_path_factory.mktemp("fewer") / "spool"
-    by_kind: dict[str, list[Path]] = {}
-    for attempt in scan_spool(few_spool):
-        by_kind.setdefault(json.loads((attempt.path / "cell.json").read_text())["kind"], []).append(attempt.path)
-    for path in (path for paths in by_kind.values() for path in paths[::2]):
-        shutil.copytree(path, root / path.relative_to(few_spool))
-    return root
-
-
-@pytest.fixture(scope="module")
-def few_database(few_spool: Path) -> Path:
-    """Return the database of `few_spool`. Open it read-only."""
-    path = few_spool.parent / "exitbench.duckdb"
-    ingest(few_spool, path)
-    return path
-
-
 def rows(path: Path) -> Rows:
     """Return every row as text, by table, without the tables that are never imported."""
     with open_database(path) as database:

@@ -93,8 +93,8 @@ def test_few_recommended_settings_lose_more_than_allowed(n: int, settings: int) 
 
 
 def test_reported_quality_and_speed_are_unbiased() -> None:
-    outcome = simulate(np.random.default_rng(3), 200, np.linspace(0, 8, 10), 9.0, tasks=150)
-    assert outcome.chosen > 100
+    outcome = simulate(np.random.default_rng(3), 200, np.linspace(0, 8, 10), 9.0, tasks=300)
+    assert outcome.chosen > 200
     # three standard errors of a mean of 100 documents with a spread of about 15 points, and of times with 5 %
     assert abs(outcome.quality_error / outcome.chosen) < 3 * 15 / np.sqrt(100 * outcome.chosen)
     assert abs(outcome.speed_error / outcome.chosen) < 3 * 0.05 / np.sqrt(outcome.chosen)
