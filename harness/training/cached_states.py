@@ -20,6 +20,7 @@ from exitbench.harness.training.data import Batch, Example, cut_batches, pad
 from exitbench.harness.training.models import is_causal
 from exitbench.harness.training.objectives import CACHED, ExitHeadsObjective
 from exitbench.harness.training.recipe import OptimisationRecipe
+from exitbench.harness.training.trainer import computed_precision
 
 STATES, PROGRESS = "states.f32", "states.json"
 
@@ -72,7 +73,7 @@ def cached_states(
         if number < batches_done:
             continue
         inputs = {name: tensor.to(model.device) for name, tensor in pad(batch, causal=causal).items()}
-        with torch.autocast(device, torch.bfloat16, enabled=settings.precision == "bf16"):
+        with torch.autocast(device, torch.bfloat16, enabled=computed_precision(settings) == "bf16"):
             states = objective.states(model, inputs).float().cpu().numpy()[: n_tokens - tokens_done]
         stored[tokens_done : tokens_done + len(states)] = states
         stored.flush()

@@ -39,7 +39,14 @@ from exitbench.harness.training.objectives import (
     make_objective,
 )
 from exitbench.harness.training.recipe import TRAINING_VERSION, ExitHeadsRecipe, Recipe
-from exitbench.harness.training.trainer import EXTRAS, ExitTrainer, Rows, TrainingClock, resume_point
+from exitbench.harness.training.trainer import (
+    EXTRAS,
+    ExitTrainer,
+    Rows,
+    TrainingClock,
+    computed_precision,
+    resume_point,
+)
 from exitbench.results.spool.schema import CARD_FILE, TRAINING_LOG, TRAINING_LOG_FILE
 
 Portions = list[tuple[int, list[Example]]]
@@ -195,6 +202,7 @@ def write_card(
         "wall_seconds": wall_seconds,
         "cpu_seconds": cpu_seconds,
         "threads": torch.get_num_threads(),
+        "computed_precision": computed_precision(recipe.optimisation),
         "device": str(model.device),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
@@ -55,6 +55,16 @@ class CombinedOptimizer(torch.optim.Optimizer):
         for optimizer, state in zip(self.optimizers, state_dict["optimizers"], strict=True):
             optimizer.load_state_dict(state)
         self._share_groups()
+
+
+def computed_precision(settings: OptimisationRecipe) -> Literal["fp32", "bf16"]:
+    """Return the number format in which this machine computes a training's activations.
+
+    It is that of the recipe, except that a processor for whose bfloat16 products oneDNN has no kernels (without AVX-512)
+    computes in fp32: torch would multiply bfloat16 in plain loops, which takes a multiple of the time.
+    """
+    has_products = torch.cuda.is_available() or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return settings.precision if has_products else "fp32"
 
 
 def make_optimizer(model: nn.Module, settings: OptimisationRecipe) -> torch.optim.Optimizer:
@@ -217,7 +227,7 @@ class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
             output_dir=str(folder),
             max_steps=settings.steps,
             max_grad_norm=settings.clip_norm,
-            bf16=settings.precision == "bf16",
+            bf16=computed_precision(settings) == "bf16",
             use_cpu=not torch.cuda.is_available(),
             seed=seed,
             logging_steps=logging_steps,

@@ -174,6 +174,8 @@ def _summary(recipe: Recipe, folder: Path) -> str:
     )
     minutes = card["wall_seconds"] / 60
     lines = [f"{recipe.name}: loss {card['final_loss_nats']:.3f}, {accuracies}, {minutes:.1f} min"]
+    if recipe.optimisation.precision != card.get("computed_precision", recipe.optimisation.precision):
+        lines.append("  computed in fp32: this processor has no fast bfloat16 products")
     if heads := validation.get("exit_heads"):
         lines.append(f"  most probable token as after the last block, {heads['tokens']:,} tokens:")
         by_block = zip(heads["blocks"], heads["own_agreement"], heads["agreement"], strict=True)

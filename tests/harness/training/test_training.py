@@ -104,10 +104,19 @@ def test_causal_training_writes_a_checkpoint_that_transformers_loads(
     assert losses[-1] < 0.8 * losses[0]
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_training_and_saved_precision_can_be_chosen_separately(
-    write_recipe: WriteRecipe, data_dir: Path, precision: str
+@pytest.mark.parametrize(
+    ("precision", "has_products", "computed"),
+    [("fp32", True, "fp32"), ("bf16", True, "bf16"), ("bf16", False, "fp32")],
+)
+def test_bfloat16_is_computed_where_the_processor_has_fast_products_and_saved_if_asked(
+    write_recipe: WriteRecipe,
+    data_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    precision: str,
+    has_products: bool,
+    computed: str,
 ) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_products)
     seen: set[torch.dtype] = set()
 
     def note(module: torch.nn.Module, _: Any, output: Any) -> None:
@@ -118,7 +127,8 @@ def test_training_and_saved_precision_can_be_chosen_separately(
     settings = f'steps = 20\nprecision = "{precision}"\nsaved_precision = "bf16"'
     folder = trained(write_recipe(("steps = 40", settings)), data_dir / "models", data_dir)
     hook.remove()
-    assert seen == {torch.bfloat16 if precision == "bf16" else torch.float32}
+    assert seen == {torch.bfloat16 if computed == "bf16" else torch.float32}
+    assert json.loads((folder / "card.json").read_text())["computed_precision"] == computed
     assert AutoModelForSeq2SeqLM.from_pretrained(folder, dtype="auto").dtype == torch.bfloat16
     losses = log_of(folder)["loss_nats", ""]
     assert losses[-1] < 0.8 * losses[0]
