@@ -1117,6 +1117,13 @@ FROM training_run AS r
 LEFT JOIN (SELECT weights_sha256, max(name) AS name FROM model_artifact GROUP BY weights_sha256) AS m USING (weights_sha256);
 COMMENT ON VIEW trainings IS 'One row per trained model.';
 
+CREATE VIEW objectives AS
+SELECT DISTINCT
+    m.name AS model, coalesce(t.loss, 'unknown') AS loss,
+    CASE WHEN t.loss LIKE '% of some blocks' THEN (t.card -> '$.recipe.objective.blocks')::INTEGER[] END AS trained_blocks
+FROM model_artifact AS m LEFT JOIN trainings AS t USING (weights_sha256);
+COMMENT ON VIEW objectives IS 'One row per model: its training objective, unknown without a training of this project (a released checkpoint).';
+
 CREATE VIEW training_curves AS
 SELECT t.model, t.recipe, l.step, l.block, l.metric, l.value, t.weights_sha256
 FROM training_log AS l

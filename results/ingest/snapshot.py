@@ -38,6 +38,8 @@ from exitbench.results.tables import ARTIFACTS, KEYS, SCHEMA_VERSION, TABLES
 from exitbench.terminal import number_of
 
 _BATCH_ROWS: Final = 65_536
+_GROUP_BYTES: Final = 64 << 20
+"""Bytes of a row group before compression. In large groups, names and digests are stored once, not once per batch."""
 SCORES: Final = ("metric", "sample_rescore")
 """Tables with a known attempt's scores under another metric version."""
 _QUOTING: Final = {
@@ -272,16 +274,21 @@ def _write_table(duck: Any, query: str, path: Path, names_paths: Sequence[str]) 
     reader = duck.sql(query).to_arrow_reader(_BATCH_ROWS)
     try:
         split, others = _leaf_paths(reader.schema)
-        encoding = {"use_byte_stream_split": split, "use_dictionary": others}
-        with pq.ParquetWriter(path, reader.schema, compression="zstd", compression_level=15, **encoding) as writer:
-            rows = 0
+        encoding = {"use_byte_stream_split": split, "use_dictionary": others, "dictionary_pagesize_limit": _GROUP_BYTES}
+        with pq.ParquetWriter(path, reader.schema, compression="zstd", compression_level=19, **encoding) as writer:
+            rows, group = 0, list[pa.RecordBatch]()
             for batch in reader:
                 for name in names_paths:
                     texts = [text and abbreviate_home(text) for text in batch[name].to_pylist()]
                     place = batch.schema.get_field_index(name)
                     batch = batch.set_column(place, batch.schema.field(name), pa.array(texts, pa.string()))
-                writer.write_batch(batch)
                 rows += batch.num_rows
+                group.append(batch)
+                if sum(batch.nbytes for batch in group) >= _GROUP_BYTES:
+                    writer.write_table(pa.Table.from_batches(group))
+                    group = []
+            if group:
+                writer.write_table(pa.Table.from_batches(group))
         return rows
     finally:
         reader.close()  # remaining batches would prevent closing the connection
