@@ -285,7 +285,7 @@ class OptimisationRecipe:
             `linear` and `cosine` end at 0.
         warmup_steps: Number of training steps in which the learning rates rise linearly from 0.
         clip_norm: Maximum norm of all gradients together; larger ones are scaled down.
-        precision: `bf16` computes activations in bfloat16 (autocast), where the processor has fast products of it; trained
+        precision: `bf16` computes activations in bfloat16 (autocast) if the processor has fast products of it; trained
             weights stay fp32.
         saved_precision: Number format of the checkpoint; `bf16` is half as large.
         shared_steps: Number of initial training steps in which blocks 2..L share their weights.

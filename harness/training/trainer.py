@@ -60,8 +60,8 @@ class CombinedOptimizer(torch.optim.Optimizer):
 def computed_precision(settings: OptimisationRecipe) -> Literal["fp32", "bf16"]:
     """Return the number format in which this machine computes a training's activations.
 
-    It is that of the recipe, except that a processor for whose bfloat16 products oneDNN has no kernels (without AVX-512)
-    computes in fp32: torch would multiply bfloat16 in plain loops, which takes a multiple of the time.
+    It is that of the recipe, except that a processor for whose bfloat16 products oneDNN has no kernels (one without
+    AVX-512) computes in fp32: torch would multiply bfloat16 in plain loops, which takes a multiple of the time.
     """
     has_products = torch.cuda.is_available() or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return settings.precision if has_products else "fp32"

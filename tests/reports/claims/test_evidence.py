@@ -215,7 +215,7 @@ def test_rounding_does_not_reduce_monotonicity_and_a_sixth_of_eight_blocks_is_on
 
 
 def test_predictions_of_a_model_trained_on_some_blocks_settle_and_grow_at_these(database: Database) -> None:
-    """Of two documents, one settles at the first trained block; untrained blocks between them predict something else."""
+    """One document settles at the first trained block, though untrained blocks then predict something else."""
     run = {"attempt_id": "a", "model": "m", "task_label": "t", "choice": None, "position": 1, "random_weights": False}
     shared = {"p1": [0.5] * 6, "p_final": [0.3, 0.4, 0.1, 0.5, 0.1, 0.9]}
     probed = [
