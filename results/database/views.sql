@@ -1121,7 +1121,7 @@ CREATE VIEW objectives AS
 SELECT DISTINCT
     m.name AS model, coalesce(t.loss, 'unknown') AS loss,
     CASE WHEN t.loss LIKE '% of some blocks' THEN (t.card -> '$.recipe.objective.blocks')::INTEGER[] END AS trained_blocks
-FROM model_artifact AS m LEFT JOIN trainings AS t USING (weights_sha256);
+FROM model_artifact AS m LEFT JOIN trainings AS t ON t.weights_sha256 = m.weights_sha256 OR t.model = m.name;
 COMMENT ON VIEW objectives IS 'One row per model: its training objective, unknown without a training of this project (a released checkpoint).';
 
 CREATE VIEW training_curves AS

@@ -83,3 +83,25 @@ def test_damaged_training_record_is_named_and_not_ingested(model: Path, tmp_path
     assert ask(path, "SELECT weights_sha256, (SELECT count(*) FROM training_log) AS n FROM training_run") == [
         {"weights_sha256": GOOD, "n": 3}
     ]
+
+
+def test_a_models_objective_is_that_of_its_trainings_and_unknown_without_one(model: Path, tmp_path: Path) -> None:
+    spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
+    card = {**CARD, "recipe": {"name": "joint", "objective": {"loss": "weighted", "blocks": [2, 4]}}}
+    record_training(spool, "a" * 64, model)
+    (model / "card.json").write_text(json.dumps(card))
+    record_training(spool, "b" * 64, model)
+    ingest(spool, path)
+    with open_database(path, read_only=False) as database:
+        for name, weights in (("ours", "a"), ("ours", "c"), ("every second", "b"), ("released", "d")):
+            database.duck.execute(
+                "INSERT INTO model_artifact BY NAME SELECT $id AS model_id, $name AS name, $id AS weights_sha256, "
+                "$id AS config_sha256, $id AS tokenizer_sha256, 'causal' AS kind, 4 AS blocks",
+                {"id": weights * 64, "name": name},
+            )
+    rows = ask(path, "SELECT model, loss, trained_blocks FROM objectives ORDER BY ALL")
+    assert [tuple(row.values()) for row in rows] == [
+        ("every second", "weighted of some blocks", [2, 4]),
+        ("ours", "weighted", None),  # in spite of other weights of that name without a record of their training
+        ("released", "unknown", None),
+    ]
