@@ -60,11 +60,13 @@ class CombinedOptimizer(torch.optim.Optimizer):
 def computed_precision(settings: OptimisationRecipe) -> Literal["fp32", "bf16"]:
     """Return the number format in which this machine computes a training's activations.
 
-    It is that of the recipe, except that a processor for whose bfloat16 products oneDNN has no kernels (one without
-    AVX-512) computes in fp32: torch would multiply bfloat16 in plain loops, which takes a multiple of the time.
+    It is that of the recipe, except that a processor for whose bfloat16 products oneDNN has no kernels (of x86, one
+    without AVX-512) computes in fp32: torch would multiply bfloat16 in plain loops, which takes a multiple of the time.
     """
-    has_products = torch.cuda.is_available() or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return settings.precision if has_products else "fp32"
+    if settings.precision == "fp32" or torch.cuda.is_available():
+        return settings.precision
+    has_library = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return "bf16" if has_library and torch.ops.mkldnn._is_mkldnn_bf16_supported() else "fp32"
 
 
 def make_optimizer(model: nn.Module, settings: OptimisationRecipe) -> torch.optim.Optimizer:

@@ -276,7 +276,7 @@ def _write_table(duck: Any, query: str, path: Path, names_paths: Sequence[str]) 
         split, others = _leaf_paths(reader.schema)
         encoding = {"use_byte_stream_split": split, "use_dictionary": others, "dictionary_pagesize_limit": _GROUP_BYTES}
         with pq.ParquetWriter(path, reader.schema, compression="zstd", compression_level=19, **encoding) as writer:
-            rows, group = 0, list[pa.RecordBatch]()
+            rows, group, group_bytes = 0, list[pa.RecordBatch](), 0
             for batch in reader:
                 for name in names_paths:
                     texts = [text and abbreviate_home(text) for text in batch[name].to_pylist()]
@@ -284,14 +284,20 @@ def _write_table(duck: Any, query: str, path: Path, names_paths: Sequence[str]) 
                     batch = batch.set_column(place, batch.schema.field(name), pa.array(texts, pa.string()))
                 rows += batch.num_rows
                 group.append(batch)
-                if sum(batch.nbytes for batch in group) >= _GROUP_BYTES:
-                    writer.write_table(pa.Table.from_batches(group))
-                    group = []
+                group_bytes += batch.nbytes
+                if group_bytes >= _GROUP_BYTES:
+                    _write_group(writer, group)
+                    group, group_bytes = [], 0
             if group:
-                writer.write_table(pa.Table.from_batches(group))
+                _write_group(writer, group)
         return rows
     finally:
         reader.close()  # remaining batches would prevent closing the connection
+
+
+def _write_group(writer: pq.ParquetWriter, batches: Sequence[pa.RecordBatch]) -> None:
+    table = pa.Table.from_batches(batches)
+    writer.write_table(table, row_group_size=table.num_rows)
 
 
 def _leaf_paths(schema: pa.Schema) -> tuple[list[str], list[str]]:

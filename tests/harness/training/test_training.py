@@ -108,7 +108,7 @@ def test_causal_training_writes_a_checkpoint_that_transformers_loads(
     ("precision", "has_products", "computed"),
     [("fp32", True, "fp32"), ("bf16", True, "bf16"), ("bf16", False, "fp32")],
 )
-def test_bfloat16_is_computed_where_the_processor_has_fast_products_and_saved_if_asked(
+def test_bfloat16_is_computed_where_the_processor_has_fast_products_and_saved_if_requested(
     write_recipe: WriteRecipe,
     data_dir: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -116,6 +116,7 @@ def test_bfloat16_is_computed_where_the_processor_has_fast_products_and_saved_if
     has_products: bool,
     computed: str,
 ) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: has_products)
     seen: set[torch.dtype] = set()
 

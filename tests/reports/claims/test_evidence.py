@@ -232,5 +232,20 @@ def test_predictions_of_a_model_trained_on_some_blocks_settle_and_grow_at_these(
     assert shares == {
         "None": (0.0, pytest.approx(-0.4)),
         "[1, 3, 5, 6]": (0.5, pytest.approx(-0.2)),
-        "[2, 4, 6]": (0.0, pytest.approx(0.1)),
+        "[2, 4, 6]": (None, pytest.approx(0.1)),  # no trained block up to a sixth of the depth
     }
+
+
+def test_encoders_whose_ideal_exits_repeat_full_depth_do_not_count_for_the_oracle(database: Database) -> None:
+    run = {"method": "oracle", "params": '{"match": "first"}', "kv_policy": "state-copy", "execution": "real"}
+    run |= {"random_weights": False, "lower_is_better": False, "full_value": 50.0, "mean_exit_layer": 2.0, "blocks": 6}
+    kinds = {"decoder": "causal", "encoder": "encoder"}
+    frontier = [
+        {"attempt_id": name, "model": name, "task_label": "t", "delta": delta, **run}
+        for name, delta in (("decoder", -5.0), ("encoder", 0.0))
+    ]
+    runs = [{"attempt_id": name, "model_kind": kind} for name, kind in kinds.items()]
+    objectives = [{"model": name, "loss": "weighted"} for name in kinds]
+    with shadowed(database, {"frontier": frontier, "runs": runs, "objectives": objectives}):
+        checked = check_claim(database, CLAIMS["calm-oracle-keeps-the-score"])
+    assert (checked.value, checked.n) == (-5.0, 1)

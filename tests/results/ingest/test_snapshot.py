@@ -102,6 +102,19 @@ def test_a_database_filled_from_a_snapshot_has_the_same_rows(
         assert rows(empty) == expected
 
 
+def test_large_tables_are_written_in_row_groups_with_every_row(
+    few_database: Path, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "_BATCH_ROWS", 10)
+    monkeypatch.setattr(snapshot, "_GROUP_BYTES", 2_000)
+    with open_database(few_database) as database:
+        write_snapshot(database.engine, tmp_path / "again")
+    for table in ("token_exit", "sample"):
+        assert pq.read_metadata(tmp_path / "again" / f"{table}.parquet").num_row_groups > 1
+        assert pq.read_metadata(written / f"{table}.parquet").num_row_groups == 1
+        assert pq.read_table(tmp_path / "again" / f"{table}.parquet") == pq.read_table(written / f"{table}.parquet")
+
+
 def test_snapshot_bytes_do_not_depend_on_row_order(few_database: Path, snapshot_folder: Path, tmp_path: Path) -> None:
     copy = shutil.copy(few_database, tmp_path / "reversed.duckdb")
     with duckdb.connect(str(copy)) as connection:

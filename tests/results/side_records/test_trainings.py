@@ -91,9 +91,13 @@ def test_a_models_objective_is_that_of_its_trainings_and_unknown_without_one(mod
     record_training(spool, "a" * 64, model)
     (model / "card.json").write_text(json.dumps(card))
     record_training(spool, "b" * 64, model)
+    record_training(spool, "f" * 64, model)
+    (model / "card.json").write_text(json.dumps(CARD))
+    record_training(spool, "e" * 64, model)
     ingest(spool, path)
     with open_database(path, read_only=False) as database:
-        for name, weights in (("ours", "a"), ("ours", "c"), ("every second", "b"), ("released", "d")):
+        names = {"a": "ours", "c": "ours", "b": "every second", "d": "released", "e": "twice", "f": "twice"}
+        for weights, name in names.items():
             database.duck.execute(
                 "INSERT INTO model_artifact BY NAME SELECT $id AS model_id, $name AS name, $id AS weights_sha256, "
                 "$id AS config_sha256, $id AS tokenizer_sha256, 'causal' AS kind, 4 AS blocks",
@@ -104,4 +108,5 @@ def test_a_models_objective_is_that_of_its_trainings_and_unknown_without_one(mod
         ("every second", "weighted of some blocks", [2, 4]),
         ("ours", "weighted", None),  # in spite of other weights of that name without a record of their training
         ("released", "unknown", None),
+        ("twice", "several", None),
     ]
