@@ -61,7 +61,7 @@ def databases(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> I
                 connection.execute("DELETE FROM document_exit; DELETE FROM document_probe")
         opened[name] = open_database(path)
         opened[name].duck.execute(  # claims are of trained models
-            "CREATE TEMP VIEW trainings AS SELECT DISTINCT name AS model, NULL::VARCHAR AS recipe, loss, "
+            "CREATE TEMP VIEW trainings AS SELECT DISTINCT name AS model, NULL::VARCHAR AS recipe, NULL::JSON AS card, loss, "
             "weights_sha256 FROM model_artifact, (VALUES ('last'), ('weighted')) AS losses(loss)"
         )
     with ExitStack() as stack:
