@@ -60,9 +60,12 @@ def databases(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> I
             if name != "answers":  # ingest makes these of answers
                 connection.execute("DELETE FROM document_exit; DELETE FROM document_probe")
         opened[name] = open_database(path)
-        opened[name].duck.execute(  # claims are of trained models
-            "CREATE TEMP VIEW trainings AS SELECT DISTINCT name AS model, NULL::VARCHAR AS recipe, NULL::JSON AS card, loss, "
-            "weights_sha256 FROM model_artifact, (VALUES ('last'), ('weighted')) AS losses(loss)"
+        losses = "model_artifact, (VALUES ('last'), ('weighted')) AS losses(loss)"
+        opened[name].duck.execute(  # claims and figures are of trained models
+            "CREATE TEMP VIEW trainings AS "
+            f"SELECT DISTINCT name AS model, NULL::VARCHAR AS recipe, loss, weights_sha256 FROM {losses};"
+            "CREATE TEMP VIEW objectives AS "
+            f"SELECT DISTINCT name AS model, loss, NULL::INTEGER[] AS trained_blocks FROM {losses}"
         )
     with ExitStack() as stack:
         for database in opened.values():

@@ -2,11 +2,11 @@
 -- and block.
 -- Of runs with more tokens, about 20,000 are used: whole documents, in the order of a digest of their key.
 WITH asked AS (
-    SELECT r.attempt_id, r.task_label AS task, r.model, r.blocks, coalesce(t.loss, 'unknown') AS loss,
+    SELECT r.attempt_id, r.task_label AS task, r.model, r.blocks, t.loss,
            r.conditions AS setting
-    FROM runs AS r LEFT JOIN (SELECT model, min(loss) AS loss FROM trainings GROUP BY model) AS t USING (model)
+    FROM runs AS r JOIN objectives AS t USING (model)
     WHERE r.kind = 'probe' AND r.record IS NULL AND NOT r.random_weights
-          AND coalesce(t.loss, 'unknown') IN ('last', 'weighted', 'unknown')
+          AND t.loss IN ('last', 'weighted', 'unknown')
     QUALIFY row_number() OVER (
         PARTITION BY r.task_label, r.model, setting ORDER BY r.documents DESC, r.attempt_id DESC
     ) = 1

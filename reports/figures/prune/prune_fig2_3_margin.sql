@@ -1,12 +1,11 @@
 -- Margin of each block's prediction, p1 - p2, and the task's score if every token exits there (static exit). One row a
 -- model, task, block and quantity. Published values are those read from PRUNE's figure 2; its layers count from 0.
-WITH trained AS (SELECT model, min(loss) AS loss FROM trainings GROUP BY model),
-probes AS (
-    SELECT r.attempt_id, r.task, r.task_label, r.model, coalesce(t.loss, 'unknown') AS loss, r.blocks,
+WITH probes AS (
+    SELECT r.attempt_id, r.task, r.task_label, r.model, t.loss, r.blocks,
            r.conditions AS setting
-    FROM runs AS r LEFT JOIN trained AS t USING (model)
+    FROM runs AS r JOIN objectives AS t USING (model)
     WHERE r.kind = 'probe' AND r.record IS NULL AND NOT r.random_weights
-          AND coalesce(t.loss, 'unknown') IN ('last', 'weighted', 'unknown')
+          AND t.loss IN ('last', 'weighted', 'unknown')
     QUALIFY row_number() OVER (
         PARTITION BY r.task_label, r.model, setting ORDER BY r.documents DESC, r.attempt_id DESC
     ) = 1

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from exitbench.errors import UserError
 from exitbench.harness.cli.commands.run import named_recipes
@@ -35,6 +36,7 @@ def test_train_command_trains_once_and_compares_heads_with_the_models_read_out(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     fork: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = ["--data-dir", str(data_dir), "--threads", "1"]
     arguments = ["train", str(write_recipe(("steps = 40", "steps = 6"))), *options]
@@ -59,11 +61,15 @@ def test_train_command_trains_once_and_compares_heads_with_the_models_read_out(
         text[: text.index("[tokenizer]")].replace('"tiny"', '"heads"')
         + '[start]\ncheckpoint = "elsewhere"\n[objective]\nloss = "exit-heads"\n'
         + '[exit_heads]\nkind = "lens"\nafter_blocks = [2]\ntext = "documents"\ncached_tokens = 100\n'
-        + "[optimisation]\nsteps = 3\nbatch_tokens = 50\nlearning_rate = 1e-2\n"
+        + '[optimisation]\nsteps = 3\nbatch_tokens = 50\nlearning_rate = 1e-2\nprecision = "bf16"\n'
     )
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
     assert main(["train", str(heads), "--start", str(folder), *options]) == 0
     out, err = capfd.readouterr()
     assert err.startswith("[1/1] heads (5 steps): ok, "), "two batches of states, three steps"
+    assert "\n  computed in fp32: " in out
+    assert "computed in" not in first.out
     assert re.search(r"last block, [0-9]+ tokens:\n    block 2: own read-out [01]\.\d{3}, exit head [01]\.\d{3}\n", out)
 
 

@@ -1,13 +1,13 @@
 asked AS (
-    SELECT f.attempt_id, r.full_depth_cell_id, f.task, f.task_label, f.model, coalesce(t.loss, 'unknown') AS loss,
+    SELECT f.attempt_id, r.full_depth_cell_id, f.task, f.task_label, f.model, t.loss,
            concat_ws(', ', f.conditions, 'threshold ' || (f.params ->> 'threshold'),
                      nullif(f.kv_policy, 'state-copy')) AS setting,
            f.method, f.params ->> 'head' AS head, CAST(f.params ->> 'min_exit' AS DOUBLE) AS min_exit, f.blocks, f.metric,
            f.full_value, f.n
     FROM frontier AS f
     JOIN (SELECT attempt_id, full_depth_cell_id FROM runs) AS r USING (attempt_id)
-    LEFT JOIN (SELECT model, min(loss) AS loss FROM trainings GROUP BY model) AS t USING (model)
-    WHERE NOT f.random_weights AND f.execution = 'real' AND coalesce(t.loss, 'unknown') IN ('last', 'weighted', 'unknown')
+    JOIN objectives AS t USING (model)
+    WHERE NOT f.random_weights AND f.execution = 'real' AND t.loss IN ('last', 'weighted', 'unknown')
           AND (f.method, f.params ->> 'head') IN (SELECT (method, head) FROM shown)
           AND f.params ->> 'rule' = 'constant' AND f.params ->> 'decay' = 'none' AND f.params ->> 'every' = '1'
           AND coalesce(f.params ->> 'emit_score', 'plain') = 'plain'
