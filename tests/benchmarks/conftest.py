@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--only-file", metavar="FILE", help="of what is chosen, benchmarks of this file alone")
+    parser.addoption("--smollm2", metavar="DIR", help="folder of SmolLM2-135M-Instruct, from `exitbench convert`")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -57,12 +58,18 @@ def measured_forms() -> Iterator[None]:
 def pair(
     threads: None, measured_forms: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:
-    """Yield a model of the requested shape (`models.SHAPES`).
+    """Yield the requested model (`models.SHAPES`).
 
     pytest finishes all benchmarks of one model before it builds the next.
     """
-    from models import Pair
+    from models import REAL_NAME, Pair
 
+    if request.param == REAL_NAME:
+        checkpoint = request.config.getoption("smollm2")
+        if checkpoint is None:
+            pytest.skip("without --smollm2 DIR, which `nox -s perf` adds")
+        yield Pair(request.param, Path(checkpoint))
+        return
     folder = tmp_path_factory.mktemp(request.param)
     yield Pair(request.param, folder)
     shutil.rmtree(folder)

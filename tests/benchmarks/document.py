@@ -70,9 +70,10 @@ def _provenance(row: Mapping[str, Any]) -> str:
     return f"{row['cpu']}, {row['cores']} cores, {instructions}; {row['day']}; commit {row['commit']}{changed}"
 
 
-def _in_order(name: str) -> list[tuple[int, str]]:
-    """Return a sort key: alphabetical, with numbers by value."""
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+def _in_order(name: str) -> tuple[bool, list[tuple[int, str]]]:
+    """Return a sort key: the real model first, then alphabetical, with numbers by value."""
+    parts = [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+    return "[smollm2" not in name, parts
 
 
 def _measured(info: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from models import LARGE, SHAPES, Pair, Shape
+from models import LARGE, SHAPES, SMOLLM2, Pair, Shape
 from ratios import Comparison, Timed, rounds_within
 
 from exitbench.harness.engine.checkpoints.families import FAMILIES
@@ -30,14 +30,6 @@ LLAMA_7B = dict(
     num_attention_heads=32,
     num_key_value_heads=32,
     num_hidden_layers=32,
-)
-SMOLLM2 = dict(
-    vocab_size=49152,
-    hidden_size=576,
-    intermediate_size=1536,
-    num_attention_heads=9,
-    num_key_value_heads=3,
-    num_hidden_layers=30,
 )
 LLAMA_1B = dict(
     vocab_size=128256,

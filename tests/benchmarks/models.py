@@ -1,4 +1,4 @@
-"""Models to benchmark: shapes with random weights, in transformers and in the engine.
+"""Models to benchmark: a real one and shapes with random weights, in transformers and in the engine.
 
 Random weights take as long as trained ones, but say nothing about quality. Only the length limit ends an answer.
 """
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import transformers
 from ratios import Timed
+from tokenizers import Tokenizer
 
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
 from exitbench.harness.engine.decoding.decode import decode, prefill
@@ -28,6 +29,8 @@ except ImportError:  # older engines, which `nox -s perf -- --against` may measu
     use_fastest = None  # type: ignore[assignment]
 
 PROMPT_TOKENS = 24
+TEXT = Path(__file__).parents[2] / "LICENSE"
+"""English text of the real model's prompts, which does not change between commits."""
 UNTRACED: dict[str, Any] = {"traced": False} if "traced" in inspect.signature(decode).parameters else {}
 """Options with which timing cells decode. Older engines, measured by `nox -s perf -- --against`, always trace."""
 
@@ -71,9 +74,18 @@ LLAMA_BASE = dict(
     num_key_value_heads=12,
     num_hidden_layers=12,
 )
+SMOLLM2 = dict(
+    vocab_size=49152,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+    num_hidden_layers=30,
+)
 GROWING = {**BASE, "num_layers": 1}
 
 SHAPES = {
+    "smollm2": Shape("llama", 16, SMOLLM2),  # SmolLM2-135M-Instruct with its own weights
     "small-random": Shape("t5", 48, SMALL),
     "t5-base-random": Shape("t5", 8, BASE),
     # Decoding is measured, which depends on the encoder only by the source length.
@@ -86,23 +98,30 @@ SHAPES = {
     "t5-base-decoder-random-8k-vocabulary": Shape("t5", 5, {**GROWING, "vocab_size": 8_192}),
     "t5-base-decoder-random-128k-vocabulary": Shape("t5", 5, {**GROWING, "vocab_size": 131_072}),
 }
-SMALL_NAME, BASE_NAME, LARGE_NAME, CAUSAL_NAME, CAUSAL_BASE_NAME, *GROWING_NAMES = SHAPES
+REAL_NAME, SMALL_NAME, BASE_NAME, LARGE_NAME, CAUSAL_NAME, CAUSAL_BASE_NAME, *GROWING_NAMES = SHAPES
 SCALES = {"EncDecAttention.o.weight": 10.0, "lm_head.weight": 0.05}
 """Factors on transformers' initial weights, so that answers depend on the source and no token is certain."""
 
 
 class Pair:
-    """Model in transformers and in the engine, each loaded on first use."""
+    """Model in transformers and in the engine, each loaded on first use.
+
+    `folder` has the real model's checkpoint. Models with random weights are saved there.
+    """
 
     def __init__(self, label: str, folder: Path) -> None:
         self.label, self.shape, self.folder = label, SHAPES[label], folder
+        if label != REAL_NAME:
+            self._save_random_weights()
+
+    def _save_random_weights(self) -> None:
         torch.manual_seed(0)
         model = self._model_class.from_config(self._config())
         for end, scale in SCALES.items():
             for name, weight in model.state_dict().items():
                 if name.endswith(end):
                     weight.mul_(scale)
-        model.save_pretrained(folder)
+        model.save_pretrained(self.folder)
 
     @property
     def n_blocks(self) -> int:
@@ -122,7 +141,9 @@ class Pair:
     @cached_property
     def reference(self) -> Any:
         """Model in transformers."""
-        return self._model_class.from_pretrained(self.folder).eval()
+        model = self._model_class.from_pretrained(self.folder).eval()
+        model.generation_config.eos_token_id = None
+        return model
 
     @cached_property
     def checkpoint(self) -> Checkpoint:
@@ -145,8 +166,14 @@ class Pair:
         return Checkpoint(checkpoint.model, frozenset(), checkpoint.start_id)
 
     def prompts(self, rows: int = 1, tokens: int = PROMPT_TOKENS) -> list[list[int]]:
-        """Return random prompts, the longest with ``tokens`` tokens; lengths decrease evenly to half of that."""
+        """Return prompts, the longest with ``tokens`` tokens; lengths decrease evenly to half of that.
+
+        The real model's are from a text. Those of other models are random tokens.
+        """
         lengths = [tokens - (tokens // 2) * row // max(1, rows - 1) for row in range(rows)]
+        if self.label == REAL_NAME:
+            text_ids = Tokenizer.from_file(str(self.folder / "tokenizer.json")).encode(TEXT.read_text()).ids
+            return [text_ids[31 * row :][:length] for row, length in enumerate(lengths)]
         generator = torch.Generator().manual_seed(rows * tokens)
         limit = self.shape.config["vocab_size"]
         return [torch.randint(3, limit, (length,), generator=generator).tolist() for length in lengths]
@@ -210,4 +237,5 @@ class Pair:
         instance.check(self.n_blocks)
         if not hasattr(instance, "build_network"):
             return instance.parts(self.n_blocks)
-        return instance.parts(self.n_blocks, instance.build_network(self.shape.config["d_model"]).state_dict())
+        width = self.shape.config.get("d_model") or self.shape.config["hidden_size"]
+        return instance.parts(self.n_blocks, instance.build_network(width).state_dict())

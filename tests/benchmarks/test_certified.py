@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from goals import record
 from ideals import ideal_over_full
-from models import BASE_NAME, LARGE_NAME, PROMPT_TOKENS, Pair
+from models import BASE_NAME, LARGE_NAME, PROMPT_TOKENS, REAL_NAME, Pair
 from ratios import compare
 
 from exitbench.methods.base import Parts
@@ -32,7 +32,7 @@ def leaving_after(pair: Pair, block: int, method: str = "calm-softmax") -> Parts
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("pair", [BASE_NAME, LARGE_NAME], indirect=True)
+@pytest.mark.parametrize("pair", [REAL_NAME, BASE_NAME, LARGE_NAME], indirect=True)
 def test_certified_gate_that_never_opens(
     pair: Pair, method: str, benchmark: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,7 +59,7 @@ def test_certified_gate_that_never_opens(
 
 
 @pytest.mark.parametrize("share", ["third", "never"])
-@pytest.mark.parametrize("pair", [BASE_NAME, LARGE_NAME], indirect=True)
+@pytest.mark.parametrize("pair", [REAL_NAME, BASE_NAME, LARGE_NAME], indirect=True)
 def test_certified_head_against_the_exact_one(
     pair: Pair, share: str, benchmark: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from goals import record
 from ideals import ideal_over_full, share_of_a_block
-from models import BASE_NAME, LARGE_NAME, PROMPT_TOKENS, Pair
+from models import BASE_NAME, LARGE_NAME, PROMPT_TOKENS, REAL_NAME, Pair
 from ratios import compare
 
 pytestmark = pytest.mark.benchmark(disable_gc=True)
@@ -44,7 +44,7 @@ def parameters(gate: str, n_blocks: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("gate", GATES)
-@pytest.mark.parametrize("pair", [BASE_NAME, LARGE_NAME], indirect=True)
+@pytest.mark.parametrize("pair", [REAL_NAME, BASE_NAME, LARGE_NAME], indirect=True)
 def test_gate_that_never_opens(pair: Pair, gate: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Measure tokens/s over full depth's, and the time of one gate evaluation in units of a block's time."""
     prompts = pair.prompts()

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from goals import record
 from ideals import ideal_over_full
-from models import BASE_NAME, CAUSAL_NAME, PROMPT_TOKENS, Pair
+from models import BASE_NAME, CAUSAL_NAME, PROMPT_TOKENS, REAL_NAME, Pair
 from ratios import Timed, compare
 
 pytestmark = pytest.mark.benchmark(disable_gc=True)
 
-SHAPES = (BASE_NAME, CAUSAL_NAME)
-NEW_TOKENS = {BASE_NAME: 16, CAUSAL_NAME: 48}
+SHAPES = (REAL_NAME, BASE_NAME, CAUSAL_NAME)
+NEW_TOKENS = {REAL_NAME: 16, BASE_NAME: 16, CAUSAL_NAME: 48}
 SHARES = {"quarter": 1 / 4, "half": 1 / 2, "three-quarters": 3 / 4}
 AS_FAST, REALISED = 0.95, 0.85
 

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 from goals import record
 from lm_eval.models.huggingface import HFLM
-from models import CAUSAL_BASE_NAME, CAUSAL_NAME, Pair
+from models import CAUSAL_BASE_NAME, CAUSAL_NAME, REAL_NAME, Pair
 from ratios import Timed, compare
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.benchmark(disable_gc=True)
 
 GOAL, NO_SLOWER = 2.5, 0.9
 CLOSE = 2e-3
-CONTEXTS = {CAUSAL_NAME: 8, CAUSAL_BASE_NAME: 2}
+CONTEXTS = {REAL_NAME: 2, CAUSAL_NAME: 8, CAUSAL_BASE_NAME: 2}
 
 
 def hellaswag(pair: Pair, count: int) -> list[Context]:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from exits import ForcedExits
 from goals import record
-from models import BASE_NAME, SMALL_NAME, Pair
+from models import BASE_NAME, REAL_NAME, SMALL_NAME, Pair
 from ratios import compare
 
 from exitbench.methods.base import Parts
@@ -27,7 +27,7 @@ FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 
 @pytest.mark.parametrize("gate", ["static", "softmax"])
 @pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)
+@pytest.mark.parametrize("pair", [REAL_NAME, SMALL_NAME, BASE_NAME], indirect=True)
 def test_exit_after_a_third(
     pair: Pair, name: str, gate: str, benchmark: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

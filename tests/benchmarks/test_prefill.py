@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from goals import record
-from models import BASE_NAME, CAUSAL_NAME, SMALL_NAME, Pair
+from models import BASE_NAME, CAUSAL_NAME, REAL_NAME, SMALL_NAME, Pair
 from ratios import Timed, compare
 from torch import Tensor
 
@@ -23,7 +23,7 @@ SIZES = [(1, 32), (1, 128), (1, 512), (8, 128)]
 
 
 @pytest.mark.parametrize(("rows", "tokens"), SIZES)
-@pytest.mark.parametrize("pair", [SMALL_NAME, CAUSAL_NAME, BASE_NAME], indirect=True)
+@pytest.mark.parametrize("pair", [REAL_NAME, SMALL_NAME, CAUSAL_NAME, BASE_NAME], indirect=True)
 def test_prefill(pair: Pair, rows: int, tokens: int, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Time the engine's prefill against the same work in transformers' layers."""
     prompts = pair.prompts(rows, tokens)

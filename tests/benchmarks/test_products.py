@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from goals import record
-from models import BASE_NAME, LARGE_NAME, SMALL_NAME, Pair
+from models import BASE_NAME, LARGE_NAME, REAL_NAME, SMALL_NAME, Pair
 from ratios import Timed, compare
 
 from exitbench.harness.engine.model.model import Transformer
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.benchmark(disable_gc=True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME, LARGE_NAME], indirect=True)
+@pytest.mark.parametrize("pair", [REAL_NAME, SMALL_NAME, BASE_NAME, LARGE_NAME], indirect=True)
 def test_products_alone(pair: Pair, dtype: torch.dtype, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Measure the matrix products' share of decoding time, and the bytes of weights that they read per second."""
     checkpoint = pair.checkpoint if dtype == torch.float32 else pair.loaded(dtype)

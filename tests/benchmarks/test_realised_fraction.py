@@ -9,7 +9,7 @@ import pytest
 from exits import ForcedExits
 from goals import record
 from ideals import ideal_over_full
-from models import BASE_NAME, LARGE_NAME, PROMPT_TOKENS, SMALL_NAME, Pair
+from models import BASE_NAME, LARGE_NAME, PROMPT_TOKENS, REAL_NAME, SMALL_NAME, Pair
 from ratios import compare
 
 from exitbench.methods.base import Parts
@@ -17,7 +17,7 @@ from exitbench.methods.base import Parts
 pytestmark = pytest.mark.benchmark(disable_gc=True)
 
 GOAL = 0.95
-GATE_GOALS = {SMALL_NAME: 0.9, BASE_NAME: 0.95}
+GATE_GOALS = {REAL_NAME: 0.9, SMALL_NAME: 0.9, BASE_NAME: 0.95}
 GATES: dict[str, tuple[str, dict[str, Any]]] = {
     "softmax": ("calm-softmax", {}),
     "entropy": ("entropy", {}),
@@ -34,7 +34,7 @@ SHARES = {"sixth": 1 / 6, "third": 1 / 3, "half": 1 / 2, "two-thirds": 2 / 3, "f
 
 
 @pytest.mark.parametrize("share", SHARES)
-@pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME, LARGE_NAME], indirect=True)
+@pytest.mark.parametrize("pair", [REAL_NAME, SMALL_NAME, BASE_NAME, LARGE_NAME], indirect=True)
 def test_realised_fraction(pair: Pair, share: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Measure the speed-up of decoding with a static exit, without prefill, relative to the ideal by bytes read."""
     exit_layer = round(pair.n_blocks * SHARES[share])
