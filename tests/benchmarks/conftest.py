@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--only-file", metavar="FILE", help="of what is chosen, benchmarks of this file alone")
     parser.addoption("--smollm2", metavar="DIR", help="folder of SmolLM2-135M-Instruct, from `exitbench convert`")
+    parser.addoption("--peers", metavar="PYTHON", help="Python of other engines' environment (peer.py)")
+    parser.addoption("--gguf", metavar="FILE", help="SmolLM2-135M-Instruct for llama.cpp")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -69,7 +69,7 @@ def test_certified_head_against_the_exact_one(
     exact, certified = pair.decoding(parts, prompts), pair.decoding(parts.certified(), prompts)
     (reference,), (bounded,) = exact.run_traced(), certified.run_traced()
     assert (bounded.token_ids, bounded.exit_layers) == (reference.token_ids, reference.exit_layers)
-    assert set(bounded.exit_layers) == {block}
+    assert set(bounded.exit_layers[1:]) == {block}, "a decoder-only prompt leaves at full depth"
     comparison = compare(benchmark, exact, certified)
     fallbacks = sum(token.head_fallbacks for token in bounded.records)
     note = f"exit {block} of {pair.n_blocks}, {fallbacks} fallbacks; {comparison.spread()}"

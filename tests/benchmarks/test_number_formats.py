@@ -36,7 +36,7 @@ def test_exit_after_a_third(
     full, early = (
         pair.decoding(parts, prompts, checkpoint=checkpoint) for parts in (pair.full(), leaving(pair, gate, exit_layer))
     )
-    assert set(early.run_traced()[0].exit_layers) == {exit_layer}
+    assert set(early.run_traced()[0].exit_layers[1:]) == {exit_layer}, "a decoder-only prompt leaves at full depth"
     comparison = compare(benchmark, full, early)
     tokens_per_s = pair.shape.new_tokens / benchmark.stats.stats.median
     note = f"exit {exit_layer} of {pair.n_blocks}; {tokens_per_s:.1f} tokens/s; {comparison.spread()}"

@@ -1,0 +1,89 @@
+"""Decoding of a real model against OpenVINO and llama.cpp, which run in processes of their own (peer.py)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from goals import record
+from models import REAL_NAME, Pair
+from ratios import Timed, compare
+from tokenizers import Tokenizer
+
+pytestmark = pytest.mark.benchmark(disable_gc=True)
+
+PEER = Path(__file__).with_name("peer.py")
+MULTIPLIES_BF16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
+PEERS = [(name, kind) for name, kinds in {"openvino": ("fp32", "bf16"), "llama.cpp": FORMATS}.items() for kind in kinds]
+PROMPT_TOKENS, NEW_TOKENS = 8, 48
+BUDGET_S = 20.0
+
+
+class Peer:
+    """Another engine in a process, which decodes one request at a time."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def decode(self, prompts: list[list[int]]) -> list[Any]:
+        """Return an answer per prompt: token ids or a text."""
+        assert self.process.stdin and self.process.stdout
+        print(json.dumps({"prompts": prompts, "new_tokens": NEW_TOKENS}), file=self.process.stdin, flush=True)
+        answers: list[Any] = json.loads(self.process.stdout.readline())
+        return answers
+
+
+@pytest.fixture
+def peer(request: pytest.FixtureRequest, pair: Pair, engine: str, number_format: str) -> Iterator[Peer]:
+    """Yield the other engine; skip without its environment or its file."""
+    python, file = request.config.getoption("peers"), request.config.getoption("gguf")
+    model = file if engine == "llama.cpp" else pair.folder
+    if python is None or model is None:
+        pytest.skip("without --peers=PYTHON and --gguf=FILE: see peer.py")
+    if number_format == "bf16" and not MULTIPLIES_BF16:
+        pytest.skip("this CPU has neither AVX512-bf16 nor AMX: bf16 is converted, not multiplied")
+    started = Peer([python, str(PEER), engine, str(model), number_format, str(torch.get_num_threads())])
+    yield started
+    started.process.communicate()
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize(("engine", "number_format"), PEERS)
+@pytest.mark.parametrize("pair", [REAL_NAME], indirect=True)
+def test_peer(
+    pair: Pair,
+    engine: str,
+    number_format: str,
+    rows: int,
+    peer: Peer,
+    benchmark: Any,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Time prefill and decoding of rows of equal length; in fp32 the greedy tokens are equal."""
+    (text_ids,) = pair.prompts(1, PROMPT_TOKENS * rows)
+    prompts = [text_ids[start : start + PROMPT_TOKENS] for start in range(0, len(text_ids), PROMPT_TOKENS)]
+    decoding = pair.decoding(pair.full(), prompts, NEW_TOKENS, pair.loaded(FORMATS[number_format]))
+    ours, theirs = [answer.token_ids for answer in decoding.once()], peer.decode(prompts)
+    if engine == "llama.cpp":
+        tokenizer = Tokenizer.from_file(str(pair.folder / "tokenizer.json"))
+        ours = [tokenizer.decode(token_ids) for token_ids in ours]
+    same = sum(own == other for own, other in zip(ours, theirs, strict=True))
+    assert same == rows or number_format != "fp32", "what differs cannot be compared"
+    comparison = compare(benchmark, Timed(lambda _: peer.decode(prompts)), Timed(lambda _: decoding.once()), BUDGET_S)
+    tokens_per_s = rows * NEW_TOKENS / benchmark.stats.stats.median
+    record(
+        benchmark,
+        capsys,
+        comparison.ratio,
+        f"x {engine}",
+        note=f"{tokens_per_s:.1f} tokens/s; {comparison.spread()}",
+        tokens_per_s=tokens_per_s,
+        same_answers=same,
+        **comparison.about(),
+    )
