@@ -287,10 +287,33 @@ def test_performance_table_without_new_measurements_is_kept(monkeypatch: pytest.
     monkeypatch.syspath_prepend(PERF)
     import document
 
-    page = "<!-- measured: {} -->\n| of before |\n<!-- end -->\n"
+    page = "<!-- measured: {} -->\n|  | 1 thread |\n| --- | ---: |\n| gate[b] | of before |\n<!-- end -->\n"
     told = {"gates/gate[b]": {1: {"measured": 0.5, "unit": "%", "note": ""}}}
     made = document.rewritten(page.format("gates") + page.format("bf16"), told)
     assert "| gate[b] | 50.0% |" in made and made.endswith(page.format("bf16")) and made.count("of before") == 1
+
+
+def test_rows_without_new_measurements_are_kept_below_the_real_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(PERF)
+    import document
+
+    told = {"measured": 0.5, "unit": "%", "note": "", "on": "A processor; 2026-01-02; commit abc"}
+    first = document.table({"gates/gate[a]": {1: told}, "gates/gate[b]": {2: told}}, "gates")
+    newer = {**told, "measured": 0.25, "on": "Another; 2026-01-03; commit def"}
+    made = document.table({"gates/gate[smollm2-x]": {1: newer}, "gates/gate[smollm2-y]": {1: newer}}, "gates", first)
+    assert made.splitlines() == [
+        "|  | 1 thread | 2 threads | goal | beside it |",
+        "| --- | ---: | ---: | --- | --- |",
+        "| gate[smollm2-x] | 25.0% |  |  |  |",
+        "| gate[smollm2-y] | 25.0% |  |  |  |",
+        "| gate[a] | 50.0% |  |  |  |",
+        "| gate[b] |  | 50.0% |  |  |",
+        "",
+        "smollm2: Another; 2026-01-03; commit def.",
+        "",
+        "A processor; 2026-01-02; commit abc.",
+    ]
+    assert document.table({"gates/gate[a]": {1: newer}, "gates/gate[b]": {2: newer}}, "gates", first).count("abc") == 0
 
 
 # ------------------------------------------------------------------------------------------ the document
@@ -302,5 +325,5 @@ def test_every_measured_marker_names_a_benchmark_file(monkeypatch: pytest.Monkey
 
     text = document.DOCUMENT.read_text(encoding="utf-8")
     tables = re.findall(r"<!-- measured: (\w+) -->", text)
-    assert tables == [file for _, file, _ in document.TABLE.findall(text)]
+    assert tables == [file for _, file, *_ in document.TABLE.findall(text)]
     assert tables and [table for table in tables if not (PERF / f"test_{table}.py").exists()] == []

@@ -4,6 +4,7 @@
 
 A table is between `<!-- measured: FILE -->` and `<!-- end -->`; it has the benchmarks of
 tests/benchmarks/test_FILE.py, with one column per number of threads. The machine, the day and the commit are below it.
+Rows that the database lacks are kept, and so are the lines below them.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from goals import is_met, shown
 from exitbench.results.database.connection import open_database
 
 DOCUMENT = Path(__file__).with_name("performance.md")
-TABLE = re.compile(r"(<!-- measured: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+TABLE = re.compile(r"(<!-- measured: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 LATEST = """
 SELECT benchmark, threads, cpu, cores, left(commit, 7) AS commit, dirty, measured_at::DATE AS day, extra
 FROM perf WHERE extra ->> 'measured' IS NOT NULL
 QUALIFY row_number() OVER (PARTITION BY benchmark, threads ORDER BY measured_at DESC) = 1
 """
+
+EMPTY = "|  |\n| --- |\n"
 
 ExtraInfo = Mapping[str, Mapping[int, Mapping[str, Any]]]
 """Extra info of each benchmark, by name and number of threads."""
@@ -46,21 +49,40 @@ def main() -> None:
 def rewritten(text: str, info: ExtraInfo) -> str:
     """Return the document with its tables rebuilt; a table without measurements is left alone."""
     files = {name.partition("/")[0] for name in info}
-    return TABLE.sub(lambda match: match[1] + table(info, match[2]) + match[3] if match[2] in files else match[0], text)
+    return TABLE.sub(
+        lambda match: match[1] + table(info, match[2], match[3]) + match[4] if match[2] in files else match[0], text
+    )
 
 
-def table(info: ExtraInfo, file: str) -> str:
-    """Return a Markdown table of the benchmarks of a file."""
+def table(info: ExtraInfo, file: str, before: str = EMPTY) -> str:
+    """Return a Markdown table of the benchmarks of a file, with those rows of the table before that it lacks."""
     chosen = {name.partition("/")[2]: by_threads for name, by_threads in info.items() if name.startswith(f"{file}/")}
-    threads = sorted({n for by_threads in chosen.values() for n in by_threads})
-    columns = [f"{n} thread{'s' * (n > 1)}" for n in threads]
-    lines = [["", *columns, "goal", "beside it"], ["---", *["---:"] * len(threads), "---", "---"]]
-    for name, by_threads in sorted(chosen.items(), key=lambda item: _in_order(item[0])):
-        first = by_threads[min(by_threads)]
-        cells = [_measured(by_threads[n]) if n in by_threads else "" for n in threads]
-        lines.append([name.replace("-random", ""), *cells, _goal(first), first["note"]])
-    places = sorted({info["on"] for by_threads in chosen.values() for info in by_threads.values() if "on" in info})
-    return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), *(f"\n{place}." for place in places)]) + "\n"
+    rows = {name.replace("-random", ""): _row(by_threads) for name, by_threads in chosen.items()}
+    header, _, *lines = [_cells(line) for line in before.splitlines() if line.startswith("|")]
+    kept = {name: dict(zip(header[1:], cells, strict=True)) for name, *cells in lines if name not in rows}
+    below = [line.rstrip(".") for line in before.splitlines() if kept and line and not line.startswith("|")]
+    of = "smollm2: " if kept and all(_is_real(name) for name in rows) else ""
+    if not any(_is_real(name) for name in kept):
+        below = [line for line in below if not line.startswith("smollm2: ")]
+    places = {info["on"] for by_threads in chosen.values() for info in by_threads.values() if "on" in info}
+    below = [*(of + place for place in sorted(places)), *below]
+    threads = sorted({column for row in (*rows.values(), *kept.values()) for column in row} - {"goal", "beside it"})
+    columns = [*threads, "goal", "beside it"]
+    table = [["", *columns], ["---", *["---:"] * len(threads), "---", "---"]]
+    for name, row in sorted((rows | kept).items(), key=lambda item: _in_order(item[0])):
+        table.append([name, *(row.get(column, "") for column in columns)])
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in table), *(f"\n{line}." for line in below)]) + "\n"
+
+
+def _row(by_threads: Mapping[int, Mapping[str, Any]]) -> dict[str, str]:
+    """Return a row's cells by column."""
+    first = by_threads[min(by_threads)]
+    measured = {f"{n} thread{'s' * (n > 1)}": _measured(info) for n, info in by_threads.items()}
+    return {**measured, "goal": _goal(first), "beside it": first["note"]}
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def _provenance(row: Mapping[str, Any]) -> str:
@@ -73,7 +95,11 @@ def _provenance(row: Mapping[str, Any]) -> str:
 def _in_order(name: str) -> tuple[bool, list[tuple[int, str]]]:
     """Return a sort key: the real model first, then alphabetical, with numbers by value."""
     parts = [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
-    return "[smollm2" not in name, parts
+    return not _is_real(name), parts
+
+
+def _is_real(name: str) -> bool:
+    return "[smollm2" in name
 
 
 def _measured(info: Mapping[str, Any]) -> str:

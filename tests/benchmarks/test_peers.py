@@ -65,7 +65,7 @@ def test_peer(
     benchmark: Any,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Time prefill and decoding of rows of equal length; in fp32 the greedy tokens are equal."""
+    """Time prefill and decoding of rows of equal length; in fp32, OpenVINO's greedy tokens are equal."""
     (text_ids,) = pair.prompts(1, PROMPT_TOKENS * rows)
     prompts = [text_ids[start : start + PROMPT_TOKENS] for start in range(0, len(text_ids), PROMPT_TOKENS)]
     decoding = pair.decoding(pair.full(), prompts, NEW_TOKENS, pair.loaded(FORMATS[number_format]))
@@ -74,7 +74,8 @@ def test_peer(
         tokenizer = Tokenizer.from_file(str(pair.folder / "tokenizer.json"))
         ours = [tokenizer.decode(token_ids) for token_ids in ours]
     same = sum(own == other for own, other in zip(ours, theirs, strict=True))
-    assert same == rows or number_format != "fp32", "what differs cannot be compared"
+    exact = (engine, number_format) == ("openvino", "fp32")  # llama.cpp's keys and values are in fp16
+    assert same == rows or not exact, "what differs cannot be compared"
     comparison = compare(benchmark, Timed(lambda _: peer.decode(prompts)), Timed(lambda _: decoding.once()), BUDGET_S)
     tokens_per_s = rows * NEW_TOKENS / benchmark.stats.stats.median
     record(
@@ -82,7 +83,7 @@ def test_peer(
         capsys,
         comparison.ratio,
         f"x {engine}",
-        note=f"{tokens_per_s:.1f} tokens/s; {comparison.spread()}",
+        note=f"{tokens_per_s:.1f} tokens/s; {same} of {rows} answers are equal; {comparison.spread()}",
         tokens_per_s=tokens_per_s,
         same_answers=same,
         **comparison.about(),
