@@ -20,6 +20,7 @@ nox -s exhaustive                     the tests that `tests` leaves out: more pa
 nox -s notebook                       execute the notebooks; copies with pictures are written to runs/notebooks
 nox -s docs                           build the documentation as an offline site: runs/site/index.html
 nox -s perf -- -k replay              benchmarks; their times go into the database of runs (--runs DIR for another)
+nox -s perf -- -k smollm2             benchmarks of a real model, from a Python package
 nox -s perf -- --against HEAD~1 -k replay     time the work tree against another commit
 nox -s slurm                      test the Slurm executor on a real local Slurm; needs root, slurm-wlm and munge
 nox -s parity -- --free DIR --mee DIR --pruning DIR       decoding against published code, token for token

@@ -12,6 +12,8 @@ The engines need other versions of packages than this project, so they have an e
     python -m venv peers
     peers/bin/pip install torch==2.13.0 transformers==5.5.4 optimum-intel==2.2.0 openvino==2026.4.1
     peers/bin/pip install xllamacpp==2026.10.11549 gguf==0.19.0
+
+If torch is its build for CPUs alone, remove torchvision, which optimum-intel installs and does not need here.
 """
 
 from __future__ import annotations
