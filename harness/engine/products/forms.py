@@ -6,6 +6,7 @@ most in their last bits, by the order of summation. (int8 is a number format of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -72,6 +73,31 @@ class Packed(Linear):
 
 
 @dataclass(frozen=True)
+class Split(Linear):
+    """Projection that multiplies a single input row by parts of its weight side by side, one part per thread.
+
+    Not every build of BLAS uses a second thread for the product of a matrix with one row, which `Linear` calls.
+    """
+
+    @cached_property
+    def _parts(self) -> Tensor:
+        """Views of the weight's parts, [parts, in, out / parts]."""
+        parts = math.gcd(len(self.weight), torch.get_num_threads())
+        return self.weight.unflatten(0, (parts, -1)).transpose(1, 2)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return x @ weight.T + bias over the last dimension."""
+        if x.dim() != 2 or len(x) != 1:
+            return super().__call__(x)
+        product = torch.bmm(x.expand(len(self._parts), *x.shape), self._parts).view(1, -1)
+        return product if self.bias is None else product.add_(self.bias)
+
+    def onto(self, stream_ND: Tensor, x: Tensor) -> Tensor:
+        """Return the residual stream [N, out] plus x @ weight.T + bias, for inputs x [N, in]."""
+        return stream_ND + self(x) if len(x) == 1 else super().onto(stream_ND, x)
+
+
+@dataclass(frozen=True)
 class Widened(Linear):
     """Projection with a bf16 weight and an fp32 copy for single input rows, which is faster if the weight is small.
 
@@ -134,6 +160,10 @@ def _by_outputs(projection: Linear) -> Linear:
     return Linear(projection.weight.contiguous(), projection.bias)
 
 
+def _split(projection: Linear) -> Linear:
+    return Split(projection.weight.contiguous(), projection.bias)
+
+
 def _by_matrix(projection: Linear) -> Linear:
     return ByMatrix(projection.weight, projection.bias)
 
@@ -161,8 +191,14 @@ FORMS: Final[Mapping[torch.dtype, Mapping[Role, Mapping[str, Form]]]] = {
             "input-major": Linear.in_default_layout,
             "output-major": _by_outputs,
             "packed": Packed.from_projection,
+            "split": _split,
         },
-        "head": {"output-major": unchanged, "input-major": Linear.in_default_layout, "packed": Packed.from_projection},
+        "head": {
+            "output-major": unchanged,
+            "input-major": Linear.in_default_layout,
+            "packed": Packed.from_projection,
+            "split": _split,
+        },
         "skipped": {"output-major": unchanged},
     },
     torch.bfloat16: {
@@ -183,6 +219,9 @@ def available_forms(dtype: torch.dtype, role: Role, shape: Sequence[int]) -> tup
     lacking = set() if can_pack(dtype) else {"packed"}
     if shape[0] * shape[1] > WIDENED_NUMEL:
         lacking.add("widened")
+    threads = torch.get_num_threads()
+    if threads == 1 or shape[0] % threads:
+        lacking.add("split")
     return tuple(name for name in FORMS[dtype][role] if name not in lacking)
 
 

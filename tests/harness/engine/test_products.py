@@ -122,9 +122,10 @@ def test_one_form_is_chosen_per_weight_key() -> None:
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize(("dtype", "role", "name"), EVERY_FORM)
 def test_every_form_gives_the_exact_product_up_to_rounding(
-    dtype: torch.dtype, role: Any, name: str, with_bias: bool, n_rows: int
+    dtype: torch.dtype, role: Any, name: str, with_bias: bool, n_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each form gives the exact product up to rounding, and its result has the number format of the states."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)  # one thread does not split products
     if name not in available_forms(dtype, role, (48, 32)):
         pytest.skip("this processor does not multiply so")
     draw = torch.Generator().manual_seed(1)
@@ -169,6 +170,15 @@ def test_large_matrices_are_not_copied_to_fp32() -> None:
     side = int(WIDENED_NUMEL**0.5)
     assert "widened" in available_forms(torch.bfloat16, "block", (side, side))
     assert "widened" not in available_forms(torch.bfloat16, "block", (side, 2 * side))
+
+
+def test_outputs_are_split_only_into_equal_parts_for_several_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    for threads, is_offered in ((1, False), (2, True), (3, True), (4, False)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert ("split" in available_forms(torch.float32, "block", (6, 5))) == is_offered
+        assert "split" not in available_forms(torch.float32, "skipped", (6, 5)), "of which parts are taken"
+    part = Linear(torch.randn(7, 5))  # such as the part of an LM head that is timed
+    torch.testing.assert_close(FORMS[torch.float32]["head"]["split"](part)(torch.ones(1, 5)), part(torch.ones(1, 5)))
 
 
 def test_bf16_is_packed_only_if_onednn_supports_it(monkeypatch: pytest.MonkeyPatch) -> None:
