@@ -83,7 +83,7 @@ class Split(Linear):
     def _parts(self) -> Tensor:
         """Views of the weight's parts, [parts, in, out / parts]."""
         parts = math.gcd(len(self.weight), torch.get_num_threads())
-        return self.weight.unflatten(0, (parts, -1)).transpose(1, 2)
+        return self.weight.view(parts, len(self.weight) // parts, -1).transpose(1, 2)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias over the last dimension."""
