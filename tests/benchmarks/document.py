@@ -68,10 +68,10 @@ def table(info: ExtraInfo, file: str, before: str = EMPTY) -> str:
     below = [*(of + place for place in sorted(places)), *below]
     threads = sorted({column for row in (*rows.values(), *kept.values()) for column in row} - {"goal", "beside it"})
     columns = [*threads, "goal", "beside it"]
-    table = [["", *columns], ["---", *["---:"] * len(threads), "---", "---"]]
+    made = [["", *columns], ["---", *["---:"] * len(threads), "---", "---"]]
     for name, row in sorted((rows | kept).items(), key=lambda item: _in_order(item[0])):
-        table.append([name, *(row.get(column, "") for column in columns)])
-    return "\n".join([*(f"| {' | '.join(line)} |" for line in table), *(f"\n{line}." for line in below)]) + "\n"
+        made.append([name, *(row.get(column, "") for column in columns)])
+    return "\n".join([*(f"| {' | '.join(line)} |" for line in made), *(f"\n{line}." for line in below)]) + "\n"
 
 
 def _row(by_threads: Mapping[int, Mapping[str, Any]]) -> dict[str, str]:

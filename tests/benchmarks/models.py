@@ -28,6 +28,7 @@ try:
 except ImportError:  # older engines, which `nox -s perf -- --against` may measure
     use_fastest = None  # type: ignore[assignment]
 
+FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 PROMPT_TOKENS = 24
 TEXT = Path(__file__).parents[2] / "LICENSE"
 """English text of the real model's prompts, which does not change between commits."""

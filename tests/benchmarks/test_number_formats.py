@@ -12,17 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from exits import ForcedExits
 from goals import record
-from models import BASE_NAME, REAL_NAME, SMALL_NAME, Pair
+from models import BASE_NAME, FORMATS, REAL_NAME, SMALL_NAME, Pair
 from ratios import compare
 
 from exitbench.methods.base import Parts
 
 pytestmark = pytest.mark.benchmark(disable_gc=True)
-
-FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
 
 
 @pytest.mark.parametrize("gate", ["static", "softmax"])

@@ -11,16 +11,19 @@ from typing import Any
 import pytest
 import torch
 from goals import record
-from models import REAL_NAME, Pair
+from models import FORMATS, REAL_NAME, Pair
 from ratios import Timed, compare
+from test_bf16 import MULTIPLIES_BF16
 from tokenizers import Tokenizer
 
 pytestmark = pytest.mark.benchmark(disable_gc=True)
 
 PEER = Path(__file__).with_name("peer.py")
-MULTIPLIES_BF16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "int8": torch.int8}
-PEERS = [(name, kind) for name, kinds in {"openvino": ("fp32", "bf16"), "llama.cpp": FORMATS}.items() for kind in kinds]
+PEERS = [
+    pytest.param(engine, kind, marks=MULTIPLIES_BF16 if kind == "bf16" else ())
+    for engine, kinds in {"openvino": ("fp32", "bf16"), "llama.cpp": FORMATS}.items()
+    for kind in kinds
+]
 PROMPT_TOKENS, NEW_TOKENS = 8, 48
 BUDGET_S = 20.0
 
@@ -46,8 +49,6 @@ def peer(request: pytest.FixtureRequest, pair: Pair, engine: str, number_format:
     model = file if engine == "llama.cpp" else pair.folder
     if python is None or model is None:
         pytest.skip("without --peers=PYTHON and --gguf=FILE: see peer.py")
-    if number_format == "bf16" and not MULTIPLIES_BF16:
-        pytest.skip("this CPU has neither AVX512-bf16 nor AMX: bf16 is converted, not multiplied")
     started = Peer([python, str(PEER), engine, str(model), number_format, str(torch.get_num_threads())])
     yield started
     started.process.communicate()
