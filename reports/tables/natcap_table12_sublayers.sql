@@ -1,12 +1,7 @@
 -- Read-outs of every part of every block for one token: the ten most probable tokens, as text, and the largest of
 -- their probabilities, one row per model, block and part. The token is the recorded one of each model whose final token
 -- becomes the most probable at the latest block; of several, the first by task, document and position.
-WITH trained AS (
-    SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last block'
-                       WHEN max(loss) IN ('weighted', 'branchynet', 'layer-skip') THEN 'every block' ELSE max(loss) END AS training
-    FROM trainings GROUP BY model
-),
-streams AS (
+WITH streams AS (
     SELECT model, task_label, attempt_id, doc_key, position, list(top_ids[1] ORDER BY block) AS ids
     FROM sublayer_trace
     WHERE NOT random_weights AND read_out = 'block'
@@ -31,7 +26,7 @@ read AS (
     FROM ranked AS k
     JOIN runs AS r USING (attempt_id)
     LEFT JOIN vocabulary AS v ON v.tokenizer_sha256 = r.tokenizer_sha256 AND v.token_id = k.id
-    LEFT JOIN trained AS t ON t.model = k.model
+    JOIN objectives AS t ON t.model = k.model
     GROUP BY ALL
 )
 FROM read

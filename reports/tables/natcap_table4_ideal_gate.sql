@@ -1,11 +1,6 @@
 -- Speed-up and score of the ideal exit, run by a method that knows it and really skips blocks: one row per model, task
 -- and setting; then the paper's values, one row per model, data and training (with its scores of full depth).
-WITH trained AS (
-    SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last block'
-                       WHEN max(loss) IN ('weighted', 'branchynet', 'layer-skip') THEN 'every block' ELSE max(loss) END AS training
-    FROM trainings GROUP BY model
-),
-ours AS (
+WITH ours AS (
     SELECT 'here' AS printed_in, f.task_label AS data, f.model, coalesce(t.training, 'not known') AS training, f.blocks,
            f.conditions AS setting, f.batch_size,
            CASE WHEN r.model_kind <> 'encoder' THEN f.kv_policy END AS kv_policy, f.mean_exit_layer,
@@ -16,7 +11,7 @@ ours AS (
            NULL::VARCHAR AS score, f.n, f.cell_id, r.model_kind = 'encoder' AS is_encoder, lower(regexp_replace(f.task, '-', '', 'g')) AS place
     FROM frontier AS f
     JOIN (SELECT attempt_id, model_kind FROM runs) AS r USING (attempt_id)
-    LEFT JOIN trained AS t USING (model)
+    JOIN objectives AS t USING (model)
     WHERE NOT f.random_weights AND f.method = 'oracle' AND f.params ->> 'match' = 'first' AND f.execution = 'real'
           AND f.conforms IS DISTINCT FROM false
 ),

@@ -2,12 +2,7 @@
 -- of an encoder without one, a run of the oracle, whose exits are the ideal ones; then the paper's values on data of
 -- the same kind, one row per table, model and data. Rows of encoders are next to the published ones of their task.
 -- Rounded, because the last digits of sums depend on the order in which threads add.
-WITH trained AS (
-    SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last block'
-                       WHEN max(loss) IN ('weighted', 'branchynet', 'layer-skip') THEN 'every block' ELSE max(loss) END AS training
-    FROM trainings GROUP BY model
-),
-documents AS (
+WITH documents AS (
     SELECT attempt_id, doc_key, sum(block * first_matches) AS exits,
            max(n) AS n, max(n) - arg_max(first_matches, block) AS early, max(block) AS blocks
     FROM probe_by_document
@@ -52,7 +47,7 @@ ours AS (
     FROM ideal AS p
     JOIN runs AS r USING (attempt_id)
     LEFT JOIN frontier AS f ON f.attempt_id = r.full_depth_attempt_id AND f.execution = 'real'
-    LEFT JOIN trained AS t ON t.model = r.model
+    JOIN objectives AS t ON t.model = r.model
 ),
 theirs AS (
     SELECT CASE WHEN dataset LIKE 'WMT%' OR dataset LIKE 'IWSLT%' THEN 'translation'

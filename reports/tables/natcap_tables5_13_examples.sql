@@ -1,12 +1,7 @@
 -- One document of each task, the first by its key that every probed model answers: its answers token by token with the
 -- exit layer of each, once with the ideal exits of full depth's answer and once as a real decode that exits there.
 -- Answers are cut at 40 tokens.
-WITH trained AS (
-    SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last block'
-                       WHEN max(loss) IN ('weighted', 'branchynet', 'layer-skip') THEN 'every block' ELSE max(loss) END AS training
-    FROM trainings GROUP BY model
-),
-documents AS (
+WITH documents AS (
     SELECT task_label, doc_key, count(DISTINCT model) AS models
     FROM probe_by_document
     WHERE NOT random_weights AND block = 1
@@ -38,6 +33,6 @@ SELECT task_label AS task, doc_key, model, coalesce(training, 'not known') AS tr
            || CASE WHEN count(*) > 40 THEN ' …' ELSE '' END AS answer,
        avg(exit_layer) AS mean_exit, count(*) AS n
 FROM spelled
-LEFT JOIN trained USING (model)
+JOIN objectives USING (model)
 GROUP BY task_label, doc_key, model, training, run, attempt_id
 ORDER BY task, model, run, attempt_id;

@@ -1118,16 +1118,24 @@ LEFT JOIN (SELECT weights_sha256, max(name) AS name FROM model_artifact GROUP BY
 COMMENT ON VIEW trainings IS 'One row per trained model.';
 
 CREATE VIEW objectives AS
-SELECT
-    model, CASE WHEN count(*) > 1 THEN 'several' ELSE any_value(loss) END AS loss,
-    CASE WHEN count(*) = 1 THEN any_value(trained_blocks) END AS trained_blocks
-FROM (
+WITH objective AS (
     SELECT DISTINCT
         m.name AS model, coalesce(t.loss, 'unknown') AS loss,
         CASE WHEN t.loss LIKE '% of some blocks' THEN (t.card -> '$.recipe.objective.blocks')::INTEGER[] END AS trained_blocks
     FROM model_artifact AS m LEFT JOIN trainings AS t ON t.weights_sha256 = m.weights_sha256 OR t.model = m.name
+),
+by_model AS (
+    SELECT
+        model, CASE WHEN count(*) > 1 THEN 'several' ELSE any_value(loss) END AS loss,
+        CASE WHEN count(*) = 1 THEN any_value(trained_blocks) END AS trained_blocks
+    FROM objective GROUP BY model
 )
-GROUP BY model;
+SELECT
+    *, CASE WHEN loss IN ('last', 'exit-heads') THEN 'last block'
+            WHEN loss IN ('weighted', 'branchynet', 'layer-skip') THEN 'every block'
+            WHEN trained_blocks IS NOT NULL THEN 'some blocks'
+            WHEN loss NOT IN ('unknown', 'several') THEN loss END AS training
+FROM by_model;
 COMMENT ON VIEW objectives IS 'One row per model: its training objective, unknown without a training of this project (a released checkpoint).';
 
 CREATE VIEW training_curves AS

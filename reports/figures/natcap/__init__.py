@@ -17,8 +17,8 @@ from exitbench.reports.plotting.style import SeriesStyle, series_styles
 
 EMPTY = "No data yet: run `nox -s paper -- natcap`."
 TRAINED = (
-    "Models are marked by how they were trained: last, on their last block alone (the paper's models without joint "
-    "optimisation), joint, on every block, unmarked if neither or not known."
+    "Models are marked by the blocks that they were trained on: the last block (the paper's models without joint "
+    "optimisation), every block (with it), some blocks, or by another objective; unmarked if not known."
 )
 
 Panel = Callable[[Axes, Frame, Mapping[str, SeriesStyle]], None]

@@ -7,11 +7,6 @@ WITH chosen AS (  -- if a model was probed several times on a task: the run with
     GROUP BY task_label, model, attempt_id
     QUALIFY row_number() OVER (PARTITION BY task_label, model ORDER BY count(*) DESC, attempt_id DESC) = 1
 ),
-trained AS (
-    SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last'
-                       WHEN max(loss) IN ('weighted', 'branchynet', 'layer-skip') THEN 'joint' END AS training
-    FROM trainings GROUP BY model
-),
 documents AS (
     SELECT p.task_label, p.model, v.begins_word, p.attempt_id, p.doc_key, sum(p.first_match) AS exits, count(*) AS n,
            max(r.blocks) AS blocks
@@ -28,10 +23,10 @@ parts AS (
     GROUP BY task_label, model, begins_word
     QUALIFY count(*) OVER (PARTITION BY task_label, model) = 2
 )
-SELECT task_label AS task, model || coalesce(', ' || nullif(training, model), '') AS series, model,
+SELECT task_label AS task, model || coalesce(', ' || training, '') AS series, model,
        CASE WHEN begins_word THEN 'first piece of a word' ELSE 'later piece' END AS part, blocks,
        round(ideal_exit, 6) AS ideal_exit, round(half_width, 6) AS half_width,
        n / sum(n) OVER (PARTITION BY task_label, model) AS share, n
 FROM parts
-LEFT JOIN trained USING (model)
+JOIN objectives USING (model)
 ORDER BY task, series, model, part;

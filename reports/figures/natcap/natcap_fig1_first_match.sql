@@ -12,11 +12,6 @@ probed AS (
     SELECT task, task_label, model, attempt_id, doc_key, block, first_matches, n
     FROM probe_by_document SEMI JOIN chosen USING (attempt_id)
 ),
-trained AS (
-    SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last'
-                       WHEN max(loss) IN ('weighted', 'branchynet', 'layer-skip') THEN 'joint' END AS training
-    FROM trainings GROUP BY model
-),
 shares AS (
     SELECT task_label, model, block, sum(first_matches) / sum(n) AS share, half_width(first_matches, n) AS half_width,
            CAST(sum(n) AS BIGINT) AS n
@@ -32,12 +27,12 @@ ideal AS (
     )
     GROUP BY ALL
 )
-SELECT 'ours' AS origin, task_label AS task, model || coalesce(', ' || nullif(training, model), '') AS series, model, blocks,
+SELECT 'ours' AS origin, task_label AS task, model || coalesce(', ' || training, '') AS series, model, blocks,
        block, round(share, 6) AS share, round(half_width, 6) AS half_width,
        round(ideal_exit, 6) AS ideal_exit, round(ideal_half_width, 6) AS ideal_half_width, n
 FROM shares
 JOIN ideal USING (task_label, model)
-LEFT JOIN trained USING (model)
+JOIN objectives USING (model)
 UNION ALL BY NAME
 SELECT 'published' AS origin, t.task_label AS task, p.figure_or_table || ', ' || p.dataset AS series, p.model,
        coalesce(try_cast(regexp_extract(p.model, '\((\d+)\)', 1) AS INTEGER), 6) AS blocks, p.value AS ideal_exit

@@ -46,7 +46,11 @@ CAPTION = (
     "Is a Natural Capability, which choose thresholds from a finer grid, on encoders and Llama-2."
 )
 
-_COLUMNS = {"last": "without joint optimisation", "joint": "with joint optimisation", "other": "trained otherwise"}
+_COLUMNS = {
+    "last block": "without joint optimisation",
+    "every block": "with joint optimisation",
+    "other": "trained otherwise",
+}
 _ROW_INCHES = 1.8
 _NAMES_INCHES = 0.4
 _MOST_UPRIGHT = 6  # names below the panels that fit side by side

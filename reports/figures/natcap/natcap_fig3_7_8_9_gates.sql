@@ -3,12 +3,7 @@
 -- distance: mean over tokens of |exit - first match| in a replay of the same setting; speed-up: of the real decodes.
 -- simulated_speedup: all blocks over those of the replay, without any other cost.
 -- Rounded, because the last digits of sums depend on the order in which threads add.
-WITH trained AS (
-    SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last'
-                       WHEN max(loss) IN ('weighted', 'branchynet', 'layer-skip') THEN 'joint' END AS training
-    FROM trainings GROUP BY model
-),
-candidate AS (
+WITH candidate AS (
     SELECT *, conditions AS setting
     FROM frontier
     WHERE NOT random_weights AND (
@@ -50,7 +45,7 @@ distances AS (
     ) AS x
     GROUP BY ALL
 )
-SELECT k.task_label AS task, k.model, k.setting, coalesce(training, 'other') AS training, k.method,
+SELECT k.task_label AS task, k.model, k.setting, CASE WHEN training IN ('last block', 'every block') THEN training ELSE 'other' END AS training, k.method,
        coalesce(k.params ->> 'threshold', k.params ->> 'patience') AS threshold, k.params, k.kv_policy, k.blocks,
        k.metric, k.value, k.full_value, round(d.distance, 6) AS distance,
        round(d.distance_half_width, 6) AS distance_half_width, k.speedup, k.speedup_low, k.speedup_high,
@@ -61,6 +56,6 @@ SELECT k.task_label AS task, k.model, k.setting, coalesce(training, 'other') AS 
 FROM kept AS k
 LEFT JOIN replayed AS a USING (cell_id)
 LEFT JOIN distances AS d USING (cell_id)
-LEFT JOIN trained USING (model)
+JOIN objectives USING (model)
 WHERE k.speedup IS NOT NULL OR a.fewer_blocks IS NOT NULL
 ORDER BY task, k.model, k.setting, k.method, k.cell_id;

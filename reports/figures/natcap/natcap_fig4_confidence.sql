@@ -5,15 +5,10 @@ WITH chosen AS (  -- if a model was probed several times on a task: the run with
     WHERE NOT random_weights AND block = 1
     GROUP BY task_label, model, attempt_id
     QUALIFY row_number() OVER (PARTITION BY task_label, model ORDER BY count(*) DESC, attempt_id DESC) = 1
-),
-trained AS (
-    SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last'
-                       WHEN max(loss) IN ('weighted', 'branchynet', 'layer-skip') THEN 'joint' END AS training
-    FROM trainings GROUP BY model
 )
-SELECT task_label AS task, model || coalesce(', ' || nullif(training, model), '') AS series, model, block,
+SELECT task_label AS task, model || coalesce(', ' || training, '') AS series, model, block,
        round(sum(p1) / sum(n), 6) AS mean, round(half_width(p1, n), 6) AS half_width, CAST(sum(n) AS BIGINT) AS n
 FROM probe_by_document SEMI JOIN chosen USING (attempt_id)
-LEFT JOIN trained USING (model)
+JOIN objectives USING (model)
 GROUP BY ALL
 ORDER BY task, series, model, block;

@@ -7,11 +7,6 @@ WITH chosen AS (  -- if a model was probed several times on a task: the run with
     GROUP BY task_label, model, attempt_id
     QUALIFY row_number() OVER (PARTITION BY task_label, model ORDER BY count(*) DESC, attempt_id DESC) = 1
 ),
-trained AS (
-    SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last'
-                       WHEN max(loss) IN ('weighted', 'branchynet', 'layer-skip') THEN 'joint' END AS training
-    FROM trainings GROUP BY model
-),
 classes AS (
     SELECT task_label, CAST(ceil(max(position) / 12) AS INTEGER) AS width
     FROM probe_trace SEMI JOIN chosen USING (attempt_id) GROUP BY ALL
@@ -33,11 +28,11 @@ measured AS (
         FROM summed GROUP BY ALL
     )
 )
-SELECT task_label AS task, measure, model || coalesce(', ' || nullif(training, model), '') AS series, model,
+SELECT task_label AS task, measure, model || coalesce(', ' || training, '') AS series, model,
        class * width + (width + 1) / 2 AS x, max(blocks) AS blocks, round(sum(exits) / sum(n), 6) AS ideal_exit,
        round(half_width(exits, n), 6) AS half_width, CAST(sum(n) AS BIGINT) AS n
 FROM measured
-LEFT JOIN trained USING (model)
+JOIN objectives USING (model)
 GROUP BY task_label, measure, series, model, class, width
 HAVING sum(n) >= 5
 ORDER BY task, measure, series, model, x;

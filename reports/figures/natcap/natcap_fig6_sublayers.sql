@@ -1,12 +1,7 @@
 -- Read-outs of parts of blocks: largest probability, and how often its token is that of the last block, means over
 -- the recorded tokens, one row per model, block and part. Tokens of all tasks of a model are combined.
 -- Rounded, because the last digits of sums depend on the order in which threads add.
-WITH trained AS (
-    SELECT model, CASE WHEN max(loss) IN ('last', 'exit-heads') THEN 'last'
-                       WHEN max(loss) IN ('weighted', 'branchynet', 'layer-skip') THEN 'joint' END AS training
-    FROM trainings GROUP BY model
-),
-chosen AS (  -- if a model was recorded several times on a task: the run with the most documents, of these the latest
+WITH chosen AS (  -- if a model was recorded several times on a task: the run with the most documents, of these the latest
     SELECT attempt_id FROM sublayer_trace
     WHERE NOT random_weights
     GROUP BY task_label, model, attempt_id
@@ -26,11 +21,11 @@ documents AS (
     FROM sublayer_trace AS s JOIN final AS f USING (attempt_id, doc_key, position)
     GROUP BY ALL
 )
-SELECT model || coalesce(', ' || nullif(training, model), '') AS series, model, read_out, block,
+SELECT model || coalesce(', ' || training, '') AS series, model, read_out, block,
        round(sum(p1) / sum(n), 6) AS probability, round(half_width(p1, n), 6) AS probability_half_width,
        round(sum(equal) / sum(n), 6) AS share, round(half_width(equal, n), 6) AS share_half_width,
        CAST(sum(n) AS BIGINT) AS n
 FROM documents
-LEFT JOIN trained USING (model)
+JOIN objectives USING (model)
 GROUP BY ALL
 ORDER BY series, model, read_out, block;

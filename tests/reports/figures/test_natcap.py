@@ -29,10 +29,10 @@ from exitbench.results.spool.attempts import AttemptWriter
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 
-VIEWS = (*NAMING_VIEWS, "metric_values", "trainings", "frontier", "published", "plain_probes")
+VIEWS = (*NAMING_VIEWS, "metric_values", "objectives", "frontier", "published", "plain_probes")
 
 LOSSES = {"world-t5": "last", "world-gpt": "weighted"}
-SERIES = {"world-t5": "world-t5, last", "world-gpt": "world-gpt, joint"}
+SERIES = {"world-t5": "world-t5, last block", "world-gpt": "world-gpt, every block"}
 TOKENS = 15  # more than a dozen: classes of positions are two wide
 RECORDED = 3  # tokens of a document whose sub-layers are recorded
 READ_OUTS = ("self-attention", "after-attention", "feed-forward", "block")
