@@ -11,6 +11,7 @@ import signal
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
@@ -21,6 +22,8 @@ import duckdb
 import pytest
 from hypothesis import HealthCheck, settings
 
+from exitbench.harness.cli import main as cli
+from exitbench.reports.frame import NAMING_VIEWS, computed_once
 from exitbench.results.database import connection as database
 from exitbench.results.database import current
 from exitbench.results.database.access import mark_verified_in_process
@@ -30,11 +33,12 @@ from exitbench.tasks import builtin
 from exitbench.tasks.document import Document
 
 # The time that an example takes depends on the load of the machine.
-settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("tests", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 
 os.environ["EXITBENCH_PRODUCTS"] = "default"  # tests depend on no measured choice, and on no user's cache
 TESTS = Path(__file__).parent
+VIEWS = (*NAMING_VIEWS, "metric_values", "published", "frontier", "paired", "pareto")
 SLOW = frozenset((TESTS / "slow.txt").read_text(encoding="utf-8").splitlines())
 
 
@@ -155,6 +159,13 @@ def _databases_begin_as_copies(tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _the_parser_is_made_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cli, "whole_parser", functools.cache(cli.whole_parser))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _built_in_documents_are_made_once() -> Iterator[None]:
     """Cache the generated documents of each split per process, since generating them takes a second."""
     make = builtin.documents
@@ -166,6 +177,18 @@ def _built_in_documents_are_made_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(builtin, "documents", lambda *asked, **named: list(made(*asked, **named)))
         yield
+
+
+@pytest.fixture(scope="session")
+def open_computed() -> Callable[[Path], AbstractContextManager[database.Database]]:
+    """Return a function that opens a database read-only, with the views that most queries need computed once."""
+
+    @contextmanager
+    def run(path: Path) -> Iterator[database.Database]:
+        with database.open_database(path) as opened, computed_once(opened, VIEWS):
+            yield opened
+
+    return run
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -128,6 +129,11 @@ class Beliefs:
     @property
     def final_id(self) -> np.ndarray:
         return self.top1_id[:, -1]
+
+
+@cache
+def _doc_keys(documents: int) -> tuple[str, ...]:
+    return tuple(content_id(document)[:16] for document in range(documents))
 
 
 def cell_json(
@@ -352,7 +358,7 @@ class World:
         return values.reshape(self.documents, self.tokens).sum(axis=1)
 
     def doc_keys(self) -> list[str]:
-        return [content_id(document)[:16] for document in range(self.documents)]
+        return list(_doc_keys(self.documents))
 
     def _token_columns(self) -> dict[str, Any]:
         return {

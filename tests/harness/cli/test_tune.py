@@ -22,7 +22,7 @@ WORDS = ("tune", "weighted", "wmt-en-fr", f"--methods={METHODS}", "--documents=6
 
 
 def words(runs: Path) -> list[str]:
-    """Return the words of a command that tunes with the built-in suite, but times for a tenth of a second."""
+    """Return the words of a command that tunes with the built-in suite, but times one round."""
     return [*WORDS, "--suite", str(runs / "suite.toml"), "--runs", str(runs)]
 
 
@@ -31,7 +31,7 @@ def tuned(snippets: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Pat
     """Return the runs folder of a finished `exitbench tune`."""
     runs = tmp_path_factory.mktemp("tuned")
     text = files("exitbench.harness.suites").joinpath("builtin.toml").read_text()
-    shorter = text.replace("[timing]\ndocuments = 20", "[timing]\nseconds = 0.1\ndocuments = 3")
+    shorter = text.replace("[timing]\ndocuments = 20", "[timing]\nmax_rounds = 1\ndocuments = 3")
     assert shorter != text
     (runs / "suite.toml").write_text(shorter)
     snippets.output_of(runs, ["exitbench", *words(runs)], "tune")

@@ -9,7 +9,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
@@ -33,6 +33,7 @@ from exitbench.results.side_records.vocabularies import record_vocabulary
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import TABLES
 
+Opener = Callable[[Path], AbstractContextManager[Database]]
 Row = Mapping[str, Any]
 BLOCKS = 4
 DRAFTS = {
@@ -126,10 +127,10 @@ def test_encoder_queries_report_exits_and_saved_layers_by_block(encoder_database
 
 
 @pytest.fixture(scope="module")
-def database(spool: Path) -> Iterator[Database]:
+def database(spool: Path, open_computed: Opener) -> Iterator[Database]:
     path = spool.parent / "exitbench.duckdb"
     assert ingest(spool, path).quarantined == ()
-    with open_database(path) as opened:
+    with open_computed(path) as opened:
         yield opened
 
 

@@ -1,13 +1,16 @@
 """Saved queries give the same answers for a score and for an error of 100 minus the score."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from exitbench.results.database.connection import Database, open_database
+from exitbench.results.database.connection import Database
 from exitbench.results.queries import query_names, saved_query
+
+Opener = Callable[[Path], AbstractContextManager[Database]]
 
 SCORES = {
     *("value", "ci_low", "ci_high", "full_value", "reference_value", "mean_value", "score", "full_score"),
@@ -19,14 +22,14 @@ OTHERWISE = {"best_settings", "what_to_use"}
 
 
 @pytest.fixture(scope="module")
-def scores(example_database: Path) -> Iterator[Database]:
-    with open_database(example_database) as opened:
+def scores(example_database: Path, open_computed: Opener) -> Iterator[Database]:
+    with open_computed(example_database) as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
-def errors(errors_database: Path) -> Iterator[Database]:
-    with open_database(errors_database) as opened:
+def errors(errors_database: Path, open_computed: Opener) -> Iterator[Database]:
+    with open_computed(errors_database) as opened:
         yield opened
 
 

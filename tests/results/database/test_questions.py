@@ -7,6 +7,7 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median, pstdev
@@ -14,10 +15,11 @@ from typing import Any, Final
 
 import pytest
 
-from exitbench.results.database.connection import Database, open_database
+from exitbench.results.database.connection import Database
 from exitbench.results.queries import saved_query
 from exitbench.results.spool.attempts import AttemptRecord, read_attempt, scan_spool
 
+Opener = Callable[[Path], AbstractContextManager[Database]]
 Row = dict[str, Any]
 Rows = list[Row]
 MOST_LINES: Final = 8
@@ -885,8 +887,8 @@ def world_rows(example_spool: Path) -> WorldRows:
 
 
 @pytest.fixture(scope="module")
-def database(example_database: Path) -> Iterator[Database]:
-    with open_database(example_database) as opened:
+def database(example_database: Path, open_computed: Opener) -> Iterator[Database]:
+    with open_computed(example_database) as opened:
         yield opened
 
 
