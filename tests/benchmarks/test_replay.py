@@ -59,15 +59,15 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"read_parquet('{path}')"
 
 
-def sweep_seconds(source: str, gate: str, decayed: bool = False, documents: bool = False) -> float:
+def sweep_seconds(source: str, gate: str, decayed: bool = False) -> float:
     """Return the seconds of replaying one gate at all thresholds."""
     levels = np.linspace(0, 1, THRESHOLDS).tolist()
     started = time.perf_counter()
     with duckdb.connect(config={"threads": THREADS}) as connection:
-        rules = [f"0.9 * {level!r} + 0.1 * {level!r} * exp(-4.0 * position / {POSITIONS})" for level in levels]
-        thresholds = thresholds_by_position(connection, rules, POSITIONS) if decayed else levels
-        blocks = range(1, BLOCKS)
-        result = sweep(connection, source, GATES[gate], "top1_id[l]", blocks, BLOCKS, thresholds, documents)
+        rule = "0.9 * {level!r} + 0.1 * {level!r} * exp(-4.0 * position / {positions})" if decayed else "{level!r}"
+        rules = [rule.format(level=level, positions=POSITIONS) for level in levels]
+        thresholds = thresholds_by_position(connection, rules, POSITIONS)
+        result = sweep(connection, source, GATES[gate], "top1_id[l]", range(1, BLOCKS), BLOCKS, thresholds)
     took_s = time.perf_counter() - started
     assert len(result.mean_exit_layer) == THRESHOLDS
     assert (np.diff(result.mean_exit_layer) >= 0).all()
@@ -87,9 +87,3 @@ def test_all_gates(source: str, benchmark: Any, capsys: pytest.CaptureFixture[st
     gate_s = {gate: statistics.median(seconds) for gate, seconds in took_s.items()}
     note = "; ".join([SIZE, *(f"{gate} {seconds:.2f}" for gate, seconds in gate_s.items())])
     record(benchmark, capsys, benchmark.stats.stats.median, "s", at_most=GOAL_S, note=note, gate_s=gate_s)
-
-
-def test_documents_apart(source: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Time sweeps that also return sums per document, which intervals need; no goal."""
-    benchmark.pedantic(sweep_seconds, (source, "margin"), {"documents": True}, rounds=3)
-    record(benchmark, capsys, benchmark.stats.stats.median, "s", note=SIZE)

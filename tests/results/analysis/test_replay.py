@@ -84,8 +84,7 @@ def _loop(
     """Return the exit layer and the match for each token and threshold; the match is 1 if the token is full depth's."""
     expected_exits = []
     for row in rows:
-        at = thresholds[row["position"] - 1] if thresholds.ndim == 2 else thresholds
-        exits = [_exit(row, rule, gate_blocks, threshold) for threshold in at.tolist()]
+        exits = [_exit(row, rule, gate_blocks, threshold) for threshold in thresholds[row["position"] - 1].tolist()]
         expected_exits.append([(e, int(row["top1_id"][e - 1] == row["full_token_id"])) for e in exits])
     return expected_exits
 
@@ -99,13 +98,23 @@ def connection() -> Iterator[duckdb.DuckDBPyConnection]:
 def _sweep(
     connection: duckdb.DuckDBPyConnection,
     rows: list[Row],
-    thresholds: Any,
+    thresholds: np.ndarray,
     gate_blocks: Sequence[int] = range(1, L),
     score_sql: str = RULES["margin"].sql,
-    per_document: bool = False,
+    first_position: int = 1,
 ) -> ThresholdSweep:
     connection.register("probe", pa.Table.from_pylist(rows, schema=PROBE))
-    return sweep(connection, "probe", score_sql, "top1_id[l]", gate_blocks, L, thresholds, per_document)
+    return sweep(connection, "probe", score_sql, "top1_id[l]", gate_blocks, L, thresholds, first_position)
+
+
+def _assert_means(swept: ThresholdSweep, exits: list[list[tuple[int, int]]]) -> None:
+    """Compare a sweep with the exit layer and the match of each token and threshold."""
+    assert swept.mean_exit_layer.tolist() == (np.array(exits)[:, :, 0].sum(axis=0) / len(exits)).tolist()
+    assert swept.token_match.tolist() == (np.array(exits)[:, :, 1].sum(axis=0) / len(exits)).tolist()
+
+
+def _constant(levels: Sequence[float]) -> np.ndarray:
+    return np.float32([levels] * POSITIONS)
 
 
 def _decayed(levels: Sequence[float]) -> np.ndarray:
@@ -114,12 +123,12 @@ def _decayed(levels: Sequence[float]) -> np.ndarray:
 
 
 THRESHOLDS = {
-    "on and between the scores": np.float32([0.0, 0.1, 0.25, 0.3, 0.5, 0.75, 0.9]),
-    "repeated, in no order": np.float32([0.5, -0.5, 0.5, 0.0, 0.25, 0.0]),
-    "below every score": np.float32([-9.0]),
-    "above every score": np.float32([9.0, 10.0]),
-    "eight, a power of two": np.linspace(-1, 1, 8, dtype=np.float32),
-    "infinite": np.float32([np.inf, 0.25, -np.inf]),
+    "on and between the scores": _constant([0.0, 0.1, 0.25, 0.3, 0.5, 0.75, 0.9]),
+    "repeated, in no order": _constant([0.5, -0.5, 0.5, 0.0, 0.25, 0.0]),
+    "below every score": _constant([-9.0]),
+    "above every score": _constant([9.0, 10.0]),
+    "eight, a power of two": _constant(np.linspace(-1, 1, 8).tolist()),
+    "infinite": _constant([np.inf, 0.25, -np.inf]),
     "decayed": _decayed([1.0, 0.8, 0.25, 0.0, 0.25]),
 }
 
@@ -136,43 +145,16 @@ def test_threshold_sweep_equals_a_per_token_loop(
     connection: duckdb.DuckDBPyConnection, name: str, rule: str, gate_blocks: Sequence[int]
 ) -> None:
     rows, thresholds = _probe(60), THRESHOLDS[name]
-    looped = np.array(_loop(rows, RULES[rule], gate_blocks, thresholds)).sum(axis=0)
     swept = _sweep(connection, rows, thresholds, gate_blocks, RULES[rule].sql)
-    assert swept.exit_layers.tolist() == [looped[:, 0].tolist()]
-    assert swept.matches.tolist() == [looped[:, 1].tolist()]
-    assert swept.tokens.tolist() == [60]
-    assert swept.mean_exit_layer.tolist() == (looped[:, 0] / 60).tolist()
-    assert swept.token_match.tolist() == (looped[:, 1] / 60).tolist()
+    _assert_means(swept, _loop(rows, RULES[rule], gate_blocks, thresholds))
 
 
 @pytest.mark.parametrize("name", THRESHOLDS)
 def test_tokens_before_first_position_run_to_full_depth(connection: duckdb.DuckDBPyConnection, name: str) -> None:
     rows, thresholds, gate_blocks = _probe(60), THRESHOLDS[name], range(1, L)
     gated_rows = [(row, [] if row["position"] == 1 else gate_blocks) for row in rows]
-    looped = np.array([_loop([row], RULES["margin"], blocks, thresholds)[0] for row, blocks in gated_rows]).sum(axis=0)
-    connection.register("probe", pa.Table.from_pylist(rows, schema=PROBE))
-    score_sql = RULES["margin"].sql
-    swept = sweep(connection, "probe", score_sql, "top1_id[l]", gate_blocks, L, thresholds, first_position=2)
-    assert swept.exit_layers.tolist() == [looped[:, 0].tolist()]
-    assert swept.matches.tolist() == [looped[:, 1].tolist()]
-
-
-@pytest.mark.parametrize("name", THRESHOLDS)
-def test_per_document_sweep_equals_a_per_token_loop(connection: duckdb.DuckDBPyConnection, name: str) -> None:
-    rows = _probe(62)[::-1]
-    swept = _sweep(connection, rows, THRESHOLDS[name], per_document=True)
-    keys = sorted({row["doc_key"] for row in rows})
-    assert swept.documents == tuple(keys)
-    for at, key in enumerate(keys):
-        document = [row for row in rows if row["doc_key"] == key]
-        looped = np.array(_loop(document, RULES["margin"], range(1, L), THRESHOLDS[name])).sum(axis=0)
-        assert swept.tokens[at] == len(document)
-        assert swept.exit_layers[at].tolist() == looped[:, 0].tolist()
-        assert swept.matches[at].tolist() == looped[:, 1].tolist()
-    together = _sweep(connection, rows, THRESHOLDS[name])
-    assert together.documents is None
-    assert swept.mean_exit_layer.tolist() == together.mean_exit_layer.tolist()
-    assert swept.token_match.tolist() == together.token_match.tolist()
+    exits = [_loop([row], RULES["margin"], blocks, thresholds)[0] for row, blocks in gated_rows]
+    _assert_means(_sweep(connection, rows, thresholds, first_position=2), exits)
 
 
 RULES_OF_METHODS = {
@@ -198,9 +180,9 @@ def test_sweep_equals_one_sql_replay_per_threshold(connection: duckdb.DuckDBPyCo
         test = f"(p1[l] - p2[l])::FLOAT > ({rule})::FLOAT"
         exit_layer = f"coalesce(list_filter([2, 3, 4, 5], lambda l: {test})[1], {L})"
         alone = connection.execute(
-            f"SELECT sum(e), sum((top1_id[e] = full_token_id)::INT) FROM (SELECT *, {exit_layer} AS e FROM probe)"
+            f"SELECT avg(e), avg((top1_id[e] = full_token_id)::INT) FROM (SELECT *, {exit_layer} AS e FROM probe)"
         )
-        assert alone.fetchall() == [(swept.exit_layers[0, at], swept.matches[0, at])]
+        assert alone.fetchall() == [(swept.mean_exit_layer[at], swept.token_match[at])]
 
 
 @given(st.data())
@@ -211,28 +193,26 @@ def test_depth_never_falls_as_the_threshold_rises(data: st.DataObject) -> None:
     tokens = st.lists(st.integers(1, 2), min_size=L, max_size=L)
     rows = [row | {"p1": p1, "top1_id": data.draw(tokens)} for row, p1 in zip(_probe(len(scores)), scores, strict=True)]
     gate_blocks = data.draw(st.lists(st.integers(1, L), max_size=L))
-    thresholds = np.float32(data.draw(st.lists(score | st.floats(-2, 2, width=32), min_size=1, max_size=9)))
+    levels = data.draw(st.lists(score | st.floats(-2, 2, width=32), min_size=1, max_size=9))
+    thresholds = np.float32([levels] * len(rows))
     with duckdb.connect() as connection:
         swept = _sweep(connection, rows, thresholds, gate_blocks, RULES["top"].sql)
-    looped = np.array(_loop(rows, RULES["top"], gate_blocks, thresholds)).sum(axis=0)
-    assert swept.exit_layers[0].tolist() == looped[:, 0].tolist()
-    assert swept.matches[0].tolist() == looped[:, 1].tolist()
-    assert (np.diff(swept.mean_exit_layer[np.argsort(thresholds)]) >= 0).all()
+    _assert_means(swept, _loop(rows, RULES["top"], gate_blocks, thresholds))
+    assert (np.diff(swept.mean_exit_layer[np.argsort(levels)]) >= 0).all()
 
 
 @pytest.mark.parametrize("block", [1, 3, L - 1])
-@pytest.mark.parametrize("per_document", [False, True])
-def test_nan_scores_are_refused(connection: duckdb.DuckDBPyConnection, block: int, per_document: bool) -> None:
+def test_nan_scores_are_refused(connection: duckdb.DuckDBPyConnection, block: int) -> None:
     rows = _probe(10)
     rows[3]["p1"][block - 1] = float("nan")
     with pytest.raises(ValueError, match="NaN"):
-        _sweep(connection, rows, [0.5], score_sql="p1[l]", per_document=per_document)
+        _sweep(connection, rows, _constant([0.5]), score_sql="p1[l]")
     rows[3]["p1"][block - 1], rows[3]["p1"][L - 1] = 1.0, float("nan")
-    _sweep(connection, rows, [0.5], score_sql="p1[l]")  # the last block is not asked
+    _sweep(connection, rows, _constant([0.5]), score_sql="p1[l]")  # the last block is not asked
 
 
 def test_null_score_prevents_an_exit(connection: duckdb.DuckDBPyConnection) -> None:
-    swept = _sweep(connection, _probe(10), [-9.0], score_sql="CASE WHEN l >= 3 THEN p1[l] END")
+    swept = _sweep(connection, _probe(10), _constant([-9.0]), score_sql="CASE WHEN l >= 3 THEN p1[l] END")
     assert swept.mean_exit_layer.tolist() == [3]
 
 
@@ -240,37 +220,38 @@ def test_missing_token_at_a_block_is_refused(connection: duckdb.DuckDBPyConnecti
     rows = _probe(10)
     rows[7]["top1_id"].pop()
     with pytest.raises(ValueError, match="missing at some blocks"):
-        _sweep(connection, rows, [0.5])
+        _sweep(connection, rows, _constant([0.5]))
 
 
 @pytest.mark.parametrize(
     ("thresholds", "message"),
     [
-        ([], "at least one"),
-        ([[[0.5]]], "at least one"),
-        ([0.5, float("nan")], "NaN"),
+        ([[]], "at least one"),
+        ([0.5], "at least one"),
+        ([[0.5, float("nan")]], "NaN"),
         ([[0.1, 0.2]] * (POSITIONS - 1), "positions 1 to 5, thresholds at 1 to 4"),
         ([[0.1, 0.2], [0.2, 0.1]] * POSITIONS, "cross"),
     ],
 )
 def test_invalid_thresholds_are_refused(connection: duckdb.DuckDBPyConnection, thresholds: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        _sweep(connection, _probe(10), thresholds)
+        _sweep(connection, _probe(10), np.float32(thresholds))
 
 
 def test_thresholds_equal_at_one_position_are_ordered_by_the_others(connection: duckdb.DuckDBPyConnection) -> None:
     thresholds = np.float32([[1.0, 1.0], *[[0.75, 0.25]] * (POSITIONS - 1)])
     rows = _probe(60)
-    looped = np.array(_loop(rows, RULES["top"], range(1, L), thresholds)).sum(axis=0)
-    assert _sweep(connection, rows, thresholds, score_sql="p1[l]").exit_layers[0].tolist() == looped[:, 0].tolist()
+    _assert_means(
+        _sweep(connection, rows, thresholds, score_sql="p1[l]"), _loop(rows, RULES["top"], range(1, L), thresholds)
+    )
 
 
 @pytest.mark.parametrize("gate_blocks", [[0, 1], [1, L + 1]])
 def test_blocks_that_do_not_exist_are_refused(connection: duckdb.DuckDBPyConnection, gate_blocks: list[int]) -> None:
     with pytest.raises(ValueError, match="not within 1 to 6"):
-        _sweep(connection, _probe(10), [0.5], gate_blocks)
+        _sweep(connection, _probe(10), _constant([0.5]), gate_blocks)
 
 
 def test_a_probe_without_tokens_is_refused(connection: duckdb.DuckDBPyConnection) -> None:
     with pytest.raises(ValueError, match="no tokens"):
-        _sweep(connection, [], [0.5])
+        _sweep(connection, [], _constant([0.5]))
