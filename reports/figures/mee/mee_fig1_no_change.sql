@@ -1,12 +1,7 @@
 -- Share of probed tokens whose top-1 prediction never changes again after a block, one row per model, task and block,
 -- and half its 95% interval over documents; then the published curves, of 12 blocks. If a model was probed several
 -- times on a task, the run with the most documents counts.
-WITH chosen AS (
-    SELECT attempt_id FROM probe_by_document
-    WHERE NOT random_weights AND block = 1
-    GROUP BY task_label, model, attempt_id
-    QUALIFY row_number() OVER (PARTITION BY task_label, model ORDER BY count(*) DESC, attempt_id DESC) = 1
-),
+WITH chosen AS (SELECT attempt_id FROM plain_probes WHERE is_largest AND NOT random_weights),
 ours AS (
     SELECT task_label AS task, model, block, max(block) OVER (PARTITION BY task_label, model) AS blocks,
            sum(settled) / sum(n) AS share, half_width(settled, n) AS half_width, CAST(sum(n) AS BIGINT) AS n

@@ -2,12 +2,7 @@
 -- documents, and the standard deviation of the tokens; then the published means. If a model was probed several times
 -- on a task, the run with the most documents counts.
 -- Rounded, because the last digits of sums depend on the order in which threads add.
-WITH chosen AS (
-    SELECT attempt_id FROM probe_by_document
-    WHERE NOT random_weights AND block = 1
-    GROUP BY task_label, model, attempt_id
-    QUALIFY row_number() OVER (PARTITION BY task_label, model ORDER BY count(*) DESC, attempt_id DESC) = 1
-),
+WITH chosen AS (SELECT attempt_id FROM plain_probes WHERE is_largest AND NOT random_weights),
 ours AS (
     SELECT task_label AS task, model, block, max(block) OVER (PARTITION BY task_label, model) AS blocks,
            round(sum(p_final) / sum(n), 6) AS mean, round(half_width(p_final, n), 6) AS half_width,

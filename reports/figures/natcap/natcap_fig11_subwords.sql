@@ -1,12 +1,7 @@
 -- Ideal exit of tokens that begin a word and of those that continue one, and their share, one row per task, model and
 -- part; only models whose tokenizer splits words, so that there are both.
 -- Rounded, because the last digits of sums depend on the order in which threads add.
-WITH chosen AS (  -- if a model was probed several times on a task: the run with the most documents, of these the latest
-    SELECT attempt_id FROM probe_by_document
-    WHERE NOT random_weights AND block = 1
-    GROUP BY task_label, model, attempt_id
-    QUALIFY row_number() OVER (PARTITION BY task_label, model ORDER BY count(*) DESC, attempt_id DESC) = 1
-),
+WITH chosen AS (SELECT attempt_id FROM plain_probes WHERE is_largest AND NOT random_weights),
 documents AS (
     SELECT p.task_label, p.model, v.begins_word, p.attempt_id, p.doc_key, sum(p.first_match) AS exits, count(*) AS n,
            max(r.blocks) AS blocks

@@ -2,12 +2,7 @@
 -- block; ideal_exit: mean of that block. Then the paper's values on data of the same kind, with the models' number of
 -- blocks.
 -- Rounded, because the last digits of sums depend on the order in which threads add.
-WITH chosen AS (  -- if a model was probed several times on a task: the run with the most documents, of these the latest
-    SELECT attempt_id FROM probe_by_document
-    WHERE NOT random_weights AND block = 1
-    GROUP BY task_label, model, attempt_id
-    QUALIFY row_number() OVER (PARTITION BY task_label, model ORDER BY count(*) DESC, attempt_id DESC) = 1
-),
+WITH chosen AS (SELECT attempt_id FROM plain_probes WHERE is_largest AND NOT random_weights),
 probed AS (
     SELECT task, task_label, model, attempt_id, doc_key, block, first_matches, n
     FROM probe_by_document SEMI JOIN chosen USING (attempt_id)

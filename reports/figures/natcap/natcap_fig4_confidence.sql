@@ -1,11 +1,6 @@
 -- Mean over probed tokens of the largest probability at each block, one row per task, model and block.
 -- Rounded, because the last digits of sums depend on the order in which threads add.
-WITH chosen AS (  -- if a model was probed several times on a task: the run with the most documents, of these the latest
-    SELECT attempt_id FROM probe_by_document
-    WHERE NOT random_weights AND block = 1
-    GROUP BY task_label, model, attempt_id
-    QUALIFY row_number() OVER (PARTITION BY task_label, model ORDER BY count(*) DESC, attempt_id DESC) = 1
-)
+WITH chosen AS (SELECT attempt_id FROM plain_probes WHERE is_largest AND NOT random_weights)
 SELECT task_label AS task, model || coalesce(', ' || training, '') AS series, model, block,
        round(sum(p1) / sum(n), 6) AS mean, round(half_width(p1, n), 6) AS half_width, CAST(sum(n) AS BIGINT) AS n
 FROM probe_by_document SEMI JOIN chosen USING (attempt_id)

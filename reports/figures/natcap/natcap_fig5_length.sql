@@ -1,12 +1,7 @@
 -- Mean ideal exit by a token's position in the answer and by the answer's length, one row per task, model, measure and
 -- bin (at most a dozen of equal width); x: middle of the bin. Bins of fewer than five tokens are excluded.
 -- Rounded, because the last digits of sums depend on the order in which threads add.
-WITH chosen AS (  -- if a model was probed several times on a task: the run with the most documents, of these the latest
-    SELECT attempt_id FROM probe_by_document
-    WHERE NOT random_weights AND block = 1
-    GROUP BY task_label, model, attempt_id
-    QUALIFY row_number() OVER (PARTITION BY task_label, model ORDER BY count(*) DESC, attempt_id DESC) = 1
-),
+WITH chosen AS (SELECT attempt_id FROM plain_probes WHERE is_largest AND NOT random_weights),
 classes AS (
     SELECT task_label, CAST(ceil(max(position) / 12) AS INTEGER) AS width
     FROM probe_trace SEMI JOIN chosen USING (attempt_id) GROUP BY ALL
