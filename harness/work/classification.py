@@ -27,8 +27,9 @@ from exitbench.harness.work.metrics import (
     Metric,
     agreement_metrics,
     choice_gaps,
-    depth_interval,
+    depth_metrics,
     format_sample,
+    ideal_speedups,
     with_role,
 )
 from exitbench.harness.work.timed import Clock, Unit
@@ -36,7 +37,7 @@ from exitbench.methods.base import Cost, FitData, Method, Parts, argmax_token
 from exitbench.methods.gates import Scheduled
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import TABLES
-from exitbench.results.statistics.intervals import Interval, bounded_ratio_interval, ratio_interval
+from exitbench.results.statistics.intervals import Interval, bounded_ratio_interval
 from exitbench.tasks.base import Task
 from exitbench.tasks.classification import ClassificationTask
 from exitbench.tasks.document import Document
@@ -231,22 +232,9 @@ class ClassificationWork(Work[Classified]):
             full: Full depth's (label index, output text), by document key.
             parts: The method's parts.
         """
-        model, seed, ones = self.model.classifier, self.bootstrap_seed, np.ones(len(answers))
-        classified = list(answers.values())
-        depth = {
-            "mean_exit_layer": depth_interval(
-                [answer.record.exit_layer for answer in classified],
-                ones,
-                model.n_blocks,
-                is_fixed=not parts.gate.decides,
-            ),
-            "mean_blocks_run": depth_interval(
-                [answer.record.blocks_run for answer in classified],
-                ones,
-                model.n_blocks,
-                is_fixed=parts.runs_fixed_blocks,
-            ),
-        }
+        model, ones, classified = self.model.classifier, np.ones(len(answers)), list(answers.values())
+        exits, runs = [a.record.exit_layer for a in classified], [a.record.blocks_run for a in classified]
+        depth = depth_metrics(exits, runs, ones, model.n_blocks, parts)
         agreement = {}
         if not self.task.is_regression:
             same = [full[key][1] == self._output(answer) for key, answer in answers.items()]
@@ -257,18 +245,7 @@ class ClassificationWork(Work[Classified]):
             for length, answer in zip(lengths, classified, strict=True)
         ]
         full_costs = [text_cost(model, self.full_parts, length, model.n_blocks, [model.n_blocks]) for length in lengths]
-        cost = {
-            "ideal_speedup_bytes": ratio_interval(
-                [text_work.read_numel for text_work in full_costs],
-                [text_work.read_numel for text_work in method_costs],
-                seed=seed,
-            ),
-            "ideal_speedup_flops": ratio_interval(
-                [text_work.flops for text_work in full_costs],
-                [text_work.flops for text_work in method_costs],
-                seed=seed,
-            ),
-        }
+        cost = ideal_speedups(full_costs, method_costs, self.bootstrap_seed)
         return with_role("depth", depth) | agreement_metrics(agreement) | with_role("cost", cost)
 
     def compare_formats(self, reference: Any, answers: Mapping[str, Classified]) -> dict[str, Interval]:

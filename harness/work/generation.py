@@ -33,8 +33,9 @@ from exitbench.harness.work.lm_eval_work import LmEvalWork
 from exitbench.harness.work.metrics import (
     Metric,
     agreement_metrics,
-    depth_interval,
+    depth_metrics,
     format_sample,
+    ideal_speedups,
     token_gaps,
     with_role,
 )
@@ -218,21 +219,9 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
         seed = self.bootstrap_seed
         tokens, n_blocks = [len(generation.token_ids) for generation in generations], checkpoint.model.n_blocks
         exits, runs = [sum(g.exit_layers) for g in generations], [sum(g.blocks_run) for g in generations]
-        depth = {
-            "mean_exit_layer": depth_interval(exits, tokens, n_blocks, is_fixed=not parts.gate.decides),
-            "mean_blocks_run": depth_interval(runs, tokens, n_blocks, is_fixed=parts.runs_fixed_blocks),
-        }
+        depth = depth_metrics(exits, runs, tokens, n_blocks, parts)
         agreement = {"token_match": bounded_ratio_interval(matches, [len(output.token_ids) for output in outputs])}
-        work = {
-            "ideal_speedup_bytes": ratio_interval(
-                [cost.read_numel for cost in full_costs], [cost.read_numel for cost in costs], seed=seed
-            ),
-            "ideal_speedup_flops": ratio_interval(
-                [cost.flops for cost in full_costs],
-                [cost.flops for cost in costs],
-                seed=seed,
-            ),
-        }
+        work = ideal_speedups(full_costs, costs, seed)
         full_tokens = sum(len(output.token_ids) for output in outputs)
         full_bytes = sum(cost.read_numel for cost in full_costs) / full_tokens
         as_full = [n * full_bytes for n in tokens]
@@ -346,10 +335,9 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
             tokens.append_column("is_match", is_match).group_by("doc_key", use_threads=False).aggregate(summed)
         )
         exit_layers, blocks, n_tokens, matches = (by_document[f"{name}_{how}"].to_numpy() for name, how in summed)
-        depths = {"mean_exit_layer": depth_interval(exit_layers, n_tokens, depth, is_fixed=not parts.gate.decides)}
-        if parts.kv_policy.deferred is None:  # otherwise later tokens of a real decode run skipped blocks too
-            runs = depth_interval(blocks, n_tokens, depth, is_fixed=parts.runs_fixed_blocks)
-            depths["mean_blocks_run"] = runs
+        depths = depth_metrics(exit_layers, blocks, n_tokens, depth, parts)
+        if parts.kv_policy.deferred is not None:  # later tokens of a real decode run skipped blocks too
+            del depths["mean_blocks_run"]
         match = bounded_ratio_interval(matches, n_tokens)
         return with_role("depth", depths) | agreement_metrics({"token_match": match})
 

@@ -34,8 +34,9 @@ from exitbench.harness.work.metrics import (
     Metric,
     agreement_metrics,
     choice_gaps,
-    depth_interval,
+    depth_metrics,
     format_sample,
+    ideal_speedups,
     task_metrics,
     token_gaps,
     with_role,
@@ -262,10 +263,7 @@ class LikelihoodWork(LmEvalWork[Answer]):
         tokens = [sum(len(text.token_ids) for text in doc_texts) for doc_texts in texts]
         exits = [sum(sum(text.exit_layers) for text in doc_texts) for doc_texts in texts]
         runs = [sum(sum(text.blocks_run) for text in doc_texts) for doc_texts in texts]
-        depth = {
-            "mean_exit_layer": depth_interval(exits, tokens, n_blocks, is_fixed=not parts.gate.decides),
-            "mean_blocks_run": depth_interval(runs, tokens, n_blocks, is_fixed=parts.runs_fixed_blocks),
-        }
+        depth = depth_metrics(exits, runs, tokens, n_blocks, parts)
         agreement: dict[str, Metric] = {}
         if self._has_choices:
             same = [
@@ -305,17 +303,8 @@ class LikelihoodWork(LmEvalWork[Answer]):
                 if cost is None:
                     return {}
                 totals[key] += cost
-        seed = self.bootstrap_seed
-        pairs = [(full_totals[document.key], method_totals[document.key]) for document in self.documents]
-        read = [(full_cost.read_numel, method_cost.read_numel) for full_cost, method_cost in pairs]
-        flops = [(full_cost.flops, method_cost.flops) for full_cost, method_cost in pairs]
-        work = {
-            name: ratio_interval(
-                [full_cost for full_cost, _ in both], [method_cost for _, method_cost in both], seed=seed
-            )
-            for name, both in (("ideal_speedup_bytes", read), ("ideal_speedup_flops", flops))
-        }
-        return with_role("cost", work)
+        full_costs, costs = ([of[document.key] for document in self.documents] for of in (full_totals, method_totals))
+        return with_role("cost", ideal_speedups(full_costs, costs, self.bootstrap_seed))
 
     def compare_formats(self, reference: Any, answers: Mapping[str, Answer]) -> dict[str, Interval]:
         """Compare log-probabilities at full depth in the cell's number format with those in float32.

@@ -52,6 +52,7 @@ from exitbench.tasks.document import Document, DocumentScore
 
 if TYPE_CHECKING:
     from exitbench.harness.engine.decoding.likelihood import Scored
+    from exitbench.methods.base import Cost, Parts
 
 METRIC_VERSION = "2"
 """Version of the metrics defined here (depth, agreement, cost, speed); tasks have a separate version for theirs."""
@@ -134,6 +135,34 @@ def depth_interval(blocks: ArrayLike, tokens: ArrayLike, n_blocks: int, *, is_fi
     """
     interval = bounded_ratio_interval(blocks, tokens, (1, n_blocks))
     return point(interval.value, interval.n) if is_fixed and interval.method == NONE_DIFFERS else interval
+
+
+def depth_metrics(
+    exits: ArrayLike, runs: ArrayLike, tokens: ArrayLike, n_blocks: int, parts: Parts
+) -> dict[str, Interval]:
+    """Return mean exit layer and mean blocks run per token, with intervals over documents.
+
+    Args:
+        exits: Sum of the exit layers of each document's tokens, [n documents].
+        runs: Number of blocks run for each document's tokens, [n documents].
+        tokens: Number of tokens of each document, [n documents].
+        n_blocks: Number of decoder blocks, L.
+        parts: The method's parts.
+    """
+    return {
+        "mean_exit_layer": depth_interval(exits, tokens, n_blocks, is_fixed=not parts.gate.decides),
+        "mean_blocks_run": depth_interval(runs, tokens, n_blocks, is_fixed=parts.runs_fixed_blocks),
+    }
+
+
+def ideal_speedups(full: Sequence[Cost], own: Sequence[Cost], seed: int) -> dict[str, Interval]:
+    """Return full depth's cost divided by the method's, in bytes read and in FLOPs, from the costs of each document."""
+    return {
+        "ideal_speedup_bytes": ratio_interval(
+            [cost.read_numel for cost in full], [cost.read_numel for cost in own], seed=seed
+        ),
+        "ideal_speedup_flops": ratio_interval([cost.flops for cost in full], [cost.flops for cost in own], seed=seed),
+    }
 
 
 def with_role(role: str, metrics: Mapping[str, Interval], lower_is_better: bool | None = None) -> dict[str, Metric]:
