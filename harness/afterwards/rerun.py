@@ -1,6 +1,5 @@
 """Reproducibility check: run a stored cell again as a new attempt, and compare both attempts."""
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from exitbench.methods.registry import get_method, revision
 from exitbench.plugins import plugins_folder
 from exitbench.results.analysis.repeats import FileComparison, compare_attempts
 from exitbench.results.analysis.selection import Run, RunIndex
+from exitbench.results.files.atomic import read_json_or_empty
 from exitbench.results.spool.attempts import Attempt, attempt_status, read_attempt, scan_spool
 
 REPEATABLE = ("quality", "probe", "scores", "replay", "fit", "calibration")
@@ -165,7 +165,7 @@ def find_checkpoint(stored: StoredAttempt, models: Path, logs: Path) -> Path:
 def _checkpoints(models: Path, logs: Path) -> Iterator[Path]:
     for root in (models, SHIPPED):
         yield from sorted(config.parent for config in root.glob("*/config.json"))
-    paths = {path for log in logs.glob("*.json") if (path := _json(log).get("model_path"))}
+    paths = {path for log in logs.glob("*.json") if (path := read_json_or_empty(log).get("model_path"))}
     yield from (Path(path) for path in sorted(paths))
 
 
@@ -178,7 +178,7 @@ def _hub_folder(source: str | None) -> Iterator[Path]:
 
 def _run(attempt: Attempt) -> Run | None:
     """Return the names under which an attempt can be selected; None if it failed or its kind cannot be repeated."""
-    cell, status = (_json(attempt.path / name) for name in ("cell.json", "status.json"))
+    cell, status = (read_json_or_empty(attempt.path / name) for name in ("cell.json", "status.json"))
     if status.get("status") != "ok" or cell.get("kind") not in REPEATABLE:
         return None
     return Run(
@@ -191,15 +191,6 @@ def _run(attempt: Attempt) -> Run | None:
         newest=True,
         about=cell["kind"],
     )
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; empty if the file is damaged."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _job(stored: StoredAttempt, repetitions: Path, folder: Path, data_dir: Path | None) -> CellJob:

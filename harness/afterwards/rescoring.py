@@ -1,6 +1,5 @@
 """Rescoring: score stored answers with the tasks' current metric versions; reads the documents, but loads no model."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +12,7 @@ from exitbench.errors import UserError
 from exitbench.harness.cells.job import DataRequest
 from exitbench.harness.work.metrics import metric_table, score_columns, task_metrics
 from exitbench.results.analysis.selection import Run, RunIndex
+from exitbench.results.files.atomic import read_json_or_empty
 from exitbench.results.side_records.derived import Rescore, is_rescored, record_rescore
 from exitbench.results.spool.attempts import AttemptRecord, read_attempt, scan_spool
 from exitbench.tasks.base import documents_sha256
@@ -116,19 +116,10 @@ def _stored_answers(spool_root: Path) -> Iterator[_AnsweredRun]:
     latest: dict[str, _AnsweredRun] = {}
     for attempt in scan_spool(spool_root):
         if attempt.finished:
-            cell, status = (_json(attempt.path / name) for name in ("cell.json", "status.json"))
+            cell, status = (read_json_or_empty(attempt.path / name) for name in ("cell.json", "status.json"))
             if cell.get("kind") == "quality" and status.get("status") == "ok":
                 latest[attempt.cell_id] = _AnsweredRun(attempt.attempt_id, attempt.path, cell)
     yield from latest.values()
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; empty if the file is damaged or missing, which ingest reports."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _select(stored: Sequence[_AnsweredRun], names: Sequence[str]) -> list[_AnsweredRun]:

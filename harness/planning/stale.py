@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from exitbench.harness.cells.cell import Cell
+from exitbench.results.analysis.repeats import flat_items
+from exitbench.results.files.atomic import read_json_or_empty
 from exitbench.results.files.formats import canonical_json
 from exitbench.results.spool.attempts import scan_spool
 
@@ -61,19 +63,10 @@ class Predecessors:
         """
         cells: dict[_Name, dict[_Keys, list[_Identity]]] = defaultdict(lambda: defaultdict(list))
         for attempt in sorted(scan_spool(self._spool), key=lambda attempt: attempt.attempt_id, reverse=True):
-            if attempt.finished and (record := _record(attempt.path / "cell.json")):
+            if attempt.finished and (record := read_json_or_empty(attempt.path / "cell.json")):
                 identity = record["identity"]
                 cells[_name(record)][frozenset(identity["method"]["params"])].append(identity)
         return cells
-
-
-def _record(path: Path) -> dict[str, Any]:
-    """Return the content of a cell.json; empty if it is damaged. Ingest reports damaged files."""
-    try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return record
 
 
 def identity_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -94,17 +87,9 @@ def _values(params: Mapping[str, Any], names: _Keys) -> str:
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    before, now = dict(_flat(old)), dict(_flat(new))
+    before, now = dict(flat_items(old)), dict(flat_items(new))
     fields = sorted(field for field in before.keys() | now.keys() if before.get(field) != now.get(field))
     return [f"{field}: {_format_value(before.get(field))} -> {_format_value(now.get(field))}" for field in fields]
-
-
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, item in value.items():
-        if isinstance(item, Mapping):
-            yield from _flat(item, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", item
 
 
 def _format_value(value: Any) -> str:

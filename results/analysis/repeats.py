@@ -190,7 +190,7 @@ class EnvironmentDescription:
     @property
     def fields(self) -> dict[str, Any]:
         """Values of all sections by dotted path, e.g. ``environment.packages.torch``."""
-        return dict(_flat(self.sections))
+        return dict(flat_items(self.sections))
 
 
 @dataclass(frozen=True)
@@ -319,9 +319,10 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat_items(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested mappings, each with its keys joined by dots."""
     for key, item in value.items():
         if isinstance(item, Mapping):
-            yield from _flat(item, f"{prefix}{key}.")
+            yield from flat_items(item, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", item

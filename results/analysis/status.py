@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final
 
-from exitbench.results.files.atomic import SpoolError, read_json
+from exitbench.results.files.atomic import read_json_or_empty
 from exitbench.results.spool.attempts import DAMAGED, UNFINISHED, Attempt, AttemptStatus, deciding_statuses, scan_spool
 from exitbench.results.spool.heartbeat import Owner, owner_of
 from exitbench.results.statistics.speed import MIN_ROUNDS
@@ -107,7 +107,9 @@ def spool_status(spool_root: Path, wanted: Callable[[str], bool] = lambda cell_i
         taken_s=time.time(),
         states=states,
         running=tuple(sorted(running, key=lambda entry: entry.attempt.attempt_id)),
-        failures=tuple(Failure(status, _cell(status.path)) for status in bad[:SHOWN_FAILURES]),
+        failures=tuple(
+            Failure(status, read_json_or_empty(status.path / "cell.json")) for status in bad[:SHOWN_FAILURES]
+        ),
         damaged=tuple(damaged),
         size_bytes=sum(folder_bytes(attempt.path) for attempt in attempts),
         attempts=len(attempts),
@@ -125,15 +127,7 @@ def folder_bytes(path: Path) -> int:
 
 def _running(attempt: Attempt) -> RunningAttempt | None:
     owner = owner_of(attempt.path)
-    return None if owner is None else RunningAttempt(attempt, _cell(attempt.path), owner)
-
-
-def _cell(path: Path) -> dict[str, Any]:
-    """Return the content of cell.json in an attempt's folder; empty if the file is missing or incomplete."""
-    try:
-        return read_json(path / "cell.json")
-    except SpoolError:
-        return {}
+    return None if owner is None else RunningAttempt(attempt, read_json_or_empty(attempt.path / "cell.json"), owner)
 
 
 @dataclass(frozen=True)

@@ -146,6 +146,14 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def read_json_or_empty(path: Path) -> dict[str, Any]:
+    """Return the object of a JSON file; empty if `read_json` raises. Ingest reports damaged files."""
+    try:
+        return read_json(path)
+    except SpoolError:
+        return {}
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write an object as indented JSON in UTF-8; NaN and infinity are not allowed."""
     path.write_text(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False), encoding="utf-8")

@@ -8,7 +8,6 @@ jobs have ended and every cell has an attempt.
 """
 
 import contextlib
-import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import Any, Final
+from typing import Final
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.job import CellJob, WorkerSpec
@@ -27,6 +26,7 @@ from exitbench.harness.running.executors.slurm_options import MAX_TIMEOUTS, Slur
 from exitbench.harness.running.executors.slurm_queue import ENDED, FORGOTTEN, Job, NoAnswer, list_jobs
 from exitbench.harness.running.executors.slurm_task import SlurmTask
 from exitbench.progress import Progress
+from exitbench.results.files.atomic import read_json_or_empty
 from exitbench.results.spool.attempts import AttemptWriter, new_attempt_id, read_status
 from exitbench.results.spool.heartbeat import owner_of
 from exitbench.terminal import print_escaped
@@ -260,7 +260,7 @@ def _settle(task: _ArrayTask, job: Job) -> dict[str, str]:
         has_begun = bool(tries) or not any(attempts.values())
         reason = f"Slurm job {job.job_id}: {job.state}" + ("" if has_begun else ", before this cell began")
         status = statuses[item.cell.cell_id] = how if has_begun else "interrupted"
-        env = _read_env(tries[-1].path) if tries else None
+        env = read_json_or_empty(tries[-1].path / "env.json") if tries else {}
         with AttemptWriter(
             task.spec.spool, item.cell_record(), env or environment_and_hardware(task.spec.threads)
         ) as row:
@@ -275,15 +275,6 @@ def _refresh_listing(spool: Path, cell_id: str) -> None:
     for folder in (spool, cell.parent, cell, *cell.glob("*/")):
         with contextlib.suppress(OSError):
             NamedTemporaryFile(dir=folder).close()
-
-
-def _read_env(attempt: Path) -> dict[str, Any] | None:
-    """Return the node's environment as its worker wrote it; None if the worker wrote none."""
-    try:
-        env: dict[str, Any] = json.loads((attempt / "env.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return env
 
 
 def _job_log(task: _ArrayTask, job: Job) -> str:
