@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from exitbench.harness.cells.cell import Cell
 from exitbench.harness.cells.job import CellJob
 from exitbench.harness.planning.first_run import first_run_estimate, this_machine, typical_lengths
 from exitbench.harness.planning.passes import passes
 from exitbench.harness.planning.plan import ModelGroup, Plan
 from exitbench.harness.planning.retry import Retry
 from exitbench.harness.work.kinds import work_class
-from exitbench.results.analysis.status import UNKNOWN, CellWorkload, Estimate, History, units
+from exitbench.results.analysis.status import UNKNOWN, CellWorkload, Estimate, History
 
 
 def estimate_plan(plan: Plan, spool: Path, retry: Retry) -> dict[str, Estimate]:
@@ -44,31 +43,8 @@ def of_group(group: ModelGroup, estimates: Mapping[str, Estimate]) -> list[Estim
 
 def _estimate(item: CellJob, plan: Plan, history: History, pass_cells: int) -> Estimate:
     cell = item.cell
-    estimate = history.estimate(_workload(cell, shares=pass_cells > 1))
+    estimate = history.estimate(CellWorkload.from_json(cell.to_json(), pass_cells if pass_cells > 1 else None))
     if estimate is UNKNOWN and cell.device == "cpu":
         lengths = typical_lengths(cell, plan.corpora[item.data], work_class(item.data.task_object).generates)
         return first_run_estimate(cell, lengths, this_machine(), pass_cells)
     return estimate
-
-
-def _workload(cell: Cell, *, shares: bool) -> CellWorkload:
-    model, timing, calibration, record = cell.model, cell.timing, cell.calibration, cell.record
-    return CellWorkload(
-        kind=cell.kind,
-        record=record.what if record else (),
-        method=cell.method.name,
-        weights_sha256=model.weights_sha256,
-        shape=(model.kind, model.blocks, model.parameters),
-        task=cell.task.label,
-        dtype=cell.dtype,
-        device=cell.device,
-        engine=cell.engine,
-        batch_size=cell.batch_rows or cell.batch_size,
-        units=units(
-            cell.task.documents,
-            levels=len(calibration.levels) if calibration else 0,
-            timed=(timing.documents, timing.max_rounds) if timing else None,
-            recorded=record.documents if record else None,
-        ),
-        shares=shares,
-    )
