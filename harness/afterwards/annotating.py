@@ -74,16 +74,8 @@ def annotate(
 
 
 def _run(row: Mapping[str, Any]) -> Run:
-    return Run(
-        attempt_id=row["attempt_id"],
-        cell_id=row["cell_id"],
-        model=row["model"],
-        task_label=row["task_label"],
-        method=row["method"],
-        params=json.loads(row["params"]),
-        newest=True,
-        about=f"{row['documents']} documents, suite {row['suite']}",
-    )
+    names = (row[name] for name in ("attempt_id", "cell_id", "model", "task_label", "method"))
+    return Run(*names, json.loads(row["params"]), True, f"{row['documents']} documents, suite {row['suite']}")
 
 
 def _tags(database: Database, attempt_id: str, tokenizer_sha256: str, tagger: Tagger) -> pa.Table:

@@ -181,16 +181,7 @@ def _run(attempt: Attempt) -> Run | None:
     cell, status = (read_json_or_empty(attempt.path / name) for name in ("cell.json", "status.json"))
     if status.get("status") != "ok" or cell.get("kind") not in REPEATABLE:
         return None
-    return Run(
-        attempt_id=attempt.attempt_id,
-        cell_id=attempt.cell_id,
-        model=cell["model"]["name"],
-        task_label=cell["task"]["label"],
-        method=cell["method"]["name"],
-        params=cell["method"]["params"],
-        newest=True,
-        about=cell["kind"],
-    )
+    return Run.from_cell(attempt.attempt_id, cell, cell["kind"])
 
 
 def _job(stored: StoredAttempt, repetitions: Path, folder: Path, data_dir: Path | None) -> CellJob:

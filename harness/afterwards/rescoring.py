@@ -57,17 +57,8 @@ class _AnsweredRun:
 
     @property
     def run(self) -> Run:
-        task, method = self.cell["task"], self.cell["method"]
-        return Run(
-            attempt_id=self.attempt_id,
-            cell_id=self.cell["cell_id"],
-            model=self.cell["model"]["name"],
-            task_label=task["label"],
-            method=method["name"],
-            params=method["params"],
-            newest=True,
-            about=f"{task['documents']} documents, suite {self.cell['suite']}",
-        )
+        about = f"{self.cell['task']['documents']} documents, suite {self.cell['suite']}"
+        return Run.from_cell(self.attempt_id, self.cell, about)
 
 
 def rescore(

@@ -38,6 +38,12 @@ class Run:
     newest: bool
     about: str = ""
 
+    @classmethod
+    def from_cell(cls, attempt_id: str, cell: Mapping[str, Any], about: str) -> "Run":
+        """Return a selectable run (`newest`) from the content of its cell.json."""
+        model, task, method = cell["model"]["name"], cell["task"]["label"], cell["method"]
+        return cls(attempt_id, cell["cell_id"], model, task, method["name"], method["params"], True, about)
+
     @property
     def bare_name(self) -> str:
         """Name of the run without parameters: `MODEL/TASK_LABEL/METHOD`."""
