@@ -8,7 +8,7 @@ import itertools
 import math
 import re
 import tomllib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -120,6 +120,16 @@ class TomlTable:
         for key in self.values:
             if key not in names:
                 raise self.error(key, f"unknown key.{suggestion(key, names)}")
+
+    def refuse(self, keys: Iterable[str], message: str) -> None:
+        """Reject the given keys, with this message.
+
+        Raises:
+            UserError: The table has one of the keys; the first in the order of `keys` is named.
+        """
+        for key in keys:
+            if key in self.values:
+                raise self.error(key, message)
 
     def choose(self, key: str, word: str, allowed: Collection[str], what: str) -> str:
         """Check that a key's value is one of the allowed words, and return it.

@@ -573,9 +573,7 @@ def _architecture(table: TomlTable) -> ArchitectureRecipe:
         raise table.error("neighbour_heads", f"must be at most num_heads = {n_heads}.")
     if family == "t5":
         return architecture
-    for key in _OF_T5:
-        if key in table.values:
-            raise table.error(key, f"is for t5: {family} has its own.")
+    table.refuse(_OF_T5, f"is for t5: {family} has its own.")
     if family == "llama":
         return architecture
     if architecture.neighbour_heads:

@@ -52,9 +52,8 @@ def refuse_lm_eval_keys(table: TomlTable) -> None:
     Raises:
         UserError: The table has such a key.
     """
-    for key in LM_EVAL_KEYS:
-        if key in table.values and key not in FEWSHOT_KEYS:  # `read_prompt_keys` checks those
-            raise table.error(key, f'goes with a task of lm-eval only: task = "{PREFIX}NAME".')
+    checked_here = (key for key in LM_EVAL_KEYS if key not in FEWSHOT_KEYS)  # `read_prompt_keys` checks those
+    table.refuse(checked_here, f'goes with a task of lm-eval only: task = "{PREFIX}NAME".')
 
 
 def read_lm_eval(table: TomlTable, name: str, declaration: Declaration | None = None) -> LmEvalKeys:
@@ -70,31 +69,22 @@ def read_lm_eval(table: TomlTable, name: str, declaration: Declaration | None = 
     """
     from exitbench.tasks.registry import get_task
 
-    for key in STYLE_KEYS:
-        if key in table.values:
-            raise table.error(key, f"goes with this project's tasks; {name} has its own prompts.")
-    for key in _OUR_KEYS:
-        if key in table.values:
-            raise table.error(key, f"goes with generated data, of which lm-eval has none ({name}).")
-    for key in _PROMPT_KEYS:
-        if key in table.values:
-            raise table.error(
-                key,
-                "does not go with a task of lm-eval: prompts longer than the model are cut on their left, as there.",
-            )
+    table.refuse(STYLE_KEYS, f"goes with this project's tasks; {name} has its own prompts.")
+    table.refuse(_OUR_KEYS, f"goes with generated data, of which lm-eval has none ({name}).")
+    table.refuse(
+        _PROMPT_KEYS,
+        "does not go with a task of lm-eval: prompts longer than the model are cut on their left, as there.",
+    )
     settings = replace(_settings(table), declaration=declaration)
     try:
         task = get_task(name, replace(settings, gen_kwargs=()))
     except UserError as error:
         raise table.error("task", str(error)) from None
     work = work_class(task)
-    for key in _ANSWER_KEYS:
-        if key in table.values:
-            raise table.error(key, "does not go with a task of lm-eval; allowed: gen_kwargs = { max_gen_toks, until }.")
-    for key in (*_LOGIT_KEYS, "gen_kwargs"):
-        if not work.generates and key in table.values:
-            raise table.error(key, f"goes with tasks that generate text; {name} requires log-likelihoods.")
+    table.refuse(_ANSWER_KEYS, "does not go with a task of lm-eval; allowed: gen_kwargs = { max_gen_toks, until }.")
     if not work.generates:
+        needs_text = f"goes with tasks that generate text; {name} requires log-likelihoods."
+        table.refuse((*_LOGIT_KEYS, "gen_kwargs"), needs_text)
         scope = table.choose("scope", table.get("scope", str, "token"), SCOPES, "scope")
         return LmEvalKeys(settings, work, 1, (), scope)
     task = get_task(name, settings)

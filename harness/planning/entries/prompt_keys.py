@@ -58,9 +58,8 @@ def read_prompt_keys(table: TomlTable, task: Task) -> PromptKeys:
     num_fewshot = table.optional("num_fewshot", int)
     if num_fewshot is not None and not 0 <= num_fewshot <= _MAX_FEWSHOT:
         raise table.error("num_fewshot", f"is {num_fewshot}; it must be from 0 to {_MAX_FEWSHOT}.")
-    for key in FEWSHOT_KEYS:
-        if key in table.values and style not in ("completion", None):
-            raise table.error(key, f'goes with prompt_style = "completion"; {style!r} has no examples.')
+    if style not in ("completion", None):
+        table.refuse(FEWSHOT_KEYS, f'goes with prompt_style = "completion"; {style!r} has no examples.')
     templates = {key: table.optional(key, str) for key in ("prompt", "causal_prompt")}
     for key, template in templates.items():
         try:

@@ -38,6 +38,7 @@ _OF_ANSWERS: Final = (
     *("chat_template", "system", "first_token", "scope"),
 )
 """Keys that are valid only for tasks whose answers are generated."""
+_NEEDS_FILES: Final = 'goes with source = "local" or "auto" only; other sources have their own splits.'
 
 
 @dataclass(frozen=True)
@@ -172,25 +173,23 @@ def read_task(label: str, table: TomlTable) -> TaskEntry:
     sources = SOURCES if declaration is None else ("local",)
     source = table.choose("source", table.get("source", str, sources[0]), sources, "source")
     files = table.table("files")
-    for key in _OTHER_FILES:
-        if source not in ("local", "auto") and key in table.values:
-            raise table.error(key, 'goes with source = "local" or "auto" only; other sources have their own splits.')
-    for key in _OTHER_SPLITS:
-        if source not in ("hub", "auto") and key in table.values:
-            raise table.error(
-                key, 'goes with source = "hub" or "auto" only; built-in data has its own splits, local data files.'
-            )
+    if source not in ("local", "auto"):
+        table.refuse(_OTHER_FILES, _NEEDS_FILES)
+    if source not in ("hub", "auto"):
+        table.refuse(
+            _OTHER_SPLITS,
+            'goes with source = "hub" or "auto" only; built-in data has its own splits, local data files.',
+        )
     if (source in ("local", "auto")) != bool(files.values):
         raise table.error(
             "files", 'goes with source = "local" or "auto", which need it: { role = "path below --data-dir" }.'
         )
     part = table.choose("part", table.get("part", str, "all"), get_args(Part), "part of the files")
     if part != "all" and source not in ("local", "auto"):
-        raise table.error("part", 'goes with source = "local" or "auto" only; other sources have their own splits.')
-    if not work_class(task).generates:
-        for key in _OF_ANSWERS:
-            if key in table.values:
-                raise table.error(key, f"goes with tasks whose answers are generated; {task.name!r} requires labels.")
+        raise table.error("part", _NEEDS_FILES)
+    generates = work_class(task).generates
+    if not generates:
+        table.refuse(_OF_ANSWERS, f"goes with tasks whose answers are generated; {task.name!r} requires labels.")
     data = DataRequest(
         task=task.name,
         source=_first_source(source),
@@ -202,7 +201,6 @@ def read_task(label: str, table: TomlTable) -> TaskEntry:
         level=_level(table, source),
         declaration=declaration,
     )
-    generates = work_class(task).generates
     generation = _generation(table, task.default_max_new_tokens, generates=generates)
     prompts = read_prompt_keys(table, task)
     if task.style_texts is None or prompts.style in ("t5", "completion"):
