@@ -29,14 +29,10 @@ StopReason = Literal["precise", "seconds", "rounds"]
 
 
 @dataclass(frozen=True)
-class PhaseTiming:
+class PhaseTiming(DecodeKey):
     """Measured time of one phase in one run of a unit (a batch of documents).
 
     Attributes:
-        doc_key: Key of the unit's first document.
-        position: Place of the run in a round's order (full, twin, method, method, twin, full), from 0.
-        arm: ``full`` for full depth, or ``method``.
-        twin: Whether this is the second run of full depth, for the noise floor.
         phase: ``prefill``, ``decode``, another phase of the work, or ``total``.
         n_tokens: Number of tokens produced by the run.
         wall_ns: Elapsed nanoseconds.
@@ -44,11 +40,6 @@ class PhaseTiming:
         cpu_ns: Processor time of all threads of this process, in the same interval as ``wall_ns``.
     """
 
-    doc_key: str
-    round: int
-    position: int
-    arm: str
-    twin: bool
     phase: str
     n_tokens: int
     wall_ns: int

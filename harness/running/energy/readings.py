@@ -21,8 +21,11 @@ from exitbench.results.statistics.intervals import Interval, point, ratio_interv
 class DecodeKey:
     """Identity of one decode within a timing: its key columns in the spool's tables ``timings`` and ``energy``.
 
-    `position` counts the decodes of a round from 0. `arm` is ``full`` (full depth) or ``method``; `twin` is true for
-    the second run of full depth.
+    Attributes:
+        doc_key: Key of the first document of the unit (batch).
+        position: Place of the decode in a round's order (full, twin, method, method, twin, full), from 0.
+        arm: ``full`` for full depth, or ``method``.
+        twin: Whether this is the second run of full depth, for the noise floor.
     """
 
     doc_key: str
@@ -33,21 +36,14 @@ class DecodeKey:
 
 
 @dataclass(frozen=True)
-class EnergyReading:
+class EnergyReading(DecodeKey):
     """Energy that one counter measured during one decode; a row of the spool's ``energy`` table.
-
-    The first five attributes identify the decode, as in `DecodeKey`.
 
     Attributes:
         domain: Domain of the counter, such as ``package-0``.
         wall_ns: Nanoseconds between the two counter readings: slightly more than the decode itself.
     """
 
-    doc_key: str
-    round: int
-    position: int
-    arm: str
-    twin: bool
     domain: str
     energy_uj: int
     wall_ns: int
