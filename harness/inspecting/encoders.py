@@ -8,24 +8,9 @@ from pathlib import Path
 from exitbench.errors import UserError, one_line
 from exitbench.harness.engine.checkpoints.encoder_loading import load_encoder
 from exitbench.harness.engine.checkpoints.tokenizer_files import check_vocabulary, load_tokenizer
-from exitbench.harness.engine.encoders.model import EncoderClassifier, OffRamps, why_not
-from exitbench.harness.inspecting.parameters import StoredWeights, read_stored
+from exitbench.harness.engine.encoders.model import EncoderClassifier, why_not
+from exitbench.harness.inspecting.parameters import StoredWeights, TrainedHeads, read_stored
 from exitbench.methods.registry import get_method, method_names
-
-
-@dataclass(frozen=True)
-class Ramps:
-    """Off-ramps of a classifier: small classifiers that were trained to read out single blocks.
-
-    Attributes:
-        kind: Kind of off-ramp.
-        blocks: Blocks with an off-ramp.
-        numel: Total number of parameters.
-    """
-
-    kind: str
-    blocks: tuple[int, ...]
-    numel: int
 
 
 @dataclass(frozen=True)
@@ -51,7 +36,7 @@ class ClassifierShape:
     vocabulary: int
     labels: tuple[str, ...]
     parameters: int
-    off_ramps: Ramps | None
+    off_ramps: TrainedHeads | None
     block_flops: float
     counted_tokens: int
     head_numel: int
@@ -125,7 +110,6 @@ def inspect_classifier(folder: Path) -> ClassifierInspection:
 
 
 def _shape(model: EncoderClassifier) -> ClassifierShape:
-    ramps = model.off_ramps
     return ClassifierShape(
         blocks=model.n_blocks,
         width=model.d_model,
@@ -133,15 +117,11 @@ def _shape(model: EncoderClassifier) -> ClassifierShape:
         vocabulary=model.n_tokens,
         labels=model.labels,
         parameters=sum(parameter.numel() for parameter in model.stack.lm.parameters()),
-        off_ramps=None if ramps is None else _ramps(ramps),
+        off_ramps=TrainedHeads.of(model.off_ramps),
         block_flops=model.block_cost(model.max_positions).flops,
         counted_tokens=model.max_positions,
         head_numel=model.stack.classifier_numel,
     )
-
-
-def _ramps(ramps: OffRamps) -> Ramps:
-    return Ramps(ramps.kind, ramps.blocks, sum(tensor.numel() for tensor in ramps.tensors.values()))
 
 
 def _runnable(name: str, model: EncoderClassifier) -> RunnableMethod:

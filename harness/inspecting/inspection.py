@@ -34,6 +34,7 @@ from exitbench.harness.inspecting.parameters import (
     Parameters,
     Sketch,
     StoredWeights,
+    TrainedHeads,
     conversion,
     count_parameters,
     read_stored,
@@ -90,21 +91,6 @@ class Tokens:
     tokenizer: str | None
     n_tokens: int | None
     has_chat_template: bool | None
-
-
-@dataclass(frozen=True)
-class TrainedHeads:
-    """Trained exit heads of a checkpoint.
-
-    Attributes:
-        kind: Kind of head.
-        blocks: Blocks with a head.
-        numel: Total number of parameters.
-    """
-
-    kind: str
-    blocks: tuple[int, ...]
-    numel: int
 
 
 @dataclass(frozen=True)
@@ -223,7 +209,7 @@ def inspect_folder(folder: Path, engine: EngineChoice = "auto", context: int | N
         shape=shape,
         tokens=tokens,
         stored=stored,
-        exit_heads=None if sketch is None or sketch.exit_heads is None else _trained_heads(sketch.exit_heads),
+        exit_heads=sketch and TrainedHeads.of(sketch.exit_heads),
         work=None if sketch is None else _token_cost(sketch, checkpoint, engines, context),
         lacks=tuple(findings.errors),
         convert=None if stored else conversion(folder, auto_class, has_tokenizer=tokens.tokenizer is not None),
@@ -252,10 +238,6 @@ def _described(
 def _exit_heads(folder: Path, stack: Stack) -> ExitHeads | None:
     vocabulary, width = stack.head.weight.shape
     return load_exit_heads(folder, len(stack.blocks), width, vocabulary, device="meta")
-
-
-def _trained_heads(heads: ExitHeads) -> TrainedHeads:
-    return TrainedHeads(heads.kind, heads.blocks, sum(tensor.numel() for tensor in heads.tensors.values()))
 
 
 def _shape(sketch: Sketch, checkpoint: Checkpoint | None) -> ArchitectureSummary:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from exitbench.harness.engine.checkpoints.files import weight_files
 from exitbench.harness.engine.checkpoints.sizes import numel_by_format, stored_tensors
+from exitbench.harness.engine.encoders.model import OffRamps
 from exitbench.harness.engine.hosted.stack import Stack, head_shape
 from exitbench.harness.engine.model.cost import TokenPlace
 from exitbench.harness.engine.model.exit_heads import ExitHeads, Headed
@@ -46,6 +47,26 @@ class Parameters:
     def is_tied(self) -> bool:
         """Whether the LM head shares the embedding's weights."""
         return self.head == 0
+
+
+@dataclass(frozen=True)
+class TrainedHeads:
+    """Trained exit heads of a decoder, or off-ramps of a classifier.
+
+    Attributes:
+        kind: Kind of head.
+        blocks: Blocks with a head.
+        numel: Total number of parameters.
+    """
+
+    kind: str
+    blocks: tuple[int, ...]
+    numel: int
+
+    @classmethod
+    def of(cls, heads: ExitHeads | OffRamps | None) -> TrainedHeads | None:
+        """Return the description of some heads; None if there are none."""
+        return heads and cls(heads.kind, heads.blocks, sum(tensor.numel() for tensor in heads.tensors.values()))
 
 
 def count_parameters(stack: Stack) -> Parameters:

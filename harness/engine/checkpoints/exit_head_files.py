@@ -73,21 +73,16 @@ def load_exit_heads(
     path = folder / EXIT_HEADS_FILE
     if not is_file(path):
         return None
-    kind, blocks = _header(path)
+    stored_kind, blocks = heads_header(path, EXIT_HEADS, KINDS)
     if blocks[-1] >= n_blocks:
         raise UserError(
             f"{path}: exit block {blocks[-1]} is not before the last; the model has {n_blocks} decoder blocks, "
             f"allowed: between 1 and {n_blocks - 1}."
         )
-    tensors = heads_tensors(path)
+    kind, tensors = cast(HeadKind, stored_kind), heads_tensors(path)
     needed, optional = _shapes(tensors, kind, blocks, d_model, vocab_size)
     check_heads(path, kind, blocks, tensors, needed, optional)
     return ExitHeads(kind, blocks, {name: tensor.to(device, dtype) for name, tensor in tensors.items()})
-
-
-def _header(path: Path) -> tuple[HeadKind, tuple[int, ...]]:
-    kind, blocks = heads_header(path, EXIT_HEADS, KINDS)
-    return cast(HeadKind, kind), blocks
 
 
 def _shapes(
