@@ -177,7 +177,7 @@ def make_plan(
             heads = recipe.exit_heads
             _check_model(templates, recipe.n_blocks, heads.blocks(recipe.n_blocks) if heads is not None else ())
     device = resolve_device(suite.device)
-    wanted = {(draft.task.label, data): (draft.task, data) for draft in drafts for data in _requests(draft)}
+    wanted = _requests(drafts)
     corpora = Corpora(spool.parent)
     described = {key: _corpus(task, data, data_dir, corpora) for key, (task, data) in wanted.items()}
     require_apart(drafts, described, data_dir)
@@ -199,12 +199,9 @@ def make_plan(
             _check_precision(suite, templates, description)
             tasks = {draft.task.label: styled(draft.task, folder, description.model, data_dir) for draft in templates}
             templates = [_restyled(draft, tasks[draft.task.label]) for draft in templates]
-            styled_requests = {
-                (draft.task.label, data): (draft.task, data) for draft in templates for data in _requests(draft)
-            }
             described |= {
                 key: _corpus(task, data, data_dir, corpora)
-                for key, (task, data) in styled_requests.items()
+                for key, (task, data) in _requests(templates).items()
                 if key not in described
             }
             builder = _Builder(suite, device, described)
@@ -306,9 +303,12 @@ def _check_precision(suite: Suite, drafts: Sequence[CellTemplate], description: 
         )
 
 
-def _requests(draft: CellTemplate) -> list[DataRequest]:
-    """Return the requests for a cell's documents and for its task's; they differ for fits and calibrations."""
-    return [draft.data, draft.task.data]
+def _requests(drafts: Sequence[CellTemplate]) -> dict[tuple[str, DataRequest], tuple[TaskEntry, DataRequest]]:
+    """Return the requests for the cells' documents and for their tasks', by the task's label and the request.
+
+    The two requests differ for fits and calibrations.
+    """
+    return {(draft.task.label, data): (draft.task, data) for draft in drafts for data in (draft.data, draft.task.data)}
 
 
 def _corpus(entry: TaskEntry, data: DataRequest, data_dir: Path | None, corpora: Corpora) -> Corpus:

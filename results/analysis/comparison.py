@@ -10,6 +10,7 @@ import numpy as np
 
 from exitbench.errors import UserError
 from exitbench.results.analysis.selection import Run, RunIndex
+from exitbench.results.analysis.traces import shared_prefix
 from exitbench.results.database.connection import Database
 from exitbench.results.statistics.intervals import (
     SHARE,
@@ -317,7 +318,7 @@ class _Comparer:
             return [replace(blank, quantity="equal_tokens", contrast="share", how=why_not), length]
         pairs = list(zip(a.output_ids, b.output_ids, strict=True))
         equal = [sum(x == y for x, y in zip(first, second, strict=False)) for first, second in pairs]
-        parted = [_first_divergence(first, second) for first, second in pairs if first != second]
+        parted = [shared_prefix(first, second) + 1 for first, second in pairs if first != second]
         tokens = bounded_ratio_interval(equal, lengths_a)
         same = mean_interval([first == second for first, second in pairs], SHARE)
         return [
@@ -429,15 +430,6 @@ def _judged(contrast: RunContrast, lower_is_better: frozenset[str]) -> RunContra
         return contrast
     is_better = (contrast.estimate < 0) == (contrast.quantity in lower_is_better)
     return replace(contrast, verdict="better" if is_better else "worse")
-
-
-def _first_divergence(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the position, from 1, of the first token in which two answers differ.
-
-    If one answer is a prefix of the other, this is the prefix's length plus 1.
-    """
-    pairs = enumerate(zip(first, second, strict=False), start=1)
-    return next((position for position, (x, y) in pairs if x != y), min(len(first), len(second)) + 1)
 
 
 def _require_same_documents(name_a: str, a: _Samples, name_b: str, b: _Samples) -> None:

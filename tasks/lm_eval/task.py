@@ -72,11 +72,6 @@ class LmEvalTask(Task):
         self.default_max_new_tokens = int(max_gen_toks) if max_gen_toks else _DEFAULT_MAX_NEW_TOKENS
 
     @property
-    def tasks(self) -> tuple[str, ...]:
-        """lm-eval's names of the single tasks that this task, group or tag consists of."""
-        return tuple(self._configs)
-
-    @property
     def num_fewshot(self) -> int:
         """Number of few-shot examples before each question, according to the first single task."""
         return next(iter(self._configs.values())).num_fewshot

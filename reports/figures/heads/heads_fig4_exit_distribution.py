@@ -27,8 +27,6 @@ CAPTION = (
     f"take. {SETTINGS}"
 )
 
-_MANY = 6  # panels; with more there are three per row
-
 
 def finding(frame: Frame) -> str:
     """Return a sentence on the share of tokens that exit before the last block, at the lowest and highest epsilon."""

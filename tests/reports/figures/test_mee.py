@@ -125,7 +125,8 @@ def database_of(folder: Path, example: ModuleType, *runs: Mapping[str, Probed]) 
         for name, probed in run.items():
             model = example.Model(name, "causal", probed.agrees.shape[1], 0)
             full = example.cell_json(model, example.TASKS[0], example.FULL, "quality")
-            cell = example.cell_json(model, example.TASKS[0], example.FULL, "probe", full["cell_id"], source=str(place))
+            setting = {"source": str(place), "documents": len(set(probed.doc_key))}
+            cell = example.cell_json(model, example.TASKS[0], example.FULL, "probe", full["cell_id"], **setting)
             with example.AttemptWriter(folder / "spool", cell, example.ENV) as writer:
                 writer.write("probe", probed.table())
                 writer.finish("ok")
