@@ -307,17 +307,7 @@ class Glue(ClassificationTask):
         return DocumentScore(values, {metric: counts for metric in self.metrics if metric != "acc"})
 
     def aggregate(self, metric: str, total: FloatArray, n: FloatArray) -> FloatArray:
-        """Compute a metric from statistics summed over documents.
-
-        Args:
-            metric: Name of the metric.
-            total: Sums of the metric's S numbers per document, such as counts of outcomes, [..., S]. The leading
-                dimensions are those of `n`, for example bootstrap samples.
-            n: Numbers of documents summed, [...].
-
-        Returns:
-            Values of the metric, [...].
-        """
+        """Compute a metric from statistics summed over documents, such as counts of outcomes (`Task.aggregate`)."""
         return _BY_SUMS[metric](total, n)
 
     def aggregator(self, metric: str) -> Callable[[FloatArray, FloatArray], FloatArray]:

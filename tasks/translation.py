@@ -278,16 +278,7 @@ class Translation(Task):
         return DocumentScore(values, statistics)
 
     def aggregate(self, metric: str, total: FloatArray, n: FloatArray) -> FloatArray:
-        """Compute the corpus score of a metric (``bleu`` or ``chrf``) from statistics summed over documents.
-
-        Args:
-            metric: Name of the metric.
-            total: Sums of the metric's S statistics, such as n-gram counts, [..., S].
-            n: Numbers of documents summed; not used.
-
-        Returns:
-            Corpus scores, [...].
-        """
+        """Compute a corpus score (``bleu`` or ``chrf``) from statistics summed over documents (`Task.aggregate`)."""
         return {"bleu": corpus_bleu, "chrf": corpus_chrf}[metric](total)
 
     def _read_local(self, files: Mapping[str, Path]) -> list[dict[str, Any]]:
