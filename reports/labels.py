@@ -23,7 +23,6 @@ NOT_MEASURABLE = "not measurable now"
 """Text in place of a speed-up whose interval or noise floor spans more than a factor of 10, as on a busy machine or
 with very few documents."""
 
-
 Setting = tuple[str, str, str]  # (method, parameters as JSON text, KV policy)
 
 FLOAT32 = "float32"

@@ -16,9 +16,6 @@ from exitbench.results.statistics.intervals import N_BOOT, Interval, ratio_inter
 MIN_ROUNDS: Final = 5
 """Minimum rounds over the documents before a timing may stop: ten readings per arm, most of them without stalls."""
 
-WIDEST: Final = 10.0
-"""An interval whose upper end is more than this many times its lower end is not a measurement."""
-
 
 def median_times(readings: Iterable[tuple[str, float]]) -> dict[str, float]:
     """Return the median time by document key, from (document key, time) pairs of full depth or of a method."""
@@ -43,12 +40,3 @@ def speedup_interval(
     return ratio_interval(
         list(full_times.values()), [other_times[doc_key] for doc_key in full_times], seed=seed, n_boot=n_boot
     )
-
-
-def is_measurable(low: float | None, high: float | None) -> bool:
-    """Return whether a speed-up's interval is narrow enough to report: high / low is at most `WIDEST`.
-
-    True also if there is no interval (`low` or `high` is None).
-    The macro `is_measurable` in `views.sql` is the same in SQL.
-    """
-    return low is None or high is None or high <= WIDEST * low

@@ -168,6 +168,17 @@ def test_tenfold_interval_is_still_measurable(changed: duckdb.DuckDBPyConnection
     assert "not measurable" not in _statuses(changed).values()
 
 
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(0.73, 1e17, False), (1.0, 10.0, True), (1.0, 10.1, False), (None, None, True), (1.4, 1.6, True)],
+)
+def test_interval_wider_than_tenfold_is_not_measurable(
+    low: float | None, high: float | None, expected: bool, changed: duckdb.DuckDBPyConnection
+) -> None:
+    (measurable,) = changed.execute("SELECT is_measurable($1::DOUBLE, $2::DOUBLE)", [low, high]).fetchall()
+    assert measurable == (expected,)
+
+
 def test_timings_view_ignores_stalls_and_reproduces_the_speedup(
     changed: duckdb.DuckDBPyConnection,
 ) -> None:
