@@ -90,6 +90,10 @@ class Frame:
         """Return the values of one column, in row order."""
         return [row[name] for row in self.rows]
 
+    def intervals(self, name: str) -> list[tuple[Any, Any]]:
+        """Return the values of the columns `name`_low and `name`_high, in row order."""
+        return list(zip(self.values(f"{name}_low"), self.values(f"{name}_high"), strict=True))
+
     def distinct(self, name: str) -> list[Any]:
         """Return the sorted distinct values of one column."""
         return sorted(set(self.values(name)))

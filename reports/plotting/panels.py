@@ -1,7 +1,7 @@
 """Shared parts of figures: grids of panels, points with intervals, the depth axis and the legend of methods."""
 
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, inf
 from textwrap import wrap
 from typing import Any, Final
 
@@ -161,6 +161,11 @@ def draw_points(
         zorder=2.5 if simulated else 3,
         clip_on=False,
     )
+
+
+def interval_around(mean: float, half: float | None, lowest: float = -inf, highest: float = inf) -> Interval:
+    """Return mean - half and mean + half, not below `lowest` or above `highest`; (None, None) if half is None."""
+    return (None, None) if half is None else (max(lowest, mean - half), min(highest, mean + half))
 
 
 def draw_intervals(axes: Axes, at: Sequence[float], intervals: Sequence[Interval], colour: str, *, along: str) -> None:

@@ -7,7 +7,14 @@ from matplotlib.ticker import MaxNLocator
 
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import between, count
-from exitbench.reports.plotting.panels import MOST_PANELS, draw_intervals, grid_of_panels, legend_above, title_panel
+from exitbench.reports.plotting.panels import (
+    MOST_PANELS,
+    draw_intervals,
+    grid_of_panels,
+    interval_around,
+    legend_above,
+    title_panel,
+)
 from exitbench.reports.plotting.style import COLOURS
 
 ORDER = 42
@@ -79,9 +86,8 @@ def plot(frame: Frame) -> Figure:
 
 def _line(axes: Axes, frame: Frame, *, is_right: bool) -> None:
     colour, marker = (_RIGHT, "o") if is_right else (_WRONG, "s")
-    x, y, halves = frame.values("block"), frame.values("mean"), frame.values("half_width")
-    ends = [(None, None) if half is None else (mean - half, mean + half) for mean, half in zip(y, halves, strict=True)]
-    draw_intervals(axes, x, ends, colour, along="y")
+    x, y = frame.values("block"), frame.values("mean")
+    draw_intervals(axes, x, list(map(interval_around, y, frame.values("half_width"))), colour, along="y")
     axes.plot(x, y, color=colour, marker=marker, markersize=4, linewidth=0.9, linestyle="-" if is_right else "--")
 
 

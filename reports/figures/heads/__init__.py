@@ -63,8 +63,7 @@ def by_epsilon(
         for place, ((series,), line) in enumerate(rows.groups("series")):
             shift = _OFFSET * (place - (len(rows.distinct("series")) - 1) / 2)
             x, y = [epsilon + shift for epsilon in line.values("epsilon")], line.values("value")
-            bars = list(zip(line.values("ci_low"), line.values("ci_high"), strict=True))
-            draw_intervals(axes, x, bars, styles[series].colour, along="y")
+            draw_intervals(axes, x, line.intervals("ci"), styles[series].colour, along="y")
             axes.plot(
                 x, y, color=styles[series].colour, marker=styles[series].marker, linewidth=0.6, linestyle=":", zorder=3
             )

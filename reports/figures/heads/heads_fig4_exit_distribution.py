@@ -12,6 +12,7 @@ from exitbench.reports.labels import count, join_words, percent
 from exitbench.reports.plotting.panels import (
     draw_intervals,
     grid_of_panels,
+    interval_around,
     label_y,
     legend_of_series,
     title_panel,
@@ -65,10 +66,7 @@ def _panel(axes: Axes, frame: Frame, styles: dict[str, SeriesStyle]) -> None:
     for (layer, blocks), rows in frame.groups("exit_layer", "blocks"):
         style = styles[_name(layer, blocks)]
         x, y = rows.values("epsilon"), rows.values("share")
-        bars = [
-            (None, None) if half is None else (max(0.0, share - half), min(1.0, share + half))
-            for share, half in zip(y, rows.values("half_width"), strict=True)
-        ]
+        bars = [interval_around(row["share"], row["half_width"], 0.0, 1.0) for row in rows.rows]
         draw_intervals(axes, x, bars, style.colour, along="y")
         axes.plot(x, y, color=style.colour, marker=style.marker, linewidth=0.9, clip_on=False, zorder=3)
     epsilon_axis(axes)

@@ -16,6 +16,7 @@ from exitbench.reports.plotting.panels import (
     draw_intervals,
     draw_published,
     grid_of_panels,
+    interval_around,
     label_y,
     legend_of_series,
     published_entry,
@@ -89,16 +90,8 @@ def share_by_block(frame: Frame, label: str, dashed: str | None = None) -> Figur
 
 
 def intervals(frame: Frame, column: str, lowest: float = 0.0) -> list[Interval]:
-    """Return each row's interval: `column` minus and plus half_width, clipped to [`lowest`, 1].
-
-    (None, None) if half_width is NULL.
-    """
-    return [
-        (None, None)
-        if row["half_width"] is None
-        else (max(lowest, row[column] - row["half_width"]), min(1.0, row[column] + row["half_width"]))
-        for row in frame.rows
-    ]
+    """Return each row's interval: `column` minus and plus half_width, clipped to [`lowest`, 1]."""
+    return [interval_around(row[column], row["half_width"], lowest, 1.0) for row in frame.rows]
 
 
 def published_curves(axes: Axes, frame: Frame, column: str, blocks: int) -> Curves:

@@ -96,8 +96,8 @@ def plot(frame: Frame) -> Figure:
         for (method,), points in rows.groups("method"):
             style = styles[method]
             x, y = points.values("speedup"), points.values("quality")
-            draw_intervals(axes, x, _pairs(points, "quality"), style.colour, along="y")
-            draw_intervals(axes, y, _pairs(points, "speedup"), style.colour, along="x")
+            draw_intervals(axes, x, points.intervals("quality"), style.colour, along="y")
+            draw_intervals(axes, y, points.intervals("speedup"), style.colour, along="x")
             draw_points(axes, x, y, style, simulated=False, connect=is_sweep(points.rows))
         _speed_axis(axes, [row["speedup"] for row in (*rows.rows, *printed)])
         _share_axis(axes, [row["quality"] for row in (*rows.rows, *printed)])
@@ -149,7 +149,3 @@ def _share_axis(axes: Axes, shares: Sequence[float]) -> None:
     axes.set_ylim(max(0.0, floor((min(shares) - 0.1) * 5) / 5), 1.06 * max(1.0, *shares))
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     label_y(axes, "quality, of full depth's")
-
-
-def _pairs(frame: Frame, name: str) -> list[tuple[float | None, float | None]]:
-    return list(zip(frame.values(f"{name}_low"), frame.values(f"{name}_high"), strict=True))

@@ -12,7 +12,13 @@ from matplotlib.patches import Patch
 from exitbench.reports.figures.mee import block_axis
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count, shorten
-from exitbench.reports.plotting.panels import Interval, draw_intervals, grid_of_panels, legend_of_series, title_panel
+from exitbench.reports.plotting.panels import (
+    draw_intervals,
+    grid_of_panels,
+    interval_around,
+    legend_of_series,
+    title_panel,
+)
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
 
 EMPTY = "No data yet: run `nox -s paper -- natcap`."
@@ -47,16 +53,8 @@ def draw_means(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], acro
     """
     for (series,), rows in frame.groups("series"):
         style, x, y = styles[series], rows.values(across), rows.values(up)
-        halves = rows.values("half_width")
-        draw_intervals(axes, x, intervals_around(y, halves), style.colour, along="y")
+        draw_intervals(axes, x, list(map(interval_around, y, rows.values("half_width"))), style.colour, along="y")
         axes.plot(x, y, color=style.colour, marker=style.marker, markersize=4.5, linewidth=0.9, clip_on=False)
-
-
-def intervals_around(means: Sequence[float], halves: Sequence[float | None]) -> list[Interval]:
-    """Return (mean - half, mean + half) for each mean; (None, None) if half is None."""
-    return [
-        (None, None) if half is None else (mean - half, mean + half) for mean, half in zip(means, halves, strict=True)
-    ]
 
 
 def written_token(text: str | None, token_id: int, width: int) -> str:

@@ -4,10 +4,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from exitbench.reports.figures.natcap import TRAINED, intervals_around
+from exitbench.reports.figures.natcap import TRAINED
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count, shorten
-from exitbench.reports.plotting.panels import draw_intervals, figure_of, legend_of_series, title_panel
+from exitbench.reports.plotting.panels import draw_intervals, figure_of, interval_around, legend_of_series, title_panel
 from exitbench.reports.plotting.style import series_styles
 
 TITLE = "First and later pieces of words"
@@ -55,8 +55,8 @@ def plot(frame: Frame) -> Figure:
         rows = [row for row in frame.rows if row["part"] == part]
         places = [lines.index((row["task"], row["series"])) + shift for row in rows]
         x = [row["ideal_exit"] for row in rows]
-        halves = [row["half_width"] for row in rows]
-        draw_intervals(exits, places, intervals_around(x, halves), style.colour, along="x")
+        intervals = [interval_around(row["ideal_exit"], row["half_width"]) for row in rows]
+        draw_intervals(exits, places, intervals, style.colour, along="x")
         exits.plot(x, places, color=style.colour, marker=style.marker, linestyle="none")
         if part.startswith("later"):
             middles = [place - shift for place in places]

@@ -6,10 +6,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from exitbench.reports.figures.natcap import TRAINED, draw_means, intervals_around, panels_by_task
+from exitbench.reports.figures.natcap import TRAINED, draw_means, panels_by_task
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import between
-from exitbench.reports.plotting.panels import draw_intervals, draw_published, label_y, published_entry
+from exitbench.reports.plotting.panels import draw_intervals, draw_published, interval_around, label_y, published_entry
 from exitbench.reports.plotting.style import SeriesStyle
 
 TITLE = "The first block that agrees with the last block"
@@ -60,5 +60,5 @@ def plot(frame: Frame) -> Figure:
 def _ideal_exits(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], height: float) -> None:
     for (series,), rows in frame.groups("series"):
         style, mean, half = styles[series], rows.rows[0]["ideal_exit"], rows.rows[0]["ideal_half_width"]
-        draw_intervals(axes, [height], intervals_around([mean], [half]), style.colour, along="x")
+        draw_intervals(axes, [height], [interval_around(mean, half)], style.colour, along="x")
         axes.plot([mean], [height], color=style.colour, marker=style.marker, markersize=5, linestyle="none")

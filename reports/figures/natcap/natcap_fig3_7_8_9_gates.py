@@ -6,7 +6,6 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from exitbench.reports.figures.natcap import intervals_around
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import count, differing_conditions, row_label, short_name, shorten, times
 from exitbench.reports.plotting.panels import (
@@ -18,6 +17,7 @@ from exitbench.reports.plotting.panels import (
     draw_points,
     figure_of,
     floor_entry,
+    interval_around,
     label_y,
     legend_of_series,
     length_entry,
@@ -131,7 +131,7 @@ def _distances(axes: Axes, rows: Sequence[tuple[Row, float]], styles: Mapping[st
         y, half, style = row["distance"], row["distance_half_width"], styles[row["method"]]
         if y is None or row["method"] == "oracle":  # the ideal exit has distance 0 to itself
             continue
-        draw_intervals(axes, [x], intervals_around([y], [half]), style.colour, along="y")
+        draw_intervals(axes, [x], [interval_around(y, half)], style.colour, along="y")
         draw_points(axes, [x], [y], style, simulated=True, connect=False)
         if row["threshold"] is not None:
             axes.annotate(f"{float(row['threshold']):g}", (x, y), (6, 0), textcoords="offset points", va="center")

@@ -7,10 +7,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from exitbench.reports.figures.mee import block_axis
-from exitbench.reports.figures.natcap import TRAINED, intervals_around
+from exitbench.reports.figures.natcap import TRAINED
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count, percent, short_name
-from exitbench.reports.plotting.panels import draw_intervals, grid_of_panels, legend_of_series, title_panel
+from exitbench.reports.plotting.panels import (
+    draw_intervals,
+    grid_of_panels,
+    interval_around,
+    legend_of_series,
+    title_panel,
+)
 from exitbench.reports.plotting.style import SeriesStyle, series_styles
 
 TITLE = "Predictions read out of the parts of a block"
@@ -58,8 +64,8 @@ def plot(frame: Frame) -> Figure:
 def _panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], column: str) -> None:
     for (read_out,), rows in frame.groups("read_out"):
         style, x, y = styles[read_out], rows.values("block"), rows.values(column)
-        halves = rows.values(f"{column}_half_width")
-        draw_intervals(axes, x, intervals_around(y, halves), style.colour, along="y")
+        intervals = list(map(interval_around, y, rows.values(f"{column}_half_width")))
+        draw_intervals(axes, x, intervals, style.colour, along="y")
         axes.plot(x, y, color=style.colour, marker=style.marker, markersize=4.5, linewidth=0.9, clip_on=False)
     axes.set_ylim(0, 1.02)
     block_axis(axes, max(frame.values("block")))

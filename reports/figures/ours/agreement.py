@@ -92,8 +92,7 @@ def _panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str)
     _connect_equal_settings(axes, frame, styles, by)
     for (series, _, execution), rows in frame.groups(by, "method", "execution"):
         x, y, style = rows.values("depth"), rows.values("match"), styles[series]
-        intervals = list(zip(rows.values("match_low"), rows.values("match_high"), strict=True))
-        draw_intervals(axes, x, intervals, style.colour, along="y")
+        draw_intervals(axes, x, rows.intervals("match"), style.colour, along="y")
         joined = by == "method" and is_sweep(rows.rows)
         draw_points(axes, x, y, style, simulated=execution == "simulated", connect=joined)
     share_of_blocks_axis(axes, "mean exit layer")

@@ -78,5 +78,4 @@ def _bars(axes: Axes, model: ModelLines, frame: Frame, looks: dict[str, tuple[st
             y, widths, 0.75, starts, color=colour, hatch=hatch, edgecolor=mpl.rcParams["axes.facecolor"], linewidth=0
         )
         starts = [start + width for start, width in zip(starts, widths, strict=True)]
-    intervals = list(zip(frame.values("total_low"), frame.values("total_high"), strict=True))
-    draw_intervals(axes, y, intervals, mpl.rcParams["text.color"], along="x")
+    draw_intervals(axes, y, frame.intervals("total"), mpl.rcParams["text.color"], along="x")

@@ -126,8 +126,7 @@ def _depth_panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle]) ->
     for (series, execution), rows in points.groups("method", "execution"):
         style = styles[series]
         x, y = rows.values("depth"), rows.values("quality")
-        intervals = list(zip(rows.values("quality_low"), rows.values("quality_high"), strict=True))
-        draw_intervals(axes, x, intervals, style.colour, along="y")
+        draw_intervals(axes, x, rows.intervals("quality"), style.colour, along="y")
         draw_points(axes, x, y, style, simulated=execution == "simulated", connect=False)
         reached = [row for row in rows.rows if execution == "real" and row["attainable"]]
         front = envelope([(-row["depth"], row["quality"]) for row in reached])
@@ -147,8 +146,7 @@ def _speed_panel(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], na
     for (series, inside), rows in timed.groups("method", "inside_noise_floor"):
         style = SeriesStyle(MUTED, styles[series].marker) if inside else styles[series]
         x, y = rows.values("speedup"), rows.values("quality")
-        intervals = list(zip(rows.values("speedup_low"), rows.values("speedup_high"), strict=True))
-        draw_intervals(axes, y, intervals, style.colour, along="x")
+        draw_intervals(axes, y, rows.intervals("speedup"), style.colour, along="x")
         draw_points(axes, x, y, style, simulated=False, connect=False)
     for (series,), rows in timed.groups("method"):
         front = envelope([(row["speedup"], row["quality"]) for row in rows.rows])

@@ -1,6 +1,6 @@
 """Measured against ideal speed-up: does saved work become saved time?"""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
@@ -73,7 +73,7 @@ def plot(frame: Frame) -> Figure:
 def _plane(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str) -> None:
     for (series,), rows in frame.groups(by):
         style, x, y = styles[series], rows.values("ideal"), rows.values("speedup")
-        draw_intervals(axes, x, _intervals(rows, "speedup"), style.colour, along="y")
+        draw_intervals(axes, x, rows.intervals("speedup"), style.colour, along="y")
         axes.plot(x, y, linestyle="none", color=style.colour, marker=style.marker, markersize=4.5, zorder=3)
     low, high = 0.9 * min(frame.values("ideal")), 1.1 * max(frame.values("ideal"))
     for share, line in _GOALS.items():
@@ -103,10 +103,6 @@ def _strip(axes: Axes, frame: Frame, styles: Mapping[str, SeriesStyle], by: str)
     axes.set_xlim(0.9 * min(0.9, *frame.values("realised")), 1.1 * max(1.1, *frame.values("realised")))
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set_xlabel("realised: measured over ideal speed-up")
-
-
-def _intervals(frame: Frame, name: str) -> Sequence[tuple[float | None, float | None]]:
-    return list(zip(frame.values(f"{name}_low"), frame.values(f"{name}_high"), strict=True))
 
 
 def _entries() -> list[Line2D]:
