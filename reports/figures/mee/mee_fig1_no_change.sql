@@ -8,15 +8,8 @@ ours AS (
     FROM probe_by_document SEMI JOIN chosen USING (attempt_id)
     GROUP BY task_label, model, block
 ),
-printed AS (
-    SELECT CASE
-               WHEN model LIKE '%not fine-tuned%' THEN 'vanilla' WHEN model LIKE '%weighted%' THEN 'CALM' ELSE 'FREE'
-           END AS model,
-           CAST(regexp_extract(setting, '^x=(\d+)', 1) AS INTEGER) + 1 AS block, 12 AS blocks, value AS share
-    FROM published
-    WHERE metric = 'fraction_top1_no_change' AND setting LIKE 'x=%' AND EXISTS (FROM ours)
-)
+-- continues in shared/mee_printed.sql
 SELECT 'ours' AS origin, task, model, block, blocks, share, half_width, n FROM ours
 UNION ALL
-SELECT 'published', NULL, model, block, blocks, share, NULL, NULL FROM printed
+SELECT 'published', NULL, model, block, blocks, value, NULL, NULL FROM printed WHERE metric = 'fraction_top1_no_change'
 ORDER BY origin, task, model, block;

@@ -11,15 +11,8 @@ ours AS (
     FROM probe_by_document SEMI JOIN chosen USING (attempt_id)
     GROUP BY task_label, model, block
 ),
-printed AS (
-    SELECT CASE
-               WHEN model LIKE '%not fine-tuned%' THEN 'vanilla' WHEN model LIKE '%weighted%' THEN 'CALM' ELSE 'FREE'
-           END AS model,
-           CAST(regexp_extract(setting, '^x=(\d+)', 1) AS INTEGER) + 1 AS block, 12 AS blocks, value AS mean
-    FROM published
-    WHERE metric = 'p_final_mean' AND EXISTS (FROM ours)
-)
+-- continues in shared/mee_printed.sql
 SELECT 'ours' AS origin, task, model, block, blocks, mean, half_width, std, n FROM ours
 UNION ALL
-SELECT 'published', NULL, model, block, blocks, mean, NULL, NULL, NULL FROM printed
+SELECT 'published', NULL, model, block, blocks, value, NULL, NULL, NULL FROM printed WHERE metric = 'p_final_mean'
 ORDER BY origin, task, model, block;

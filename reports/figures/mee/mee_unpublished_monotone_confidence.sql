@@ -19,15 +19,8 @@ ours AS (
     FROM counted
     GROUP BY task_label, model, block, tolerance
 ),
-printed AS (
-    SELECT CASE
-               WHEN model LIKE '%not fine-tuned%' THEN 'vanilla' WHEN model LIKE '%weighted%' THEN 'CALM' ELSE 'FREE'
-           END AS model,
-           CAST(regexp_extract(setting, '^x=(\d+)', 1) AS INTEGER) + 1 AS block, 12 AS blocks, value AS share
-    FROM published
-    WHERE metric = 'fraction_monotone' AND EXISTS (FROM ours)
-)
+-- continues in shared/mee_printed.sql
 SELECT 'ours' AS origin, task, model, block, blocks, tolerance, share, half_width, n FROM ours
 UNION ALL
-SELECT 'published', NULL, model, block, blocks, 0, share, NULL, NULL FROM printed
+SELECT 'published', NULL, model, block, blocks, 0, value, NULL, NULL FROM printed WHERE metric = 'fraction_monotone'
 ORDER BY origin, task, model, tolerance, block;
