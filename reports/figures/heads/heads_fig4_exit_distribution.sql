@@ -1,30 +1,13 @@
 -- Share of tokens that exit at each exit head, and at the last block, by epsilon, and half its 95% interval over
 -- documents: one row per task, setting, series, epsilon and exit layer, of series with several epsilons. A series is a
 -- model or another varied parameter: confidence, KV policy and the gated heads.
-WITH heads AS (
-    SELECT task_label AS task, model, conditions AS setting,
-           params ->> 'confidence' AS confidence, kv_policy, 'heads ' || (params ->> 'exit_blocks') AS asked,
-           CAST(params ->> 'epsilon' AS DOUBLE) AS epsilon, blocks, attempt_id
-    FROM frontier
-    WHERE NOT random_weights AND execution = 'real' AND method = 'heads' AND params ->> 'rule' = 'epsilon'
-        AND coalesce(CAST(params ->> 'temperature' AS DOUBLE), 0) = 0
-),
+-- continues in shared/heads_runs.sql
 named AS (
-    SELECT task, setting, epsilon, blocks, attempt_id,
-           coalesce(
-               nullif(
-                   concat_ws(
-                       ' · ', if(count(DISTINCT model) OVER () > 1, model, NULL),
-                       if(count(DISTINCT confidence) OVER () > 1, confidence, NULL),
-                       if(count(DISTINCT kv_policy) OVER () > 1, kv_policy, NULL),
-                       if(count(DISTINCT asked) OVER () > 1, asked, NULL)
-                   ),
-                   ''
-               ),
-               model
-           ) AS series
+    SELECT task_label AS task, setting, epsilon, blocks,
+-- continues in shared/heads_series.sql
+       attempt_id
     FROM heads
-    QUALIFY count(DISTINCT epsilon) OVER (PARTITION BY task, setting, model, confidence, kv_policy, asked) > 1
+    QUALIFY count(DISTINCT epsilon) OVER (PARTITION BY task_label, setting, model, confidence, kv_policy, asked) > 1
 ),
 of_documents AS (
     SELECT attempt_id, doc_key, exit_layer, count(*) AS tokens
