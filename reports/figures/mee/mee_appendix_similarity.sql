@@ -5,10 +5,9 @@
 -- add.
 WITH probed AS (
     SELECT attempt_id, task_label AS task, model, max(block) AS blocks
-    FROM probe_by_document
+    FROM probe_by_document SEMI JOIN (SELECT attempt_id FROM plain_probes WHERE is_largest) USING (attempt_id)
     WHERE NOT random_weights
     GROUP BY attempt_id, task_label, model
-    QUALIFY row_number() OVER (PARTITION BY task_label, model ORDER BY count(*) FILTER (block = 1) DESC, attempt_id DESC) = 1
 ),
 ranked AS (
     SELECT attempt_id, doc_key, count(*) OVER (PARTITION BY attempt_id) AS documents,
