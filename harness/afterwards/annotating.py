@@ -74,8 +74,9 @@ def annotate(
 
 
 def _run(row: Mapping[str, Any]) -> Run:
-    names = (row[name] for name in ("attempt_id", "cell_id", "model", "task_label", "method"))
-    return Run(*names, json.loads(row["params"]), True, f"{row['documents']} documents, suite {row['suite']}")
+    names = {name: row[name] for name in ("attempt_id", "cell_id", "model", "task_label", "method")}
+    about = f"{row['documents']} documents, suite {row['suite']}"
+    return Run(**names, params=json.loads(row["params"]), newest=True, about=about)
 
 
 def _tags(database: Database, attempt_id: str, tokenizer_sha256: str, tagger: Tagger) -> pa.Table:

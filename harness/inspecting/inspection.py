@@ -209,7 +209,7 @@ def inspect_folder(folder: Path, engine: EngineChoice = "auto", context: int | N
         shape=shape,
         tokens=tokens,
         stored=stored,
-        exit_heads=sketch and TrainedHeads.of(sketch.exit_heads),
+        exit_heads=None if sketch is None else TrainedHeads.of(sketch.exit_heads),
         work=None if sketch is None else _token_cost(sketch, checkpoint, engines, context),
         lacks=tuple(findings.errors),
         convert=None if stored else conversion(folder, auto_class, has_tokenizer=tokens.tokenizer is not None),

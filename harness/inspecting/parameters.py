@@ -66,7 +66,9 @@ class TrainedHeads:
     @classmethod
     def of(cls, heads: ExitHeads | OffRamps | None) -> TrainedHeads | None:
         """Return the description of some heads; None if there are none."""
-        return heads and cls(heads.kind, heads.blocks, sum(tensor.numel() for tensor in heads.tensors.values()))
+        if heads is None:
+            return None
+        return cls(heads.kind, heads.blocks, sum(tensor.numel() for tensor in heads.tensors.values()))
 
 
 def count_parameters(stack: Stack) -> Parameters:
