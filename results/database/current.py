@@ -234,7 +234,6 @@ def views_digest() -> str:
     return hashlib.sha256("".join((views_script(), *comments_source())).encode()).hexdigest()
 
 
-@cache
 def version() -> str:
     """Return a digest of all tables, views, macros, comments and published results that this version creates."""
     return content_id([schema_sql(), views_script(), *comments_source(), publications_digest()])

@@ -11,7 +11,7 @@ from exitbench.methods.base import Method
 
 Params = dict[str, Any]
 
-_SHARES = (0.25, 0.75)
+_SHARES = (0.25, 0.5, 0.75)
 """Tested positions between the bounds of a number."""
 _BASES: Mapping[str, Params] = {
     "heads": {"threshold": 0.01},

@@ -65,7 +65,8 @@ def databases(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> I
             "CREATE TEMP VIEW trainings AS "
             f"SELECT DISTINCT name AS model, NULL::VARCHAR AS recipe, loss, weights_sha256 FROM {losses};"
             "CREATE TEMP VIEW objectives AS "
-            f"SELECT DISTINCT name AS model, loss, NULL::INTEGER[] AS trained_blocks FROM {losses}"
+            "SELECT DISTINCT name AS model, loss, NULL::INTEGER[] AS trained_blocks, NULL::VARCHAR AS training "
+            f"FROM {losses}"
         )
     with ExitStack() as stack:
         for database in opened.values():

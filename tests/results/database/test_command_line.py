@@ -9,8 +9,7 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -19,10 +18,8 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import registry
 
-from exitbench.results.database.connection import Database, open_database
+from exitbench.results.database.connection import open_database
 from exitbench.results.queries import query_names, saved_query
-
-Opener = Callable[[Path], AbstractContextManager[Database]]
 
 ENGINES: Final = (
     Path(sysconfig.get_path("scripts")) / "duckdb",
@@ -51,12 +48,8 @@ def queries(example_database: Path) -> Mapping[str, str]:
 
 
 @pytest.fixture(scope="module")
-def expected(
-    queries: Mapping[str, str],
-    example_database: Path,
-    open_computed: Opener,
-) -> Mapping[str, int]:
-    with open_computed(example_database) as database:
+def expected(queries: Mapping[str, str], example_database: Path) -> Mapping[str, int]:
+    with open_database(example_database) as database:
         return {name: len(database.duck.execute(text).fetchall()) for name, text in queries.items()}
 
 

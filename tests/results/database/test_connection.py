@@ -167,7 +167,6 @@ def test_changed_views_are_recreated_and_old_ones_dropped(path: Path, monkeypatc
     script = "CREATE VIEW answers AS SELECT 42 AS answer"
     monkeypatch.setattr(current, "views_script", lambda: script)
     monkeypatch.setattr(catalogue, "views_script", lambda: script)
-    monkeypatch.setattr(current, "version", current.version.__wrapped__)
     with open_database(path, read_only=False) as opened:
         views = opened.query("SELECT view_name FROM duckdb_views() WHERE NOT internal")["view_name"].to_pylist()
         assert views == ["answers"]
