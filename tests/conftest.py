@@ -33,7 +33,7 @@ from exitbench.tasks import builtin
 from exitbench.tasks.document import Document
 
 # The time that an example takes depends on the load of the machine.
-settings.register_profile("tests", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 
 os.environ["EXITBENCH_PRODUCTS"] = "default"  # tests depend on no measured choice, and on no user's cache

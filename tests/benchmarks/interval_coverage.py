@@ -29,7 +29,7 @@ def speed(samples: int) -> Iterator[str]:
     for what in test_speed.SIMULATED:
         for stalled in (0, test_speed.STALLED):
             results = [test_speed.simulate(what, size, stalled, samples) for size in sizes]
-            numbers = " | ".join(f"{result.held:.1%} ({round(result.bias, 3) + 0.0:+.1%})" for result in results)
+            numbers = " | ".join(f"{result.coverage:.1%} ({round(result.bias, 3) + 0.0:+.1%})" for result in results)
             yield f"| {what} | {stalled:.0%} | {numbers} |"
 
 

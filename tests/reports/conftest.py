@@ -102,16 +102,16 @@ def rows_of(
         def run(database: Path, package: ModuleType, name: str) -> Frame:
             source = next(source for source in discover(package) if source.name == name)
             changed = (database, database.stat().st_mtime_ns)
-            if (*changed, source.sql) in frames:
-                pass
-            elif database.parent.name.startswith("test_"):  # of one test, which may change it
+            if (asked := (*changed, source.sql)) in frames:
+                return frames[asked]
+            if database.parent.name.startswith("test_"):  # of one test, which may change it
                 with open_database(database) as opened:
-                    frames[*changed, source.sql] = Frame.query(opened, source.sql)
+                    frames[asked] = Frame.query(opened, source.sql)
             else:
                 if changed not in shared:
                     shared[changed] = stack.enter_context(open_computed(database))
-                frames[*changed, source.sql] = Frame.query(shared[changed], source.sql)
-            return frames[*changed, source.sql]
+                frames[asked] = Frame.query(shared[changed], source.sql)
+            return frames[asked]
 
         yield run
 

@@ -280,7 +280,11 @@ TOGETHER = (
 )
 
 
-@pytest.mark.parametrize("attacks", TOGETHER, ids=str)
+@pytest.mark.parametrize(
+    "attacks",
+    [*TOGETHER, *(pytest.param((what,), marks=pytest.mark.exhaustive) for what in list(CARRIED)[:9])],
+    ids=str,
+)
 def test_writer_recreates_every_view_and_macro(
     attacks: tuple[str, ...], newest: Path, answer: str, tmp_path: Path
 ) -> None:

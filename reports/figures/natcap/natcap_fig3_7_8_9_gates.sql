@@ -45,7 +45,8 @@ distances AS (
     ) AS x
     GROUP BY ALL
 )
-SELECT k.task_label AS task, k.model, k.setting, CASE WHEN training IN ('last block', 'every block') THEN training ELSE 'other' END AS training, k.method,
+SELECT k.task_label AS task, k.model, k.setting,
+       CASE WHEN training IN ('last block', 'every block') THEN training ELSE 'other' END AS training, k.method,
        coalesce(k.params ->> 'threshold', k.params ->> 'patience') AS threshold, k.params, k.kv_policy, k.blocks,
        k.metric, k.value, k.full_value, round(d.distance, 6) AS distance,
        round(d.distance_half_width, 6) AS distance_half_width, k.speedup, k.speedup_low, k.speedup_high,

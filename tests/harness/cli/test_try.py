@@ -25,7 +25,6 @@ def one_per_method(*asked, every=trying.unsearched_candidates):
 trying.MOST_DOCUMENTS = trying.FEWEST_DOCUMENTS
 trying.TimingSettings = functools.partial(TimingSettings, documents=4, max_rounds=1)
 trying.unsearched_candidates = one_per_method
-trying._SHORT_PILOT_S = 0.0
 with contextlib.redirect_stderr(sys.stdout):
     code = main(["try", {model!r}, "--max-loss", "20%", "--minutes", "60"])
 print("exit code", code)

@@ -19,7 +19,7 @@ from exitbench.methods.full import Full
 from exitbench.methods.static import Static
 
 L = 5
-N_NEW = 8
+N_NEW = 16
 FULL, STATIC, SOFTMAX = Full(), Static(exit_layer=2), CalmSoftmax(threshold=0.05, decay="none")
 # Keys of each query head's own (T5, GPT-2), of two, and of all four.
 CASES: list[tuple[str, str, Method]] = [
@@ -38,7 +38,7 @@ def beginning(made: Generation, n: int) -> Generation:
 
 
 @pytest.mark.parametrize(("name", "first_token", "method"), CASES)
-def test_declared_flops_equal_counted_flops_for_answers_of_1_to_8_tokens(
+def test_declared_flops_equal_counted_flops_for_answers_of_1_to_16_tokens(
     twin: Any, prompts: Any, name: str, first_token: Any, method: Method
 ) -> None:
     checkpoint = dataclasses.replace(twin(name).checkpoint, eos_ids=frozenset())

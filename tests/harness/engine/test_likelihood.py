@@ -101,7 +101,7 @@ def test_full_depth_equals_transformers(family: Any, prompts: Any) -> None:
     asked = contexts(prompts, 9)
     first, *others = [
         score(family.checkpoint, asked, full(), rows=rows, gates_first_token=gated)
-        for rows in (1, 4)
+        for rows in (1, 4, 32)
         for gated in (True, False)
     ]
     assert_equals_transformers(family, asked, first)

@@ -62,21 +62,21 @@ def test_full_depth_equals_transformers_greedy_search(
     twin: Any, prompts: list[list[int]], name: str, what: str
 ) -> None:
     """Tested with one family whose answers follow a start token and one whose answers follow the prompt."""
-    assert_is_greedy_search(twin(name), prompts[:8], what)
+    assert_is_greedy_search(twin(name), prompts[:16], what)
 
 
 def test_every_family_equals_transformers_greedy_search_under_several_rules(
     family: Any, prompts: list[list[int]]
 ) -> None:
-    assert_is_greedy_search(family, prompts[:4], "several")
+    assert_is_greedy_search(family, prompts[:8], "several")
 
 
 @pytest.mark.parametrize("rules", [{}, RULES["several"]], ids=["alone", "with others"])
 def test_forced_first_token_equals_transformers(twin: Any, prompts: list[list[int]], rules: Any) -> None:
     family, rules = twin("t5"), {"forced_bos_token_id": FORCED, **rules}
-    ours = run(family, prompts[:10], baseline_method()(), rules)
+    ours = run(family, prompts[:20], baseline_method()(), rules)
     assert {generation.token_ids[0] for generation in ours} == {FORCED}
-    assert tokens(ours) == answers_of_transformers(family, family.reference, prompts[:10], **rules)
+    assert tokens(ours) == answers_of_transformers(family, family.reference, prompts[:20], **rules)
 
 
 @pytest.mark.sampled(2)
@@ -88,14 +88,14 @@ def test_static_exit_tokens_equal_those_of_a_truncated_model(
     family = twin("t5")
     shorter = copy.deepcopy(family.reference)
     shorter.decoder.block = shorter.decoder.block[:exit_layer]
-    ours = run(family, prompts[:10], get_method("static")(exit_layer=exit_layer), RULES[what])
-    assert tokens(ours) == answers_of_transformers(family, shorter, prompts[:10], **RULES[what])
+    ours = run(family, prompts[:20], get_method("static")(exit_layer=exit_layer), RULES[what])
+    assert tokens(ours) == answers_of_transformers(family, shorter, prompts[:20], **RULES[what])
 
 
 def test_gate_reads_raw_head_logits_before_the_rules(twin: Any, prompts: list[list[int]]) -> None:
     family, method = twin("t5"), get_method("calm-softmax")(threshold=0.05)
-    plain = run(family, prompts[:10], method, {})
-    forced = run(family, prompts[:10], method, {"forced_bos_token_id": FORCED})
+    plain = run(family, prompts[:20], method, {})
+    forced = run(family, prompts[:20], method, {"forced_bos_token_id": FORCED})
     first = [[(g.exit_layers[0], g.scores[0]) for g in result] for result in (plain, forced)]
     assert first[0] == first[1]
     assert len({layer for layer, _ in first[0]}) > 1
@@ -119,7 +119,7 @@ def test_pruned_heads_are_refused(twin: Any, prompts: list[list[int]]) -> None:
     pruned = get_method("calm-softmax")(threshold=0.05, head="pruned-fixed", k_first=4, k_min=2)
     assert why_not(pruned.parts(DEPTH)) == "reads only a part of the vocabulary"
     with pytest.raises(UserError, match="min_length: the head must read the whole vocabulary"):
-        run(twin("t5"), prompts[:10], pruned, RULES["min_length"])
+        run(twin("t5"), prompts[:20], pruned, RULES["min_length"])
 
 
 def test_drafting_oracle_and_contrastive_methods_do_not_support_logit_rules() -> None:

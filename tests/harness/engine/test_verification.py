@@ -382,7 +382,7 @@ def test_batch_with_different_rollbacks_equals_its_rows_decoded_alone(position_f
     for method in [SPECULATIONS[2], SPECULATIONS[8], *CONFIDENT, *DYNAMIC, *ROLLBACKS]:
         together = decode(checkpoint, start(position_family, rows), parts(method), stops_somewhere)
         cut_at |= {tuple(at for at, n in enumerate(g.rejected) if n) for g in together}
-        for prompt, expected in zip(rows[::4], together[::4], strict=True):
+        for prompt, expected in zip(rows[::2], together[::2], strict=True):
             (alone,) = decode(checkpoint, start(position_family, [prompt]), parts(method), stops_somewhere)
             assert trace(alone) == trace(expected), method
             assert alone.scores == pytest.approx(expected.scores, abs=1e-4)
@@ -431,7 +431,7 @@ def test_dropping_common_padding_makes_cache_room_without_changing_answers(
     assert any(made_room)
     assert all(len(g.token_ids) == N_NEW for g in together)
     made_room.clear()
-    for prompt, expected in zip(rows[::3], together[::3], strict=True):
+    for prompt, expected in zip(rows, together, strict=True):
         assert trace(decode(checkpoint, start(position_family, [prompt]), parts(method))[0]) == trace(expected)
     assert not any(made_room)
 

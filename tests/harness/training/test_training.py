@@ -339,7 +339,16 @@ def test_training_can_start_from_any_checkpoint_folder(
 # ------------------------------------------------------------------------------------------ interrupted
 
 
-@pytest.mark.parametrize("changes", [LLAMA, MUON, SHARED], ids=["llama", "muon", "shared"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param((), marks=pytest.mark.exhaustive),
+        LLAMA,
+        pytest.param(MUON, marks=pytest.mark.exhaustive),
+        SHARED,
+    ],
+    ids=["adamw", "llama", "muon", "shared"],
+)
 def test_killed_training_resumes_to_the_same_weights_and_log(
     write_recipe: WriteRecipe, data_dir: Path, changes: tuple[tuple[str, str], ...]
 ) -> None:

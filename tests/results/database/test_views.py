@@ -605,3 +605,27 @@ def _anything(data_type: str) -> Any:
     if data_type.endswith("[]"):
         return []
     return {"VARCHAR": "x", "JSON": "{}", "BOOLEAN": False}.get(data_type, 1)
+
+
+@pytest.mark.parametrize(
+    ("objective", "training"),
+    [
+        ({"loss": "last"}, "last block"),
+        ({"loss": "exit-heads"}, "last block"),
+        ({"loss": "weighted"}, "every block"),
+        ({"loss": "layer-skip"}, "every block"),
+        ({"loss": "weighted", "blocks": [2, 4]}, "some blocks"),
+        ({"loss": "self-distillation"}, "self-distillation"),
+        (None, None),
+    ],
+)
+def test_training_of_a_model_names_the_blocks_whose_losses_were_minimised(
+    objective: Json | None, training: str | None, example_database: Path, tmp_path: Path
+) -> None:
+    card = json.dumps({"recipe": {"objective": objective}})
+    with duckdb.connect(shutil.copy(example_database, tmp_path / "copy.duckdb")) as connection:
+        connection.execute("DELETE FROM training_run")
+        if objective is not None:
+            sql = "SELECT DISTINCT weights_sha256, 'own' AS recipe, ?::JSON AS card FROM model_artifact"
+            connection.execute(f"INSERT INTO training_run BY NAME {sql}", [card])
+        assert connection.execute("SELECT DISTINCT training FROM objectives").fetchall() == [(training,)]

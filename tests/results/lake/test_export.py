@@ -94,18 +94,20 @@ def test_later_export_adds_new_attempts(
         assert rows_by_table(lake) == few_rows
 
 
+@pytest.mark.parametrize("count", [4, pytest.param(10, marks=pytest.mark.exhaustive)])
 def test_concurrent_exports_lose_no_rows(
-    few_database: Path, few_rows: dict[str, list[str]], rows_by_table: RowsOf, tmp_path: Path
+    count: int, few_database: Path, few_rows: dict[str, list[str]], rows_by_table: RowsOf, tmp_path: Path
 ) -> None:
-    assert exported("together", few_database, tmp_path / "lake", 4) == [0] * 4
+    assert exported("together", few_database, tmp_path / "lake", count) == [0] * count
     with open_lake(str(tmp_path / "lake")) as lake:
         assert rows_by_table(lake) == few_rows
 
 
+@pytest.mark.parametrize("count", [5, pytest.param(10, marks=pytest.mark.exhaustive)])
 def test_killed_exports_leave_only_complete_attempts(
-    few_database: Path, few_rows: dict[str, list[str]], rows_by_table: RowsOf, tmp_path: Path
+    count: int, few_database: Path, few_rows: dict[str, list[str]], rows_by_table: RowsOf, tmp_path: Path
 ) -> None:
-    assert exported("killed", few_database, tmp_path / "lake", 5) == [SIGKILL] * 5
+    assert exported("killed", few_database, tmp_path / "lake", count) == [SIGKILL] * count
     with open_lake(str(tmp_path / "lake")) as lake:
         lake_rows = rows_by_table(lake)
     attempts = {row.split("'")[1] for row in lake_rows["attempt"]}

@@ -236,10 +236,10 @@ def test_worker_that_hangs_before_its_first_cell_is_not_restarted(
 def test_waiting_for_another_process_is_not_a_timeout_and_shown_once(
     spec: WorkerSpec, worker: Worker, run: Callable[..., list[str]], tmp_path: Path
 ) -> None:
-    waits = "(say('wait', item, holder='process 7'), say('wait', item, holder='process 7'), time.sleep(1.5), wake())"
+    waits = "(say('wait', item, holder='process 7'), say('wait', item, holder='process 7'), time.sleep(4), wake())"
     command = worker("two", waits.replace("wake()", "say('held', item)"))
     output = io.StringIO()
-    timed = replace(spec, cells=with_timeouts(spec, (LONG_S, 1.0, LONG_S)))
+    timed = replace(spec, cells=with_timeouts(spec, (LONG_S, 3.0, LONG_S)))
     with Lines(dict.fromkeys(map(str, range(3)), Expected()), output) as progress:
         LocalExecutor(tmp_path / "logs", worker=command, cores=1).run([timed], progress, lambda: None)
     assert {status.status for status in latest_status(spec.spool).values()} == {"ok"}
