@@ -2,8 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +17,7 @@ from exitbench.reports.frame import Frame
 from exitbench.reports.plotting import style
 from exitbench.reports.registry import discover
 from exitbench.reports.render import write_report
-from exitbench.results.database.connection import Database, open_database
+from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the module `print_rules`
@@ -87,33 +86,19 @@ def report(drawn_report: tuple[ReportSummary, list[Figure]]) -> ReportSummary:
 
 
 @pytest.fixture(scope="session")
-def rows_of(
-    open_computed: Callable[[Path], AbstractContextManager[Database]],
-) -> Iterator[Callable[[Path, ModuleType, str], Frame]]:
-    """Return a function that runs the query of one figure or table on a database: once while the file is unchanged.
-
-    Databases that tests share stay open, with the views that most queries need computed once.
-    """
+def rows_of() -> Callable[[Path, ModuleType, str], Frame]:
+    """Return a function that runs the query of one figure or table on a database: once while the file is unchanged."""
     frames: dict[tuple[Path, int, str], Frame] = {}
-    shared: dict[tuple[Path, int], Database] = {}
 
-    with ExitStack() as stack:
+    def run(database: Path, package: ModuleType, name: str) -> Frame:
+        source = next(source for source in discover(package) if source.name == name)
+        asked = (database, database.stat().st_mtime_ns, source.sql)
+        if asked not in frames:
+            with open_database(database) as opened:
+                frames[asked] = Frame.query(opened, source.sql)
+        return frames[asked]
 
-        def run(database: Path, package: ModuleType, name: str) -> Frame:
-            source = next(source for source in discover(package) if source.name == name)
-            changed = (database, database.stat().st_mtime_ns)
-            if (asked := (*changed, source.sql)) in frames:
-                return frames[asked]
-            if database.parent.name.startswith("test_"):  # of one test, which may change it
-                with open_database(database) as opened:
-                    frames[asked] = Frame.query(opened, source.sql)
-            else:
-                if changed not in shared:
-                    shared[changed] = stack.enter_context(open_computed(database))
-                frames[asked] = Frame.query(shared[changed], source.sql)
-            return frames[asked]
-
-        yield run
+    return run
 
 
 def _ingested(world: Any, folder: Path) -> Path:
