@@ -1,7 +1,7 @@
 """Compare runs over the same documents in quality, answers and speed, with paired tests."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Literal
@@ -24,6 +24,7 @@ from exitbench.results.statistics.intervals import (
     ratio_interval,
 )
 from exitbench.results.statistics.paired import Difference, binary_difference, difference, holm
+from exitbench.results.statistics.pooled import largest_contribution
 
 Aggregates = Callable[[str, str], Aggregate]
 """Maps a task and one of its metrics to the function that aggregates the metric."""
@@ -57,8 +58,12 @@ _RUNS: Final = """
 _VERSIONS: Final = """
     SELECT metric_version, max(scored_at) AS scored_at FROM sample_rescore WHERE attempt_id = ? GROUP BY metric_version
 """
-_LOWER_IS_BETTER: Final = """
-    SELECT metric FROM metric WHERE attempt_id = $attempt_id AND metric_version = $version AND lower_is_better
+_METRICS: Final = """
+    SELECT
+        metric, lower_is_better, coalesce(scale_high, 1) AS greatest_value,
+        coalesce(scale_high - scale_low, CASE WHEN ci_method NOT LIKE 'Student%' THEN 100 END) AS scale
+    FROM metric
+    WHERE attempt_id = $attempt_id AND metric_version = $version
 """
 _SAMPLES: Final = """
     SELECT
@@ -142,14 +147,17 @@ class Comparison:
 
 @dataclass(frozen=True)
 class _Samples:
-    """Answers of one run and their scores: parallel lists with one entry per document, sorted by document key."""
+    """Answers of one run and their scores: parallel lists with one entry per document, sorted by document key.
+
+    `metrics` has each metric's direction and scale.
+    """
 
     keys: list[str]
     output_ids: list[list[int]]
     lengths: list[int]
     scores: list[dict[str, float]]
     statistics: list[dict[str, list[float]]]
-    lower_is_better: frozenset[str]
+    metrics: dict[str, dict[str, Any]]
 
     def rows(self, metric: str) -> Floats:
         """Return one row of numbers per document: the statistics whose sums give a corpus metric, or else the value."""
@@ -197,7 +205,7 @@ class _Comparer:
             contrasts += self._contrasts(run_a, samples_a, run_b, samples_b)
         broken = {self._runs.name(run) for run in (run_a, *runs_b) if self._facts[run.attempt_id]["conforms"] is False}
         return Comparison(
-            tuple(_adjusted(contrasts, samples_a.lower_is_better)), tuple(dict.fromkeys(warnings)), frozenset(broken)
+            tuple(_adjusted(contrasts, samples_a.metrics)), tuple(dict.fromkeys(warnings)), frozenset(broken)
         )
 
     @cached_property
@@ -253,7 +261,7 @@ class _Comparer:
             lengths=[row["n_output"] for row in rows],
             scores=[json.loads(row["scores"]) for row in rows],
             statistics=[json.loads(row["statistics"]) for row in rows],
-            lower_is_better=frozenset(self._database.query(_LOWER_IS_BETTER, parameters)["metric"].to_pylist()),
+            metrics={row["metric"]: row for row in self._database.query(_METRICS, parameters).to_pylist()},
         )
 
     def _warnings(self, run_a: Run, run_b: Run) -> list[str]:
@@ -289,12 +297,15 @@ class _Comparer:
 
     def _difference(self, a: _Samples, b: _Samples, task: str, metric: str, seed: int) -> Difference:
         rows_a, rows_b = a.rows(metric), b.rows(metric)
+        facts = a.metrics[metric]
         if any(metric in statistics for statistics in a.statistics):
-            return difference(*paired_as_sums(rows_a, rows_b, self._aggregates(task, metric)), seed=seed)
+            largest = facts["greatest_value"] * max(largest_contribution(metric, rows) for rows in (rows_a, rows_b))
+            sums = paired_as_sums(rows_a, rows_b, self._aggregates(task, metric))
+            return difference(*sums, seed=seed, scale=facts["scale"], largest=largest)
         if set(np.unique([rows_a, rows_b])) <= {0.0, 100.0}:
             return binary_difference(rows_a[:, 0], rows_b[:, 0])
         # A metric without statistics is the mean of its values, for third-party tasks too.
-        return difference(rows_a, rows_b, lambda total, n: total[..., 0] / n, seed=seed)
+        return difference(rows_a, rows_b, lambda total, n: total[..., 0] / n, seed=seed, scale=facts["scale"])
 
     def _answers(
         self, blank: RunContrast, run_a: Run, a: _Samples, run_b: Run, b: _Samples, seed: int
@@ -412,23 +423,25 @@ def _interval_contrast(blank: RunContrast, interval: Interval) -> RunContrast:
     return replace(blank, estimate=interval.value, low=interval.low, high=interval.high, n=interval.n)
 
 
-def _adjusted(contrasts: Sequence[RunContrast], lower_is_better: frozenset[str]) -> list[RunContrast]:
+def _adjusted(contrasts: Sequence[RunContrast], metrics: Mapping[str, dict[str, Any]]) -> list[RunContrast]:
     """Return the contrasts, with Holm's adjusted p-value and the verdict added to those that have a p-value.
 
-    `lower_is_better` has the names of the metrics of which smaller values are better.
+    `metrics` has each metric's direction.
     """
     adjusted = iter(holm([contrast.p for contrast in contrasts if contrast.p is not None]))
     return [
-        contrast if contrast.p is None else _judged(replace(contrast, p_holm=next(adjusted)), lower_is_better)
+        contrast
+        if contrast.p is None
+        else _judged(replace(contrast, p_holm=next(adjusted)), metrics[contrast.quantity]["lower_is_better"])
         for contrast in contrasts
     ]
 
 
-def _judged(contrast: RunContrast, lower_is_better: frozenset[str]) -> RunContrast:
+def _judged(contrast: RunContrast, lower_is_better: bool | None) -> RunContrast:
     assert contrast.p_holm is not None and contrast.estimate is not None, "metrics have both"
     if contrast.p_holm > _SIGNIFICANT or contrast.estimate == 0:
         return contrast
-    is_better = (contrast.estimate < 0) == (contrast.quantity in lower_is_better)
+    is_better = (contrast.estimate < 0) == bool(lower_is_better)
     return replace(contrast, verdict="better" if is_better else "worse")
 
 

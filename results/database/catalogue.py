@@ -74,6 +74,7 @@ TRAINING_RUN: Final = _table("training_run")
 CELL: Final = _table("cell")
 ATTEMPT: Final = _table("attempt")
 ATTEMPT_FILE: Final = _table("attempt_file")
+QUALITY_DIFFERENCE: Final = _table("quality_difference")
 PUBLISHED_RESULT: Final = _table("published_result")
 PUBLISHED_SOURCE: Final = _table("published_source")
 
@@ -104,7 +105,7 @@ def engine_over(duck: duckdb.DuckDBPyConnection) -> sa.Engine:
 def upgrade_schema(engine: sa.Engine, location: str) -> None:
     """Create tables and views in an empty database; in any other, recreate views that differ from this version's.
 
-    The published results are also updated. `location` names the database in messages.
+    Stored differences are then deleted. The published results are also updated. `location` names the database in messages.
 
     Raises:
         UserError: The tables are not this version's, or the database contains a trigger or a type.
@@ -138,6 +139,8 @@ def _create_tables(connection: sa.Connection) -> None:
 
 def _drop_views(connection: sa.Connection, contents: Catalogue) -> None:
     connection.execute(VIEW_SOURCE.delete())
+    # The next ingest computes them again, since their computation may have changed.
+    connection.execute(QUALITY_DIFFERENCE.delete())
     for view in contents.views:
         connection.exec_driver_sql(f"DROP VIEW {quoted(view)}")
     for macro, kind in {(name, kind) for name, kind, *_ in contents.macros}:

@@ -105,6 +105,8 @@ _VERSION_COLUMNS: Final = {
 }
 """Columns of the table with the schema version, the same in every version of ExitBench."""
 _VERSION_TABLE: Final = "schema_version"
+_DIFFERENCES: Final = "2"
+"""Version of the computation of `quality_difference`; databases with rows of another version compute them again."""
 _ALWAYS_THERE: Final = frozenset({_VERSION_TABLE, "cell", "attempt"})
 """Tables of every result database; other programs also have a table named `schema_version`."""
 _ANYTHING: Final = """
@@ -230,10 +232,10 @@ def views_script() -> str:
 
 
 def views_digest() -> str:
-    """Return the digest of this version's views, macros and comments, as databases store it in `view_source`."""
-    return hashlib.sha256("".join((views_script(), *comments_source())).encode()).hexdigest()
+    """Return the digest of this version's views, macros, comments and differences, as stored in `view_source`."""
+    return hashlib.sha256("".join((views_script(), *comments_source(), _DIFFERENCES)).encode()).hexdigest()
 
 
 def version() -> str:
     """Return a digest of all tables, views, macros, comments and published results that this version creates."""
-    return content_id([schema_sql(), views_script(), *comments_source(), publications_digest()])
+    return content_id([schema_sql(), views_digest(), publications_digest()])

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 
 from exitbench.results.files.arrow import driver_connection
-from exitbench.results.statistics.intervals import Interval, point, standard_error, t_quantile
+from exitbench.results.statistics.intervals import point
 from exitbench.results.statistics.paired import difference_interval
-from exitbench.results.statistics.pooled import contributions
+from exitbench.results.statistics.pooled import contributions, largest_contribution
 from exitbench.results.statistics.split import is_choosing
 
 _WANTED: Final = """
@@ -21,7 +21,8 @@ _WANTED: Final = """
     SELECT
         f.attempt_id, r.full_depth_attempt_id AS full_attempt_id, f.metric, f.delta, s.scored_at,
         t.scored_at AS full_scored_at,
-        coalesce(m.ci_method LIKE 'Student%', true) AS has_no_scale, coalesce(m.scale_high - m.scale_low, 100) AS scale
+        coalesce(m.scale_high - m.scale_low, CASE WHEN m.ci_method NOT LIKE 'Student%' THEN 100 END) AS scale,
+        coalesce(m.scale_high, 1) AS greatest_value
     FROM frontier AS f
     JOIN runs AS r USING (attempt_id)
     JOIN scored AS s ON s.attempt_id = f.attempt_id
@@ -57,8 +58,6 @@ _DOCUMENTS: Final = """
     ORDER BY p.attempt_id, s.doc_key
 """
 _EQUAL: Final = 1e-6
-_SCALES: Final = (1.0, 100.0)
-"""Factors of metrics that are no means: as lm-eval reports F1, and as GLUE does."""
 
 
 def fill_differences(connection: sa.Connection) -> None:
@@ -86,7 +85,7 @@ def _rows(run: dict[str, Any], documents: list[dict[str, Any]]) -> Iterator[dict
     """Yield one run's rows of `quality_difference`: for all documents, and for each of two parts of them.
 
     Settings are chosen on the choosing part, and the choice is measured on the confirming part. Rows for parts are left
-    out if the metric's difference is not a mean over documents.
+    out if no contributions of documents to the metric can be computed.
 
     Args:
         run: Row of `wanted_difference`.
@@ -94,16 +93,17 @@ def _rows(run: dict[str, Any], documents: list[dict[str, Any]]) -> Iterator[dict
     """
     differences = np.array([row["difference"] for row in documents], dtype=np.float64)
     chooses = np.array([is_choosing(row["doc_key"]) for row in documents], dtype=bool)
-    contributed = _document_contributions(run["metric"], run["delta"], differences, documents)
+    contributed, largest = _document_contributions(run, differences, documents)
     parts = {"all": np.ones(len(differences), dtype=bool), "choosing": chooses, "confirming": ~chooses}
     for part, is_in in parts.items():
         n = int(is_in.sum())
         if part != "all" and (contributed is None or not n):
             continue
+        value = float("nan") if contributed is None else float(contributed[is_in].mean())
         interval = (
-            point(float("nan"), n)
-            if contributed is None
-            else _interval(contributed[is_in], None if run["has_no_scale"] else run["scale"])
+            point(value, n)
+            if contributed is None or n < 2
+            else difference_interval(value, contributed[is_in], run["scale"], largest)
         )
         yield {
             **{name: run[name] for name in _KEY.split(", ")},
@@ -118,42 +118,30 @@ def _rows(run: dict[str, Any], documents: list[dict[str, Any]]) -> Iterator[dict
 
 
 def _document_contributions(
-    metric: str, delta: float, differences: NDArray[np.float64], documents: list[dict[str, Any]]
-) -> NDArray[np.float64] | None:
-    """Return each document's contribution to the difference `delta` between a run and full depth in a metric, [n].
+    run: dict[str, Any], differences: NDArray[np.float64], documents: list[dict[str, Any]]
+) -> tuple[NDArray[np.float64] | None, float]:
+    """Return each document's contribution to the difference between a run and full depth, [n], and the largest possible.
 
-    The mean of the contributions is `delta`; None if no contributions with this mean can be computed. `differences` are
-    the differences of the documents' own scores. `documents` has the statistics of both runs, from which contributions
-    to corpus metrics are computed.
+    The mean of the contributions is the run's `delta`; None if no contributions with this mean can be computed. The
+    largest possible contribution is 0 for metrics that are means: it is their scale.
+
+    Args:
+        run: Row of `wanted_difference`.
+        differences: Differences of the documents' own scores, [n].
+        documents: Statistics of both runs, from which contributions to corpus metrics are computed.
     """
-    if not documents:
-        return None
-    if _has_mean(differences, delta):
-        return differences
-    runs = [[row[column] for row in documents] for column in ("statistics", "full_statistics")]
-    if len({None if row is None else len(row) for run in runs for row in run}) != 1 or runs[0][0] is None:
-        return None
-    own, full_depth = (contributions(metric, np.array(run, dtype=np.float64)) for run in runs)
-    if own is None or full_depth is None:
-        return None
-    scaled = (scale * (own - full_depth) for scale in _SCALES)
-    return next((contributed for contributed in scaled if _has_mean(contributed, delta)), None)
+    statistics = [[row[column] for row in documents] for column in ("statistics", "full_statistics")]
+    widths = {None if row is None else len(row) for rows in statistics for row in rows}
+    if len(widths) == 1 and None not in widths:
+        metric, factor = run["metric"], run["greatest_value"]
+        own, full_depth = (np.array(rows, dtype=np.float64) for rows in statistics)
+        contributed, full_contributed = contributions(metric, own), contributions(metric, full_depth)
+        if contributed is not None and full_contributed is not None:
+            contributed = factor * (contributed - full_contributed)
+            if _has_mean(contributed, run["delta"]):
+                return contributed, factor * max(largest_contribution(metric, rows) for rows in (own, full_depth))
+    return (differences if documents and _has_mean(differences, run["delta"]) else None), 0.0
 
 
 def _has_mean(contributed: NDArray[np.float64], delta: float) -> bool:
     return bool(abs(contributed.mean() - delta) < _EQUAL)
-
-
-def _interval(contributed: NDArray[np.float64], scale: float | None) -> Interval:
-    value = float(contributed.mean())
-    if len(contributed) < 2:
-        return point(value, len(contributed))
-    if scale is not None:
-        return difference_interval(value, contributed, scale)
-    reach = standard_error(contributed) * t_quantile(len(contributed))
-    # If no document differs, the spread of other documents is unknown.
-    return (
-        point(value, len(contributed))
-        if reach == 0
-        else Interval(value, value - reach, value + reach, None, len(contributed))
-    )

@@ -8,6 +8,7 @@ from typing import Final
 from exitbench.errors import UserError
 from exitbench.results import snapshots
 from exitbench.results.database.connection import Database, open_database
+from exitbench.results.ingest.differences import fill_differences
 from exitbench.results.ingest.snapshot import is_snapshot, load_snapshot
 
 _BUNDLED: Final = Path(snapshots.__file__).parent
@@ -51,4 +52,6 @@ def fill_from_snapshot(snapshot: str, folder: Path) -> Path:
     path = folder / "snapshot.duckdb"
     with open_database(path, read_only=False) as database:
         load_snapshot(database.engine, source)
+        with database.engine.begin() as connection:
+            fill_differences(connection)
     return path

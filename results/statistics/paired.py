@@ -20,6 +20,7 @@ from exitbench.results.statistics.intervals import (
     Floats,
     Interval,
     jackknife,
+    point,
     standard_error,
     t_quantile,
 )
@@ -58,14 +59,24 @@ class Difference:
     detectable: float | None
 
 
-def difference(rows_a: Floats, rows_b: Floats, aggregate: Aggregate, *, seed: int) -> Difference:
-    """Compare two runs in one metric on a scale of 0..100.
+def difference(
+    rows_a: Floats,
+    rows_b: Floats,
+    aggregate: Aggregate,
+    *,
+    seed: int,
+    scale: float | None = PERCENT[1],
+    largest: float = 0.0,
+) -> Difference:
+    """Compare two runs in one metric.
 
     Args:
         rows_a: Statistics of run A, one row per document, [n, S], n at least 1.
         rows_b: Statistics of run B for the same documents in the same order, [n, S].
         aggregate: Function from statistics summed over documents to the metric.
         seed: Seed of the permutation test.
+        scale: Size of the metric's scale, from the smallest to the largest value; None if it has none.
+        largest: Largest contribution of one document to the difference (`pooled.largest_contribution`); 0 if unknown.
     """
     n, width = rows_a.shape
     a, b = (float(aggregate(rows.sum(axis=0), np.asarray(float(n)))) for rows in (rows_a, rows_b))
@@ -75,11 +86,11 @@ def difference(rows_a: Floats, rows_b: Floats, aggregate: Aggregate, *, seed: in
         return value
 
     if n == 1:
-        interval, detectable = Interval(b - a, None, None, None, n), None
+        interval, detectable = point(b - a, n), None
     else:
         # Contributions of the documents to the difference; their mean is the difference.
         contributions = b - a + jackknife(np.concatenate([rows_a, rows_b], axis=1), delta)
-        interval = difference_interval(b - a, contributions)
+        interval = difference_interval(b - a, contributions, scale, largest)
         detectable = detectable_effect(contributions, differs=(rows_a != rows_b).any(axis=1))
     if np.array_equal(rows_a, rows_b):
         return Difference(a, b, interval, 1.0, NOTHING_DIFFERS, None)
@@ -91,7 +102,7 @@ def binary_difference(right_a: Floats, right_b: Floats) -> Difference:
     """Compare two runs in a binary metric, from its value for each document and run, 0 or 100, [n]."""
     n, gained, lost = len(right_a), int((right_a < right_b).sum()), int((right_a > right_b).sum())
     a, b = float(right_a.mean()), float(right_b.mean())
-    interval = Interval(b - a, None, None, None, n) if n == 1 else difference_interval(b - a, right_b - right_a)
+    interval = point(b - a, n) if n == 1 else difference_interval(b - a, right_b - right_a)
     if not gained + lost:
         return Difference(a, b, interval, 1.0, NOTHING_DIFFERS, None)
     share = detectable_share(n, (gained + lost) / n)
@@ -99,21 +110,28 @@ def binary_difference(right_a: Floats, right_b: Floats) -> Difference:
     return Difference(a, b, interval, mcnemar(gained, lost), "McNemar, exact", detectable)
 
 
-def difference_interval(value: float, contributions: Floats, scale: float = PERCENT[1]) -> Interval:
-    """Return the paired 95% interval of the difference between two runs in a metric on a bounded scale.
+def difference_interval(
+    value: float, contributions: Floats, scale: float | None = PERCENT[1], largest: float = 0.0
+) -> Interval:
+    """Return the paired 95% interval of the difference between two runs in a metric.
 
-    Each end is Gaffke's bound (`bounded_mean`), which adds one document that gains or loses the whole scale. So the
-    interval also holds for rare large losses, and a document with a larger loss never raises the lower end.
+    On a bounded scale, each end is Gaffke's bound (`bounded_mean`), which adds one document that gains or loses the
+    most that one document can: the whole scale, or more in a corpus metric. So the interval also holds for rare large
+    losses, and a document with a larger loss never raises the lower end. Without a scale it is Student's t, and no
+    interval if no document differs.
 
     Args:
         value: Difference between the two runs.
-        contributions: Contribution of each document, [n], n at least 2; their mean is the difference.
-        scale: Size of the metric's scale, from the smallest to the largest value.
+        contributions: Contribution of each document to the difference, [n], n at least 2; their mean is the difference.
+        scale: Size of the metric's scale, from the smallest to the largest value; None if it has none.
+        largest: Largest contribution of one document (`pooled.largest_contribution`), if it may exceed the scale.
     """
     n = len(contributions)
-    parts = np.clip(contributions, -scale, scale)
-    offset = value - float(parts.mean())
-    low, high = lower_bound(parts, -scale) + offset, upper_bound(parts, scale) + offset
+    if scale is None:
+        reach = standard_error(contributions) * t_quantile(n)
+        return Interval(value, value - reach, value + reach, "Student's t", n) if reach > 0 else point(value, n)
+    greatest = max(scale, largest, float(np.abs(contributions).max()))
+    low, high = lower_bound(contributions, -greatest), upper_bound(contributions, greatest)
     return Interval(value, max(-scale, min(value, low)), min(scale, max(value, high)), "Gaffke", n)
 
 

@@ -4,7 +4,7 @@ Tasks define these metrics (`exitbench.tasks`) and store the statistics of each 
 again, to compute them with a document left out: `results` cannot import tasks. Tests check that both definitions agree.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import numpy as np
@@ -34,6 +34,31 @@ def contributions(metric: str, statistics: Floats) -> Floats | None:
     value = float(aggregate(statistics.sum(axis=0), np.asarray(float(len(statistics)))))
     document_values: Floats = value + jackknife(statistics, aggregate)
     return document_values
+
+
+def largest_contribution(metric: str, statistics: Floats) -> float:
+    """Return the largest contribution of one document to the difference between two runs in a metric.
+
+    This is n times the change in the metric if one document's answer changes from one extreme to the other. It may
+    exceed the metric's scale: with few positive labels, one answer changes F1 by more than 1 / n.
+
+    Args:
+        metric: Name of the metric.
+        statistics: Statistics of one run, as in `contributions`, [n, S].
+
+    Returns:
+        The largest contribution over the documents of the run; 0 if this module does not compute the metric.
+
+    Examples:
+        >>> largest_contribution("f1", np.array([[1.0, 0, 0, 0]] + [[0.0, 0, 0, 1]] * 9))  # one positive label of ten
+        10.0
+    """
+    key, n = (metric, statistics.shape[-1]), len(statistics)
+    if key not in _AGGREGATES:
+        return 0.0
+    total, counts = statistics.sum(axis=0), np.full(n, float(n))
+    least, most = (_AGGREGATES[key](total - statistics + rows, counts) for rows in _EXTREMES[key](statistics))
+    return n * float(np.abs(most - least).max())
 
 
 def _bleu(total: Floats, _: Floats) -> Floats:
@@ -82,3 +107,33 @@ _AGGREGATES: Final[Mapping[tuple[str, int], Aggregate]] = {
     ("pearson", 5): _pearson,
 }
 """Metrics by name and width of the statistics."""
+
+
+def _right_and_wrong(rows: Floats) -> tuple[Floats, Floats]:
+    """Return the counts of the labels given, and of the opposite labels: `confusion` of each document, [n, 4]."""
+    return rows, rows[:, [2, 3, 0, 1]]
+
+
+def _least_and_most_similar(rows: Floats) -> tuple[Floats, Floats]:
+    """Return BLEU's statistics of answers of the same lengths in which no n-gram matches, and in which all do."""
+    lengths, grams = rows[:, :2], rows[:, 6:]
+    return np.hstack([lengths, 0 * grams, grams]), np.hstack([lengths, grams, grams])
+
+
+def _least_and_greatest(rows: Floats) -> tuple[Floats, Floats]:
+    """Return Pearson's statistics of each document with the run's least, and with its greatest, prediction."""
+    gold = rows[:, 0]
+
+    def predicted(y: float) -> Floats:
+        return np.stack([gold, np.full_like(gold, y), gold**2, np.full_like(gold, y * y), gold * y], axis=1)
+
+    return predicted(rows[:, 1].min()), predicted(rows[:, 1].max())
+
+
+_EXTREMES: Final[Mapping[tuple[str, int], Callable[[Floats], tuple[Floats, Floats]]]] = {
+    ("bleu", 10): _least_and_most_similar,
+    ("f1", 4): _right_and_wrong,
+    ("mcc", 4): _right_and_wrong,
+    ("pearson", 5): _least_and_greatest,
+}
+"""Statistics of the two extreme answers to each document, for the keys of `_AGGREGATES`."""

@@ -112,7 +112,7 @@ ANSWERS: Final = (
     Table(
         "quality_difference",
         "One row per attempt and part of its documents: the paired difference to full depth of the same checkpoint. "
-        "Every ingest computes it, since SQL cannot invert a distribution.",
+        "Computed after every ingest and after opening a snapshot, since SQL cannot invert a distribution.",
         (
             ATTEMPT_ID,
             Column("full_attempt_id", "VARCHAR", "attempt of full depth"),
@@ -132,7 +132,7 @@ ANSWERS: Final = (
             Column(
                 "delta",
                 "DOUBLE",
-                "mean difference to full depth, NULL if the metric is not a mean over documents",
+                "difference to full depth, NULL if documents' contributions to the metric cannot be computed",
                 required=False,
             ),
             Column(
@@ -144,6 +144,7 @@ ANSWERS: Final = (
             Column("delta_high", "DOUBLE", "upper end of that interval", required=False),
         ),
         indexed=False,
+        local=True,
     ),
     Table(
         "choice_answer",

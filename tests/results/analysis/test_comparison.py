@@ -2,11 +2,12 @@
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -16,6 +17,7 @@ from exitbench.results.database.connection import Database, open_database
 from exitbench.results.files.formats import content_id
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import AttemptWriter
+from exitbench.results.spool.schema import TABLES
 from exitbench.results.statistics.intervals import Aggregate
 from exitbench.results.statistics.paired import holm
 
@@ -67,10 +69,29 @@ def write(tmp_path: Path, example: ModuleType) -> Write:
         ]
         with AttemptWriter(tmp_path / "spool", cell, example.ENV) as writer:
             writer.write("samples", pa.Table.from_pylist(rows))
+            writer.write("metrics", metrics(json.loads(rows[0]["scores"]), options))
             writer.finish("ok")
         return writer.attempt_id
 
     return run
+
+
+def metrics(names: Iterable[str], options: Mapping[str, Any]) -> pa.Table:
+    """Return metrics on a scale of 0 to 100, except `corpus`, which has none."""
+    rows = [
+        {
+            "metric": name,
+            "metric_version": options.get("metric_version", "1"),
+            "role": "task",
+            "lower_is_better": False,
+            "scale_low": None if name == "corpus" else 0.0,
+            "scale_high": None if name == "corpus" else 100.0,
+            "value": 0.0,
+            "n": 1,
+        }
+        for name in names
+    ]
+    return pa.Table.from_pylist(rows, schema=TABLES["metrics"])
 
 
 @pytest.fixture
@@ -217,6 +238,23 @@ def test_corpus_metric_is_computed_from_summed_statistics(write: Write, opened: 
     assert contrast.p == sum(2 for gap in gaps if gap >= gaps[0]) / 4
 
 
+def test_difference_in_a_metric_without_scale_has_an_interval_of_its_spread(
+    write: Write, opened: Callable[[], Database]
+) -> None:
+    answers: dict[str, Answer] = {f"k{i}": (50, [1]) for i in range(8)}
+    a = write(1, answers, {key: [20 + i, 1] for i, key in enumerate(answers)})
+    b = write(2, answers, {key: [1500 + 40 * i, 1] for i, key in enumerate(answers)})
+    with opened() as database:
+        contrast = by_quantity(compare(database, a, b, length_ratio))["corpus"]
+        same = by_quantity(compare(database, a, a, length_ratio))["corpus"]
+    moved = np.array([1480 + 39 * i for i in range(8)])
+    reach = 2.3646 * moved.std(ddof=1) / 8**0.5  # Student's t with 7 degrees of freedom
+    assert contrast.estimate == pytest.approx(moved.mean())
+    assert (contrast.low, contrast.high) == pytest.approx((moved.mean() - reach, moved.mean() + reach), abs=0.1)
+    # Without a scale, nothing bounds documents that were not seen.
+    assert (same.estimate, same.low, same.high) == (0, None, None)
+
+
 def test_runs_on_different_documents_are_refused_and_the_documents_listed(
     write: Write, opened: Callable[[], Database]
 ) -> None:
@@ -249,6 +287,10 @@ def rescored(database: Database, attempt_id: str, version: str, em: float) -> No
         connection.exec_driver_sql(
             f"INSERT INTO sample_rescore SELECT attempt_id, doc_key, '{version}', '{{\"em\": {em}}}', '{{}}', now() "
             f"FROM sample WHERE attempt_id = '{attempt_id}'"
+        )
+        connection.exec_driver_sql(
+            f"INSERT INTO metric SELECT * REPLACE ('{version}' AS metric_version) FROM metric "
+            f"WHERE attempt_id = '{attempt_id}' QUALIFY row_number() OVER (PARTITION BY metric) = 1"
         )
 
 

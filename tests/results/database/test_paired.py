@@ -14,6 +14,9 @@ import pytest
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.database.schema_doc import described_views
 from exitbench.results.ingest.differences import fill_differences
+from exitbench.results.ingest.ingest import ingest
+from exitbench.results.ingest.opening import open_snapshot
+from exitbench.results.ingest.snapshot import write_snapshot
 from exitbench.results.statistics.intervals import Floats, jackknife
 from exitbench.results.statistics.split import is_choosing
 from exitbench.tasks.registry import get_task
@@ -96,6 +99,35 @@ def test_delta_interval_and_gain_loss_counts_equal_a_slow_reference(
             assert (row["delta_low"], row["delta_high"]) == pytest.approx(reference(moved), rel=0.03, abs=0.5)
             loss = max(0.0, -100 * row["delta_low"] / row["full_value"])
             assert row["loss_high_percent"] == pytest.approx(loss)
+
+
+STORED = "SELECT attempt_id, part, delta_low, delta_high FROM quality_difference ORDER BY ALL"
+
+
+def test_stored_differences_of_another_version_are_computed_again(example_database: Path, tmp_path: Path) -> None:
+    path = tmp_path / "exitbench.duckdb"
+    shutil.copyfile(example_database, path)
+    with open_database(path) as database:
+        expected = database.rows(STORED)[1]
+    with duckdb.connect(path) as connection:
+        connection.execute("UPDATE quality_difference SET delta_low = -1")
+        connection.execute("UPDATE view_source SET sha256 = 'of another version'")
+    ingest(tmp_path / "spool", path)
+    with open_database(path) as database:
+        assert database.rows(STORED)[1] == expected != []
+
+
+def test_differences_are_computed_when_a_snapshot_is_opened_not_read_from_it(
+    example_database: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "exitbench.duckdb"
+    shutil.copyfile(example_database, path)
+    with duckdb.connect(path) as connection:
+        connection.execute("UPDATE quality_difference SET delta_low = -1")
+    with open_database(path) as database:
+        write_snapshot(database.engine, tmp_path / "snapshot")
+    with open_database(example_database) as database, open_snapshot(str(tmp_path / "snapshot")) as opened:
+        assert opened.rows(STORED)[1] == database.rows(STORED)[1] != []
 
 
 @pytest.mark.parametrize("part", ["choosing", "confirming"])

@@ -30,6 +30,8 @@ from exitbench.results.statistics.intervals import (
     ratio_interval,
 )
 from exitbench.results.statistics.paired import difference_interval
+from exitbench.results.statistics.pooled import contributions, largest_contribution
+from exitbench.tasks.glue import confusion
 from exitbench.tasks.translation import corpus_bleu
 
 SIZES = (5, 10, 20, 40, 200)
@@ -169,6 +171,60 @@ def test_exact_intervals_cover_binary_outcomes_at_least_95_percent(right: float,
             * (interval.low <= 100 * right <= interval.high)
         )
     assert 0.95 <= covered <= (1 if size < 40 else 0.99)
+
+
+def labels(rng: Rng, n: int, positives: float) -> Sample:
+    """Draw labels of two runs, as confusion counts: full depth errs in 1 %, and the other run misses more positives."""
+    gold = rng.random(n) < positives
+    full = np.where(rng.random(n) < 0.01, ~gold, gold)
+    early = full & ~(gold & (rng.random(n) < 0.15))
+    return tuple(np.array([confusion(*pair) for pair in zip(gold, run, strict=True)]) for run in (full, early))
+
+
+def translations(rng: Rng, n: int) -> Sample:
+    """Draw statistics of BLEU of two runs: the longer an answer, the likelier the other run damages it."""
+    length = np.maximum(4, np.round(rng.lognormal(math.log(20), 0.8, n)))
+    right = np.clip(rng.normal(0.8, 0.1, n), 0.3, 1)
+    damaged = np.where(rng.random(n) < np.minimum(1, 0.03 * length / 20), 0.15, right)
+    grams = np.maximum(length[:, None] - np.arange(4), 0)
+    return tuple(
+        np.column_stack([length, length, np.floor(grams * share[:, None] ** np.arange(1, 5)), grams])
+        for share in (right, damaged)
+    )
+
+
+def ratings(rng: Rng, n: int) -> Sample:
+    """Draw statistics of correlations of two runs: 3 % of the other run's predictions are the opposite."""
+    gold = rng.uniform(0, 5, n)
+    full = gold + rng.normal(0, 0.7, n)
+    early = np.where(rng.random(n) < 0.03, 5 - full, full)
+    return tuple(np.stack([gold, run, gold**2, run**2, gold * run], axis=1) for run in (full, early))
+
+
+CORPUS: dict[str, tuple[str, Callable[[Rng, int], Sample], float, float]] = {
+    "F1, 10 % positives": ("f1", lambda rng, n: labels(rng, n, 0.1), 100, -8.0),
+    "MCC, 3 % positives": ("mcc", lambda rng, n: labels(rng, n, 0.03), 200, -8.6),
+    "BLEU, long answers": ("bleu", translations, 100, -4.5),
+    "Pearson, opposite ratings": ("pearson", ratings, 200, -5.5),
+}
+"""Metric, samples, size of the scale, and the true difference from a million documents."""
+
+
+def corpus_difference(metric: str, full: np.ndarray, early: np.ndarray, scale: float) -> Interval:
+    """Return the difference in a corpus metric with its interval, as ingest computes it."""
+    moved = 100 * (contributions(metric, early) - contributions(metric, full))
+    largest = 100 * max(largest_contribution(metric, rows) for rows in (full, early))
+    return difference_interval(float(moved.mean()), moved, scale, largest)
+
+
+@pytest.mark.parametrize("what", CORPUS)
+@pytest.mark.parametrize("n", [40, 400])
+def test_differences_in_corpus_metrics_cover_the_truth_in_spite_of_rare_large_contributions(what: str, n: int) -> None:
+    metric, make, scale, truth = CORPUS[what]
+    rng, samples = np.random.default_rng(n), 100
+    intervals = [corpus_difference(metric, *make(rng, n), scale) for _ in range(samples)]
+    missed = sum(not interval.low <= truth <= interval.high for interval in intervals)
+    assert missed <= 100 * 0.05 + 3 * math.sqrt(samples * 0.05 * 0.95)
 
 
 if __name__ == "__main__":

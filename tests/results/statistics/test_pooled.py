@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exitbench.results.statistics.intervals import Aggregate, Floats
-from exitbench.results.statistics.pooled import contributions
+from exitbench.results.statistics.pooled import contributions, largest_contribution
 from exitbench.tasks.base import Task
 from exitbench.tasks.glue import confusion, moments
 from exitbench.tasks.registry import get_task
@@ -62,3 +62,47 @@ def test_unsupported_metrics_statistics_and_single_documents_have_no_contributio
     metric: str, width: int, n: int
 ) -> None:
     assert contributions(metric, np.ones((n, width))) is None
+
+
+@given(pairs=LABELS)
+def test_largest_contribution_is_that_of_one_changed_label(pairs: list[tuple[int, int]]) -> None:
+    n = len(pairs)
+    for task, metric in (("mrpc", "f1"), ("cola", "mcc")):
+        rows = np.array([confusion(gold, predicted) for gold, predicted in pairs])
+        aggregate, count = get_task(task).aggregator(metric), np.array(float(n))
+        value = float(aggregate(rows.sum(axis=0), count))
+        changes = []
+        for i, (gold, predicted) in enumerate(pairs):
+            changed = rows.copy()
+            changed[i] = confusion(gold, 1 - predicted)
+            changes.append(abs(float(aggregate(changed.sum(axis=0), count)) - value))
+        assert 100 * largest_contribution(metric, rows) == pytest.approx(n * max(changes), abs=1e-6)
+
+
+@given(pairs=RATINGS)
+def test_largest_contribution_to_a_correlation_is_between_the_extreme_predictions(pairs: list[tuple[int, int]]) -> None:
+    aggregate, count = get_task("stsb").aggregator("pearson"), np.array(float(len(pairs)))
+    extremes = (min(predicted for _, predicted in pairs), max(predicted for _, predicted in pairs))
+    changes = []
+    for i, (gold, _) in enumerate(pairs):
+        low, high = (
+            aggregate(
+                np.sum([moments(*pair) for pair in [*pairs[:i], *pairs[i + 1 :], (gold, extreme)]], axis=0), count
+            )
+            for extreme in extremes
+        )
+        changes.append(abs(float(high) - float(low)))
+    rows = np.array([moments(gold, predicted) for gold, predicted in pairs])
+    assert 100 * largest_contribution("pearson", rows) == pytest.approx(len(pairs) * max(changes), abs=1e-4)
+
+
+def test_largest_contribution_to_bleu_grows_with_the_longest_answer() -> None:
+    short = [10.0, 10, 8, 6, 5, 4, 10, 9, 8, 7]
+    rows = np.array([short] * 9 + [[10 * value for value in short]])
+    # The longest of ten answers has 100 of 190 words, 5.3 times the mean: it decides about as many times one tenth.
+    assert 3 < largest_contribution("bleu", rows) < 10
+    assert largest_contribution("bleu", rows[:9]) < 1.5
+
+
+def test_unsupported_metric_has_no_largest_contribution() -> None:
+    assert largest_contribution("rougeL", np.ones((3, 1))) == 0
