@@ -24,10 +24,13 @@ from exitbench.tasks.registry import get_task
 BASELINES = ("random", "oracle")
 
 
-def reference(moved: Floats) -> tuple[float, float]:
-    """Return the ends of the 95 % interval of the mean of `moved` [n], in points, from random document weights."""
+def reference(moved: Floats, largest: float = 100.0) -> tuple[float, float]:
+    """Return the ends of the 95 % interval of the mean of `moved` [n], in points, from random document weights.
+
+    `largest` is the largest possible contribution of one document.
+    """
     weights = np.random.default_rng(0).dirichlet(np.ones(len(moved) + 1), size=40_000)
-    low, high = (weights @ np.append(moved, extreme) for extreme in (-100.0, 100.0))
+    low, high = (weights @ np.append(moved, extreme) for extreme in (-largest, largest))
     return float(np.quantile(low, 0.025)), float(np.quantile(high, 0.975))
 
 
@@ -194,8 +197,22 @@ def test_bleu_difference_is_paired_by_per_document_contributions(example_databas
         moved = paired_row["delta"] + jackknife(
             both, lambda total, n: aggregate(total[..., 10:], n) - aggregate(total[..., :10], n)
         )
+        # One document contributes at most what BLEU changes by if its n-grams all match instead of none.
+        extremes = []
+        for runs_sums in (sums[row["full_id"]], sums[row["attempt_id"]]):
+            for i, document in enumerate(runs_sums):
+                others = np.delete(runs_sums, i, axis=0).sum(axis=0)
+                matches = (document[6:], 0 * document[6:])
+                most, least = (
+                    aggregate(others + np.concatenate([document[:2], match, document[6:]]), np.array(len(both)))
+                    for match in matches
+                )
+                extremes.append(len(both) * abs(float(most) - float(least)))
+        assert max(extremes) > 100
         assert paired_row["is_paired"]
-        assert (paired_row["delta_low"], paired_row["delta_high"]) == pytest.approx(reference(moved), rel=0.03, abs=0.5)
+        assert (paired_row["delta_low"], paired_row["delta_high"]) == pytest.approx(
+            reference(moved, max(extremes)), rel=0.03, abs=0.5
+        )
 
 
 def test_metric_that_cannot_be_paired_combines_the_intervals_of_both_runs(
