@@ -24,7 +24,7 @@ from exitbench.results.statistics.risk_control import documents_needed
 
 _RESULTS: Final = """
     SELECT
-        f.cell_id, f.n, f.metric, f.value, f.full_value, p.delta, p.delta_low, p.delta_high, p.loss_high_percent,
+        f.cell_id, f.n, f.metric, f.value, f.full_value, f.gain, p.delta, p.delta_low, p.delta_high, p.loss_high_percent,
         f.mean_blocks_run, f.blocks, f.ideal_speedup_bytes, f.speedup, f.speedup_low, f.speedup_high, f.aa_high
     FROM frontier AS f LEFT JOIN paired AS p USING (attempt_id)
     WHERE list_contains(?, f.cell_id) AND f.execution = 'real'
@@ -293,12 +293,12 @@ def _is_shown(row: Row, most_percent: float) -> bool:
 
 
 def _seems_kept(row: Row, most_percent: float) -> bool:
-    return row["delta"] is not None and row["delta"] >= -most_percent / 100 * abs(row["full_value"])
+    return row["gain"] is not None and row["gain"] >= -most_percent / 100 * abs(row["full_value"])
 
 
 def _risk(row: Row) -> tuple[float, float, float, float]:
     bound = row["loss_high_percent"]
-    return (math.inf if bound is None else bound, -row["delta"], *_cost_key(row))
+    return (math.inf if bound is None else bound, -row["gain"], *_cost_key(row))
 
 
 def _cost_key(row: Row) -> tuple[float, float]:

@@ -26,7 +26,7 @@ def tuning() -> Tuning:
 
 def decoded(method: str, parameter: str, value: float, **row: Any) -> tuple[Candidate, dict[str, Any]]:
     point = Point(((parameter, value),), get_method(method).from_params({parameter: value}))
-    default = {"full_value": 80.0, "delta": 0.0, "ideal_speedup_bytes": 2.0, "mean_blocks_run": 3.0}
+    default = {"full_value": 80.0, "gain": 0.0, "ideal_speedup_bytes": 2.0, "mean_blocks_run": 3.0}
     return Candidate(point, 3.0, 0.99, 3.0), {**default, "loss_high_percent": None, **row}
 
 
@@ -55,10 +55,10 @@ def test_without_a_proven_setting_the_safest_observed_one_becomes_finalist(tunin
     choice = choose(
         tuning,
         [
-            decoded("calm-softmax", "threshold", 0.5, delta=-0.5, loss_high_percent=4.0, ideal_speedup_bytes=3.0),
-            decoded("calm-softmax", "threshold", 0.9, delta=-0.7, loss_high_percent=2.0, ideal_speedup_bytes=1.5),
-            decoded("max-prob", "threshold", 0.9, delta=-0.81, loss_high_percent=1.1),  # 1 % of 80 is 0.8
-            decoded("static", "exit_layer", 6, delta=0.0, loss_high_percent=0.5),
+            decoded("calm-softmax", "threshold", 0.5, gain=-0.5, loss_high_percent=4.0, ideal_speedup_bytes=3.0),
+            decoded("calm-softmax", "threshold", 0.9, gain=-0.7, loss_high_percent=2.0, ideal_speedup_bytes=1.5),
+            decoded("max-prob", "threshold", 0.9, gain=-0.81, loss_high_percent=1.1),  # 1 % of 80 is 0.8
+            decoded("static", "exit_layer", 6, gain=0.0, loss_high_percent=0.5),
         ],
     )
     assert not choice.is_shown
@@ -74,7 +74,7 @@ def test_number_of_finalists_is_limited(tuning: Tuning) -> None:
 
 
 def test_result_without_a_loss_bound_is_never_proven(tuning: Tuning) -> None:
-    choice = choose(tuning, [decoded("max-prob", "threshold", 0.5, delta=0.0)])
+    choice = choose(tuning, [decoded("max-prob", "threshold", 0.5, gain=0.0)])
     assert (choice.is_shown, len(choice.finalists)) == (False, 1)
 
 
