@@ -95,14 +95,14 @@ def measure(
         meter: Reads the energy of every decode, outside of its timed interval; or the reason why there is no meter.
     """
     energy = EnergyLog(meter)
-    full_outputs = [output for unit in units for output in work.run(full, unit)]
-    outputs = [output for unit in units for output in work.run(method, unit)]
+    full_outputs, full_units = _untimed(work, full, units)
+    outputs, method_units = _untimed(work, method, units)
     if method.gate.looks_ahead:
         method = work.with_known_exits(method, units, outputs)
-    arms = {"full": full, "method": method}
-    for unit in units[: settings.warm_up]:
-        for parts in (full, method):
-            work.run_timed(parts, unit, Clock(work.device))
+    arms = {"full": (full, full_units), "method": (method, method_units)}
+    for index in range(len(units[: settings.warm_up])):
+        for parts, timed_units in arms.values():
+            work.run_timed(parts, timed_units[index], Clock(work.device))
     readings: list[PhaseTiming] = []
     device: list[DeviceReading] = []
     kind = work.device.type
@@ -112,14 +112,23 @@ def measure(
         device.append(read_device(kind, round_, "start"))
         for index, unit in enumerate(units):
             for position, (arm, twin) in enumerate(ORDER):
+                parts, timed_units = arms[arm]
                 with energy.around(DecodeKey(unit.doc_key, round_, position, arm, twin)):
-                    phases = _timed(work, arms[arm], unit)
+                    phases = _timed(work, parts, timed_units[index])
                 readings += [PhaseTiming(unit.doc_key, round_, position, arm, twin, *phase) for phase in phases]
             on_unit(min(round_ * len(units) + index + 1, settings.least_rounds * len(units)) // settings.least_rounds)
         device.append(read_device(kind, round_, "end"))
         round_ += 1
         stop_reason = _stop_reason(readings, round_, settings, seed)
     return Timing(readings, device, energy.close(), stop_reason, full_outputs, outputs)
+
+
+def _untimed(
+    work: TimedWork[Request, Output], parts: Parts, units: Sequence[Unit[Request]]
+) -> tuple[list[Output], list[Unit[Request]]]:
+    """Run all units without clocks; return their outputs, and the units to time."""
+    runs = [work.run(parts, unit) for unit in units]
+    return [output for outputs, _ in runs for output in outputs], [unit for _, unit in runs]
 
 
 def _stop_reason(

@@ -328,9 +328,9 @@ class TimedClassification:
         """Device of the model."""
         return self.model.device
 
-    def run(self, parts: Parts, unit: Unit[EncodedText]) -> list[Classified]:
-        """Classify a batch of texts in an untimed pass that records traces; return one result per text."""
-        return classify(self.model, unit.requests, parts)
+    def run(self, parts: Parts, unit: Unit[EncodedText]) -> tuple[list[Classified], Unit[EncodedText]]:
+        """Classify a batch of texts in an untimed pass that records traces; return one result per text, and the batch."""
+        return classify(self.model, unit.requests, parts), unit
 
     def with_known_exits(
         self, parts: Parts, units: Sequence[Unit[EncodedText]], outputs: Sequence[Classified]

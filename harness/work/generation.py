@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from exitbench.harness.cells.cell import CalibrationSettings, FirstToken, Genera
 from exitbench.harness.cells.prompts import Fitting, Prompt
 from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.harness.engine.decoding.branches import Context
-from exitbench.harness.engine.decoding.decode import Batch, decode, prefill
+from exitbench.harness.engine.decoding.decode import Batch, IsStopped, decode, prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.kept_depth import with_exit_layer
 from exitbench.harness.engine.decoding.likelihood import score as score_given
@@ -117,6 +118,12 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
     def request(self, document: Document) -> Request:
         """Return the engine's request for a document: the token ids of its prompt, and the seed."""
         return Request(self.prompt(document).ids, self.seed_of(document.key))
+
+    @cached_property
+    def is_stopped(self) -> IsStopped | None:
+        """Function that tells whether an answer contains a stop string; None if the settings have none."""
+        reads_special = isinstance(self.task, LmEvalTask) or self.prompts.is_chat
+        return stops(self.model.tokenizer, self.settings.stop, reads_special=reads_special)
 
     def target_ids(self, document: Document) -> list[int]:
         """Return the token ids of a document's first reference."""
@@ -268,8 +275,6 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
         checkpoint, settings, documents = self.model.checkpoint, self.settings, self.documents
         requests = [self.request(document) for document in documents]
         order = sorted(range(len(documents)), key=lambda index: len(requests[index].prompt_ids))
-        reads_special = isinstance(self.task, LmEvalTask) or self.prompts.is_chat
-        is_stopped = stops(self.model.tokenizer, settings.stop, reads_special=reads_special)
         full_answers = self.model.full_answers.get((self.data, settings), {})
 
         def outputs_of(chosen: Sequence[int]) -> list[list[int]]:
@@ -280,7 +285,8 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
             batch = prefill(
                 checkpoint.model, rows, settings.max_new_tokens, gates_first_token=settings.gates_first_token
             )
-            return [generation.token_ids for generation in decode(checkpoint, batch, self.full_parts, is_stopped)]
+            answers = decode(checkpoint, batch, self.full_parts, self.is_stopped)
+            return [generation.token_ids for generation in answers]
 
         def probe(chosen: Sequence[int]) -> None:
             answered = [documents[index] for index in chosen]
@@ -390,7 +396,7 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
 
     def timed_work(self) -> TimedGeneration:
         """Return an object that decodes batches of prompts while clocks are read."""
-        return TimedGeneration(self.model.checkpoint, self.settings)
+        return TimedGeneration(self.model.checkpoint, self.settings, self.is_stopped)
 
     def n_tokens(self, output: Generation) -> int:
         """Return the number of generated tokens of an answer."""
@@ -435,20 +441,31 @@ class TimedGeneration:
     """Greedy decoding of prompts for a timed run; prefill and decode are timed separately.
 
     Attributes:
-        settings: Answer length and logit rules; stop strings are not checked.
+        settings: Answer length and logit rules.
+        is_stopped: Tells whether an answer contains a stop string. Only the untimed pass calls it; the timed passes are
+            given the lengths of its answers.
     """
 
     checkpoint: Checkpoint
     settings: GenerationSettings
+    is_stopped: IsStopped | None = None
 
     @property
     def device(self) -> torch.device:
         """Device of the model."""
         return self.checkpoint.model.device
 
-    def run(self, parts: Parts, unit: Unit[Request]) -> list[Generation]:
-        """Decode a batch in an untimed pass that records traces; return one answer per document."""
-        return decode(self.checkpoint, self._prefilled(unit), parts, settings=self.settings)
+    def run(self, parts: Parts, unit: Unit[Request]) -> tuple[list[Generation], Unit[Request]]:
+        """Decode a batch in an untimed pass that records traces; return its answers, and the batch to time.
+
+        The batch to time has the lengths of the answers.
+        """
+        answers = decode(self.checkpoint, self._prefilled(unit), parts, self.is_stopped, self.settings)
+        timed = [
+            replace(request, length=len(answer.token_ids))
+            for request, answer in zip(unit.requests, answers, strict=True)
+        ]
+        return answers, replace(unit, requests=tuple(timed))
 
     def with_known_exits(self, parts: Parts, units: Sequence[Unit[Request]], outputs: Sequence[Generation]) -> Parts:
         """Return an oracle's parts with a gate that is given each token's exit layer in advance, for timing.

@@ -540,9 +540,13 @@ class TimedScoring:
         """Device of the model."""
         return self.checkpoint.model.device
 
-    def run(self, parts: Parts, unit: Unit[Context]) -> list[list[Scored]]:
-        """Score a batch in an untimed pass that records traces; return the scores of each context's continuations."""
-        return self._score(parts, unit, traced=True)
+    def run(self, parts: Parts, unit: Unit[Context]) -> tuple[list[list[Scored]], Unit[Context]]:
+        """Score a batch in an untimed pass that records traces.
+
+        Returns:
+            The scores of each context's continuations, and the batch.
+        """
+        return self._score(parts, unit, traced=True), unit
 
     def with_known_exits(self, parts: Parts, units: Sequence[Unit[Context]], outputs: Sequence[list[Scored]]) -> Parts:
         """Raise ValueError always: exit layers of an oracle cannot be given in advance for scored texts.

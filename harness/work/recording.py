@@ -52,7 +52,7 @@ def record_internals(
     for n_done, (document, request) in enumerate(zip(documents, requests, strict=True), start=1):
         gates_first = generation.gates_first_token
         batch = prefill(checkpoint.model, [request], generation.max_new_tokens, gates_first_token=gates_first)
-        output = decode(checkpoint, batch, work.full_parts)[0].token_ids
+        output = decode(checkpoint, batch, work.full_parts, work.is_stopped)[0].token_ids
         if "sublayers" in settings.what:
             writer.write("sublayers", sublayer_table(checkpoint, document.key, request.prompt_ids, output))
         if "layer-pairs" in settings.what:
@@ -155,20 +155,20 @@ def time_tokens(work: GenerationWork, writer: AttemptWriter, on_progress: Progre
     timed_work = work.timed_work()
     documents = work.documents[: settings.documents]
     units = [Unit(document.key, (work.request(document),)) for document in documents]
-    answers = {
-        name: [timed_work.run(parts, unit)[0] for unit in units] for name, parts in (("full", full), ("method", method))
-    }
     arms = {"full": full, "method": method}
+    untimed = {name: [timed_work.run(parts, unit) for unit in units] for name, parts in arms.items()}
     if method.gate.looks_ahead:
-        arms["method"] = timed_work.with_known_exits(method, units, answers["method"])
-    for unit in units[: timing.warm_up]:
-        for parts in arms.values():
-            _time_one_answer(timed_work, parts, unit)
+        answers = [answer for (answer,), _ in untimed["method"]]
+        arms["method"] = timed_work.with_known_exits(method, units, answers)
+    for index in range(len(units[: timing.warm_up])):
+        for arm, parts in arms.items():
+            _time_one_answer(timed_work, parts, untimed[arm][index][1])
     for index, unit in enumerate(units):
         rows = []
         for round_ in range(timing.least_rounds):
             for arm in ("full", "method") if round_ % 2 == 0 else ("method", "full"):
-                answer, token_ns = answers[arm][index], _time_one_answer(timed_work, arms[arm], unit)
+                (answer,), timed_unit = untimed[arm][index]
+                token_ns = _time_one_answer(timed_work, arms[arm], timed_unit)
                 columns = zip(answer.token_ids, answer.exit_layers, token_ns, strict=True)
                 rows += [
                     {"doc_key": unit.doc_key, "round": round_, "arm": arm, "position": at}

@@ -35,8 +35,8 @@ class TimedWork(Protocol[Request, Output]):
     def device(self) -> torch.device:
         """Device of the model."""
 
-    def run(self, parts: Parts, unit: Unit[Request]) -> list[Output]:
-        """Run a batch in an untimed pass that records traces; return its outputs."""
+    def run(self, parts: Parts, unit: Unit[Request]) -> tuple[list[Output], Unit[Request]]:
+        """Run a batch in an untimed pass that records traces; return its outputs, and the batch to time."""
 
     def with_known_exits(self, parts: Parts, units: Sequence[Unit[Request]], outputs: Sequence[Output]) -> Parts:
         """Return an oracle's parts with a gate that is given the exit layers in advance, for timing.

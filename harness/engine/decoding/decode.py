@@ -255,12 +255,12 @@ class Decoding:
         self._observer.emitted(generations)
         if rules is not None:
             rules.note(token_ids)
-        reasons = [self._stop_reason(generation) for generation in generations]
+        reasons = [self._stop_reason(row) for row in rows]
         if parts.kv_policy.verifies:
             ends = [reason is not None for reason in reasons]
             cut = verify_drafts(self._runner, generations, ends, self._observer)
             for row in cut:
-                reasons[row] = self._stop_reason(generations[row])
+                reasons[row] = self._stop_reason(rows[row])
             if cut:
                 last = [generation.token_ids[-1] for generation in generations]
                 token_B = torch.tensor(last, device=token_B.device)
@@ -270,12 +270,13 @@ class Decoding:
         self._keep([row for row, reason in enumerate(reasons) if reason is None])
         return [row for row, reason in zip(rows, reasons, strict=True) if reason is not None]
 
-    def _stop_reason(self, generation: Generation) -> str | None:
-        if generation.token_ids[-1] in self._checkpoint.eos_ids:
+    def _stop_reason(self, row: Row) -> str | None:
+        token_ids = row.generation.token_ids
+        if token_ids[-1] in self._checkpoint.eos_ids:
             return "eos"
-        if self._is_stopped is not None and self._is_stopped(generation.token_ids):
+        if self._is_stopped is not None and self._is_stopped(token_ids):
             return "stop_string"
-        return "length" if len(generation.token_ids) == self._max_new_tokens else None
+        return "length" if len(token_ids) == (row.request.length or self._max_new_tokens) else None
 
     def _keep(self, going: Sequence[int]) -> None:
         """Drop the rows whose answers have ended; ``going`` are the indices of the others.

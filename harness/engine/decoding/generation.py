@@ -15,10 +15,13 @@ class Request:
     Attributes:
         prompt_ids: Encoder input, or the prompt of a decoder-only model.
         seed: Seed of random methods; fixed per document, so that batching does not change results.
+        length: Number of tokens after which the answer ends, if an earlier decode has found it; timed decodes get it in
+            place of stop strings. None: unknown.
     """
 
     prompt_ids: Sequence[int]
     seed: int = 0
+    length: int | None = None
 
 
 @dataclass

@@ -105,6 +105,37 @@ def test_no_records_are_built_while_timing(
         assert timed[position, "0"] + timed[position, "2"] == sum(len(g.token_ids) for g in result)
 
 
+@pytest.mark.parametrize("method", [SOFTMAX, Oracle(), *VERIFYING], ids=lambda m: m.name)
+def test_timed_answers_end_at_stop_strings_without_searching_for_them(
+    family: Any, prompts: Any, method: Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searching = True
+
+    def is_stopped(token_ids: list[int]) -> bool:
+        assert searching, "a stop string was searched while the clock runs"
+        return token_ids[-1] % 3 == 0
+
+    def watched(*args: Any) -> Any:
+        nonlocal searching
+        searching = False
+        readings = timed(*args)
+        searching = True
+        return readings
+
+    timed = timing._timed
+    monkeypatch.setattr(timing, "_timed", watched)
+    units = [timing.Unit(str(n), requests(prompts, n, 2)) for n in (0, 2, 4)]
+    settings = TimingSettings(documents=3, max_rounds=1, target_half_width=0.0, warm_up=0)
+    work = TimedGeneration(family.checkpoint, GenerationSettings(N_NEW), is_stopped)
+    measured = timing.measure(work, Full().parts(L), method.parts(L), units, settings, 0, lambda n: None)
+    n_tokens = {(r.arm, r.doc_key): r.n_tokens for r in measured.readings if r.phase == "total"}
+    for arm, outputs in (("full", measured.full), ("method", measured.method)):
+        assert any(output.stop_reason == "stop_string" and len(output.token_ids) < N_NEW for output in outputs)
+        for index, unit in enumerate(units):
+            answers = outputs[2 * index : 2 * index + 2]
+            assert n_tokens[arm, unit.doc_key] == sum(len(answer.token_ids) for answer in answers)
+
+
 @pytest.mark.parametrize("forbid", [_forbid_records, lambda p: p.setattr(BlockView, "largest_logits", _forbidden)])
 def test_traced_decode_calls_the_functions_forbidden_while_timing(
     family: Any, prompts: Any, forbid: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch

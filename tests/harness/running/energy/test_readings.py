@@ -170,9 +170,9 @@ def test_counters_are_read_before_and_after_every_timed_decode() -> None:
     class Noted:
         device = torch.device("cpu")
 
-        def run(self, parts: Any, unit: Any) -> list[None]:
+        def run(self, parts: Any, unit: Any) -> tuple[list[None], Any]:
             events.append("untimed")
-            return [None]
+            return [None], unit
 
         def run_timed(self, parts: Any, unit: Any, clock: Clock) -> tuple[tuple[str, ...], int]:
             events.append("decode")
