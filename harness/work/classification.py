@@ -329,7 +329,7 @@ class TimedClassification:
         return self.model.device
 
     def run(self, parts: Parts, unit: Unit[EncodedText]) -> tuple[list[Classified], Unit[EncodedText]]:
-        """Classify a batch of texts in an untimed pass that records traces; return one result per text, and the batch."""
+        """Classify a batch of texts in an untimed pass that records traces; return a result per text, and the batch."""
         return classify(self.model, unit.requests, parts), unit
 
     def with_known_exits(

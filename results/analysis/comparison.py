@@ -322,7 +322,8 @@ class _Comparer:
             a=sum(lengths_a) / n,
             b=sum(lengths_b) / n,
         )
-        why_not = "" if a.has_ids() and b.has_ids() else "token ids were omitted by an export"
+        not_stored = "token ids are not stored: whole texts were scored, or an export omitted the ids"
+        why_not = "" if a.has_ids() and b.has_ids() else not_stored
         if len({self._facts[run.attempt_id]["tokenizer_sha256"] for run in (run_a, run_b)}) > 1:
             why_not = "different tokenizers"
         if why_not:

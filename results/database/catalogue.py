@@ -105,7 +105,8 @@ def engine_over(duck: duckdb.DuckDBPyConnection) -> sa.Engine:
 def upgrade_schema(engine: sa.Engine, location: str) -> None:
     """Create tables and views in an empty database; in any other, recreate views that differ from this version's.
 
-    Stored differences are then deleted. The published results are also updated. `location` names the database in messages.
+    Stored differences are then deleted. The published results are also updated. `location` names the database in
+    messages.
 
     Raises:
         UserError: The tables are not this version's, or the database contains a trigger or a type.

@@ -816,9 +816,9 @@ JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW exit_histogram IS 'One row per quality or replay run and exit layer that occurred.';
 
 CREATE OR REPLACE MACRO share_kept(value, full_value, lower_is_better) AS
-    CASE WHEN lower_is_better THEN 2 - value / full_value ELSE value / full_value END;
+    CASE WHEN full_value > 0 THEN CASE WHEN lower_is_better THEN 2 - value / full_value ELSE value / full_value END END;
 COMMENT ON MACRO share_kept IS 'Quality as a share of full depth''s: 1 + gain / full_value. A score of 0.98 times full depth''s keeps 98% of it, and so does an error of
-1.02 times full depth''s.';
+1.02 times full depth''s. NULL unless full depth''s is positive: a correlation may be negative.';
 
 CREATE OR REPLACE MACRO t_quantile(n) AS
     CASE WHEN n > 1 THEN coalesce(

@@ -120,7 +120,7 @@ def _rows(run: dict[str, Any], documents: list[dict[str, Any]]) -> Iterator[dict
 def _document_contributions(
     run: dict[str, Any], differences: NDArray[np.float64], documents: list[dict[str, Any]]
 ) -> tuple[NDArray[np.float64] | None, float]:
-    """Return each document's contribution to the difference between a run and full depth, [n], and the largest possible.
+    """Return each document's contribution to the difference between a run and full depth, [n], and the largest one.
 
     The mean of the contributions is the run's `delta`; None if no contributions with this mean can be computed. The
     largest possible contribution is 0 for metrics that are means: it is their scale.

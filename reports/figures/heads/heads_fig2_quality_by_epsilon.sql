@@ -7,6 +7,6 @@ curves AS (  -- a single epsilon has no curve
 SELECT task_label AS task, setting,
 -- continues in shared/heads_series.sql
        epsilon, metric, value, ci_low, ci_high, full_value,
-       share_kept(value, nullif(full_value, 0), lower_is_better) AS kept, n
+       share_kept(value, full_value, lower_is_better) AS kept, n
 FROM curves
 ORDER BY task, setting, series, epsilon, cell_id;

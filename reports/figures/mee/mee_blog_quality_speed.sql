@@ -4,9 +4,9 @@
 -- tasks.
 WITH timed AS (
     SELECT f.task, f.task_label, f.model, f.conditions AS setting,
-           f.method, f.params, f.kv_policy, v.metric, share_kept(v.value, nullif(w.value, 0), v.lower_is_better) AS quality,
-           share_kept(if(v.lower_is_better, v.ci_high, v.ci_low), nullif(w.value, 0), v.lower_is_better) AS quality_low,
-           share_kept(if(v.lower_is_better, v.ci_low, v.ci_high), nullif(w.value, 0), v.lower_is_better) AS quality_high,
+           f.method, f.params, f.kv_policy, v.metric, share_kept(v.value, w.value, v.lower_is_better) AS quality,
+           share_kept(if(v.lower_is_better, v.ci_high, v.ci_low), w.value, v.lower_is_better) AS quality_low,
+           share_kept(if(v.lower_is_better, v.ci_low, v.ci_high), w.value, v.lower_is_better) AS quality_high,
            w.value AS full_value, f.speedup, f.speedup_low, f.speedup_high, f.aa_low, f.aa_high, v.n, f.blocks,
            f.mean_exit_layer, f.is_full_depth, f.speedup_per_token, f.tokens_per_request, f.full_tokens_per_request,
            f.is_other_length, f.timed_documents, f.timed_rounds, f.timing_attempt_id, f.cell_id

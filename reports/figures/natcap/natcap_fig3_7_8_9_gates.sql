@@ -12,7 +12,7 @@ WITH candidate AS (
 ),
 kept AS (
     SELECT * FROM candidate
-    WHERE execution = 'real' AND (gain >= -0.02 * full_value OR method = 'oracle')
+    WHERE execution = 'real' AND (gain >= -0.02 * abs(full_value) OR method = 'oracle')
     QUALIFY row_number() OVER (
         PARTITION BY task_label, model, setting, method
         ORDER BY mean_exit_layer, speedup DESC NULLS LAST, params, kv_policy, cell_id

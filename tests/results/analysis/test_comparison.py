@@ -317,6 +317,6 @@ def test_answers_without_exported_token_ids_are_not_called_equal(write: Write, o
             connection.exec_driver_sql("UPDATE sample SET output_ids = []")
         contrasts = by_quantity(compare(database, a, b, mean))
     assert contrasts["equal_tokens"].estimate is None
-    assert contrasts["equal_tokens"].how == "token ids were omitted by an export"
+    assert "an export omitted the ids" in contrasts["equal_tokens"].how
     assert "equal_answers" not in contrasts
     assert (contrasts["tokens_per_answer"].a, contrasts["tokens_per_answer"].b) == (2, 3)

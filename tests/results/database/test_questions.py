@@ -919,7 +919,8 @@ def test_first_token_from_the_prompts_own_pass_is_no_wasted_token(example_databa
     with duckdb.connect(path) as connection:
         connection.execute("""UPDATE cell SET generation = json_merge_patch(generation, '{"first_token": "full"}')""")
     over_views = OVER_VIEWS["wasted_blocks"].replace("WHERE", "WHERE NOT (first_token = 'full' AND position = 1) AND")
-    over_views = over_views.replace("FROM token_probe", "FROM token_probe JOIN (SELECT attempt_id, first_token FROM runs) USING (attempt_id)")
+    first_token = "(SELECT attempt_id, first_token FROM runs)"
+    over_views = over_views.replace("FROM token_probe", f"FROM token_probe JOIN {first_token} USING (attempt_id)")
     with open_database(path) as opened:
         answer, plain, gated = (
             opened.duck.execute(sql).fetchall()

@@ -517,6 +517,17 @@ def test_half_width_covers_shares_near_1(database: Database, documents: int, lea
     assert np.mean([abs(row["share"] - 0.98) <= row["half"] for row in rows]) >= least
 
 
+@pytest.mark.parametrize(
+    ("value", "full_value", "lower_is_better", "share"),
+    [(49, 50, False, 0.98), (51, 50, True, 0.98), (-5, 10, False, -0.5), (2, 0, False, None), (-8, -2, False, None)],
+)
+def test_share_of_quality_is_defined_for_positive_values_of_full_depth_only(
+    database: Database, value: float, full_value: float, lower_is_better: bool, share: float | None
+) -> None:
+    (row,) = _query(database, f"SELECT share_kept({value}, {full_value}, {lower_is_better}) AS share")
+    assert row["share"] == (share if share is None else pytest.approx(share))
+
+
 def test_half_width_of_equal_documents_is_the_exact_bound_or_null(database: Database) -> None:
     (row,) = _query(
         database,
