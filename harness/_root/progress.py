@@ -200,12 +200,13 @@ LEFT_S = 30.0
 
 
 class Lines:
-    """Progress as one line per cell, for logs and continuous integration."""
+    """Progress as one line per cell, for logs and continuous integration, with estimates of the remaining time."""
 
     def __init__(self, cells: Mapping[str, Expected], stream: TextIO, unit: str = "document") -> None:
         self._cells, self._stream, self._unit, self._lock = len(cells), stream, unit, threading.Lock()
         self._time_left, self._ended = TimeLeft(cells), 0
         self._running: dict[str, tuple[int, float]] = {}
+        self._first_done: dict[str, tuple[int, float]] = {}
         self._estimated_at_s = time.monotonic()
 
     def start(self, label: str, documents: int) -> None:
@@ -213,13 +214,24 @@ class Lines:
         self._running[label] = (documents, time.monotonic())
 
     def documents_done(self, label: str, n_done: int) -> None:
-        """Do nothing: one line per document would flood a log."""
+        """Write a line about a cell that takes long, at most every `LEFT_S` seconds."""
+        with self._lock:
+            documents, _ = self._running.get(label, (0, 0.0))
+            now_s = time.monotonic()
+            # A resumed training begins with the steps that were done before.
+            first_done, first_s = self._first_done.setdefault(label, (n_done, now_s))
+            if first_done < n_done < documents and now_s - self._estimated_at_s >= LEFT_S:
+                self._estimated_at_s = now_s
+                left_s = (now_s - first_s) / (n_done - first_done) * (documents - n_done)
+                done = f"{label}: {n_done} of {number_of(documents, self._unit)} done"
+                print_escaped(f"{done}, about {_about(left_s)} left", self._stream)
 
     def end(self, label: str, status: str) -> None:
         """Write one line with the cell's label, status and seconds."""
         with self._lock:
             self._ended += 1
             now_s, seconds, outcome = time.monotonic(), 0.0, f": {status}"
+            self._first_done.pop(label, None)
             if label in self._running:
                 documents, started_s = self._running.pop(label)
                 seconds = now_s - started_s
@@ -233,8 +245,7 @@ class Lines:
         n_left, left_s = self._cells - self._ended, self._time_left.seconds(now_s)
         if n_left > 0 and left_s is not None and now_s - self._estimated_at_s >= LEFT_S:
             self._estimated_at_s = now_s
-            about = f"{left_s / 60:.0f} min" if left_s >= 90 else f"{left_s:.0f} s"
-            print_escaped(f"{self._ended} of {self._cells} done, {n_left} left: about {about}", self._stream)
+            print_escaped(f"{self._ended} of {self._cells} done, {n_left} left: about {_about(left_s)}", self._stream)
 
     def note(self, text: str) -> None:
         """Write a message on a line of its own."""
@@ -248,3 +259,7 @@ class Lines:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         pass
+
+
+def _about(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{seconds:.0f} s"

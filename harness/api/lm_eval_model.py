@@ -30,7 +30,7 @@ from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
 from exitbench.harness.engine.decoding.likelihood import why_not
 from exitbench.harness.engine.products.choosing import use_fastest
-from exitbench.harness.planning.plan import resolve_device, resolve_dtype
+from exitbench.harness.planning.plan import gpu_names, resolve_device, resolve_dtype
 from exitbench.harness.planning.suite import DTYPES
 from exitbench.harness.work.encoding import Encoding, reads_up_to
 from exitbench.harness.work.lm import DocumentAnswer, EarlyExitLM
@@ -303,14 +303,13 @@ class ExitBenchLM(EarlyExitLM):
 
 
 def available_device(device: str) -> str:
-    """Return the device to use. As in lm-eval, `cuda` becomes `cpu` on a machine without a GPU; `auto` is resolved.
+    """Return the device to use. As in lm-eval, a GPU that does not exist is replaced by the first one, or by the CPU.
 
     Raises:
         UserError: `device` is not the name of a device.
     """
     if device == "auto" or device.partition(":")[0] == "cuda":
-        fallback = resolve_device("auto")
-        return device if fallback == "cuda" and ":" in device else fallback
+        return device if device in gpu_names() else resolve_device("auto")
     if device != "cpu":
         raise UserError(f"{MODEL}: device is {device!r}. Allowed: cpu, cuda, cuda:N, auto.")
     return device

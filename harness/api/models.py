@@ -24,7 +24,7 @@ from exitbench.harness.engine.decoding.decode import prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.probe import probe_table
 from exitbench.harness.engine.products.choosing import use_fastest
-from exitbench.harness.planning.plan import resolve_device, resolve_dtype
+from exitbench.harness.planning.plan import gpu_names, resolve_device, resolve_dtype
 from exitbench.harness.planning.suite import DTYPES
 from exitbench.harness.reading.regular_files import is_file
 from exitbench.harness.training import find_trained, load_recipe
@@ -121,14 +121,14 @@ def load_model(
         name: A Hugging Face checkpoint folder, ``hub:OWNER/NAME@REVISION``, or a bundled model (``builtin-weighted``).
         dtype: ``float32``, ``bfloat16``, ``float16``, ``int8`` (weights only), or ``auto``, the dtype of the stored
             weights.
-        device: A torch device; ``auto`` is a GPU if there is one, otherwise the CPU.
+        device: ``cpu``, ``cuda``, ``cuda:N``, or ``auto``: a GPU if there is one, otherwise the CPU.
         hub: Whether the hub may be contacted; otherwise only its local cache is read.
 
     Returns:
         A `Model` for `decode` and `probe`, or a `Classifier` for `classify`, depending on the checkpoint.
 
     Raises:
-        UserError: The folder or model does not exist, or the engine cannot read it.
+        UserError: The folder, model or device does not exist, or the engine cannot read the model.
 
     Examples:
         >>> import exitbench as eb
@@ -137,6 +137,9 @@ def load_model(
     """
     if dtype not in DTYPES:
         raise UserError(f"dtype {dtype!r} is not known. Allowed: {', '.join(DTYPES)}.")
+    devices = ("auto", "cpu", *(("cuda", *gpu_names()) if gpu_names() else ()))
+    if device not in devices:
+        raise UserError(f"device {device!r} is not on this machine. Allowed: {', '.join(devices)}.")
     folder = find_model(name, hub=hub)
     torch_dtype = getattr(torch, resolve_dtype(dtype, folder))
     if is_encoder(folder):

@@ -243,9 +243,14 @@ def resolve_device(device: str) -> str:
     """Resolve ``auto`` to ``cuda`` if torch finds a GPU, else to ``cpu``; return any other device unchanged."""
     if device != "auto":
         return device
+    return "cuda" if gpu_names() else "cpu"
+
+
+def gpu_names() -> tuple[str, ...]:
+    """Return torch's names of the GPUs of this machine: ``cuda:0`` and so on."""
     import torch
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
 
 
 def resolve_dtype(dtype: str, folder: Path) -> str:

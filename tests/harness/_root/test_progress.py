@@ -101,6 +101,23 @@ def test_log_periodically_reports_the_time_left(monkeypatch: pytest.MonkeyPatch)
     ]
 
 
+def test_log_reports_a_long_training_from_the_step_at_which_it_resumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+    monkeypatch.setattr("exitbench.progress.time.monotonic", lambda: now_s)
+    output = io.StringIO()
+    with Lines({"recipe": Expected()}, output, "step") as progress:
+        progress.start("recipe", 300)
+        for step in range(144, 150):
+            progress.documents_done("recipe", step)
+            now_s += 20.0
+        progress.end("recipe", "ok")
+    assert output.getvalue().splitlines() == [
+        "recipe: 146 of 300 steps done, about 51 min left",
+        "recipe: 148 of 300 steps done, about 51 min left",
+        "[1/1] recipe (300 steps): ok, 120.0 s",
+    ]
+
+
 @pytest.fixture
 def started_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("exitbench.progress.time.monotonic", lambda: 0.0)

@@ -262,16 +262,12 @@ def test_numeric_path_arguments_are_read_as_strings() -> None:
     assert read_arguments({"pretrained": 7, "trace": 2026}).trace == "2026"
 
 
-def test_missing_gpu_falls_back_to_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert [available_device(device) for device in ("cuda:0", "cuda", "auto", "cpu")] == ["cpu"] * 4
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert [available_device(device) for device in ("cuda:1", "cuda", "auto", "cpu")] == [
-        "cuda:1",
-        "cuda",
-        "cuda",
-        "cpu",
-    ]
+def test_missing_gpu_falls_back_to_the_first_one_or_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = ("cuda:1", "cuda:2", "cuda", "auto", "cpu")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert [available_device(device) for device in devices] == ["cpu"] * 5
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert [available_device(device) for device in devices] == ["cuda:1", "cuda", "cuda", "cuda", "cpu"]
     with pytest.raises(UserError, match="device is 'tpu'"):
         available_device("tpu")
 

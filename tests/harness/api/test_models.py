@@ -118,6 +118,7 @@ def test_answer_prints_exit_layers_and_converts_to_pandas(
     [
         (lambda model: eb.load_model("no/such/folder"), "not a Hugging Face checkpoint folder"),
         (lambda model: eb.load_model("builtin-weighted", dtype="int4"), "dtype 'int4' is not known. Allowed: float32"),
+        (lambda model: eb.load_model("builtin-weighted", device="cuda:99"), "device 'cuda:99' is not on this machine."),
         (lambda model: eb.decode(model, ["a"], "calm-sofmax"), "Did you mean 'calm-softmax'"),
         (lambda model: eb.decode(model, ["a"], "static", exit_layer=9), "exit_layer"),
         (lambda model: eb.decode(model, ["a"], "mee-lstm"), "must be fitted first"),
