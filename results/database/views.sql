@@ -986,24 +986,6 @@ COMMENT ON VIEW probe_by_document IS 'One row per probe run, document and block.
 document''s probed tokens, so sum(p1) / sum(n) over grouped rows is a mean and half_width(p1, n) half its 95% interval. The last digits of
 sums depend on the order in which threads add.';
 
-CREATE VIEW no_change AS
-WITH settled AS (
-    SELECT attempt_id, stable_from AS block, count(*) AS tokens FROM probe_token WHERE choice IS NULL GROUP BY ALL
-),
-grid AS (
-    SELECT attempt_id, unnest(range(1, blocks + 1))::SMALLINT AS block
-    FROM runs WHERE attempt_id IN (SELECT attempt_id FROM settled)
-),
-running AS (
-    SELECT
-        attempt_id, block,
-        sum(coalesce(tokens, 0)) OVER (PARTITION BY attempt_id ORDER BY block)::BIGINT AS tokens,
-        sum(coalesce(tokens, 0)) OVER (PARTITION BY attempt_id)::BIGINT AS n
-    FROM grid LEFT JOIN settled USING (attempt_id, block)
-)
-SELECT n.* EXCLUDE (params), g.block, g.tokens / g.n AS share, g.n, n.params FROM running AS g JOIN run_names AS n USING (attempt_id);
-COMMENT ON VIEW no_change IS 'One row per probe run and block.';
-
 CREATE VIEW suitability AS
 WITH token AS (
     SELECT

@@ -28,7 +28,6 @@ VIEWS = {
     "score_trace",
     "layer_trace",
     "exit_histogram",
-    "no_change",
     "exit_by_kind",
     "fit_curves",
     "calibrations",

@@ -864,7 +864,7 @@ OURS: Final = (
     ),
     Question(
         "How settled are tokens after each block?",
-        "SELECT model, task_label, block, share FROM no_change",
+        "SELECT model, task_label, block, sum(settled) / sum(n) FROM probe_by_document GROUP BY ALL",
         lambda world_rows: [
             (*key, block, mean(row["stable_from"] <= block for row in members))
             for key, members in grouped(world_rows.probed.values(), "model", "task").items()

@@ -190,12 +190,15 @@ def test_plain_probes_flags_the_latest_probe_per_full_depth_and_the_largest(
     assert {row["attempt_id"] for row in rows if row["is_latest"]} == {largest, latest}
 
 
-def test_no_change_is_the_share_settled_by_each_block(database: Database, records: list[AttemptRecord]) -> None:
+def test_settled_tokens_of_probe_by_document_are_those_that_no_longer_change(
+    database: Database, records: list[AttemptRecord]
+) -> None:
     for record in _ok(records, "probe"):
         settled = [row["stable_from"] for row in _rows(record, "probe")]
         rows = _query(
             database,
-            "SELECT block, share, n FROM no_change WHERE attempt_id = $id ORDER BY block",
+            "SELECT block, sum(settled) / sum(n) AS share, sum(n) AS n FROM probe_by_document "
+            "WHERE attempt_id = $id GROUP BY block ORDER BY block",
             id=record.attempt.attempt_id,
         )
         assert rows == [
@@ -410,7 +413,6 @@ def test_scores_fit_and_calibration_cells_do_not_appear_in_token_and_quality_vie
         "exit_by_kind",
         "probe_trace",
         "layer_trace",
-        "no_change",
     ):
         assert not _query(database, f"FROM {view} WHERE attempt_id IN ({prepared})"), view
     assert {row["kind"] for row in _query(database, "SELECT DISTINCT kind FROM exit_by_kind")} == {
