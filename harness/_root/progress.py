@@ -211,13 +211,15 @@ class Lines:
 
     def start(self, label: str, documents: int) -> None:
         """Store the number of documents and the start time of a cell."""
+        self._first_done.pop(label, None)
         self._running[label] = (documents, time.monotonic())
 
     def documents_done(self, label: str, n_done: int) -> None:
         """Write a line about a cell that takes long, at most every `LEFT_S` seconds."""
         with self._lock:
-            documents, _ = self._running.get(label, (0, 0.0))
-            now_s = time.monotonic()
+            if label not in self._running:
+                return
+            documents, now_s = self._running[label][0], time.monotonic()
             # A resumed training begins with the steps that were done before.
             first_done, first_s = self._first_done.setdefault(label, (n_done, now_s))
             if first_done < n_done < documents and now_s - self._estimated_at_s >= LEFT_S:
@@ -231,7 +233,6 @@ class Lines:
         with self._lock:
             self._ended += 1
             now_s, seconds, outcome = time.monotonic(), 0.0, f": {status}"
-            self._first_done.pop(label, None)
             if label in self._running:
                 documents, started_s = self._running.pop(label)
                 seconds = now_s - started_s

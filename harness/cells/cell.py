@@ -377,6 +377,8 @@ class Cell:
             content["calibration"] = {**asdict(self.calibration), "levels": list(self.calibration.levels)}
         if self.record is not None:
             content["record"] = {**asdict(self.record), "what": list(self.record.what)}
+        if self.generation.stop and (self.timing is not None or self.record is not None):
+            content["ends_at_stop"] = True  # before, only answers of quality cells and probes ended at stop strings
         if self.engine != "lean":  # left out at its default, like every later setting, so that existing ids stay valid
             content["engine"] = self.engine
         if self.device_map is not None:

@@ -247,10 +247,11 @@ def resolve_device(device: str) -> str:
 
 
 def gpu_names() -> tuple[str, ...]:
-    """Return torch's names of the GPUs of this machine: ``cuda:0`` and so on."""
+    """Return torch's names of the GPUs of this machine that it can use: ``cuda:0`` and so on."""
     import torch
 
-    return tuple(f"cuda:{index}" for index in range(torch.cuda.device_count()))
+    n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return tuple(f"cuda:{index}" for index in range(n_gpus))
 
 
 def resolve_dtype(dtype: str, folder: Path) -> str:

@@ -13,6 +13,7 @@ from exitbench.results.analysis.selection import Run, RunIndex
 from exitbench.results.analysis.traces import shared_prefix
 from exitbench.results.database.connection import Database
 from exitbench.results.statistics.intervals import (
+    PERCENT,
     SHARE,
     Aggregate,
     Floats,
@@ -292,6 +293,7 @@ class _Comparer:
         rows = [
             _metric_contrast(replace(blank, quantity=metric), self._difference(a, b, task, metric, seed))
             for metric in a.scores[0]
+            if metric in a.metrics
         ]
         return [*rows, *self._answers(blank, run_a, a, run_b, b, seed), self._speed(blank, run_a, run_b, seed)]
 
@@ -302,7 +304,7 @@ class _Comparer:
             largest = facts["greatest_value"] * max(largest_contribution(metric, rows) for rows in (rows_a, rows_b))
             sums = paired_as_sums(rows_a, rows_b, self._aggregates(task, metric))
             return difference(*sums, seed=seed, scale=facts["scale"], largest=largest)
-        if set(np.unique([rows_a, rows_b])) <= {0.0, 100.0}:
+        if facts["scale"] == PERCENT[1] and set(np.unique([rows_a, rows_b])) <= {0.0, 100.0}:
             return binary_difference(rows_a[:, 0], rows_b[:, 0])
         # A metric without statistics is the mean of its values, for third-party tasks too.
         return difference(rows_a, rows_b, lambda total, n: total[..., 0] / n, seed=seed, scale=facts["scale"])

@@ -22,6 +22,7 @@ from exitbench.results.database.current import (
     views_digest,
     views_script,
 )
+from exitbench.results.database.differences import fill_differences
 from exitbench.results.database.tables import Catalogue, printable, quoted
 from exitbench.results.files.arrow import driver_connection
 from exitbench.results.files.formats import canonical_json
@@ -105,7 +106,7 @@ def engine_over(duck: duckdb.DuckDBPyConnection) -> sa.Engine:
 def upgrade_schema(engine: sa.Engine, location: str) -> None:
     """Create tables and views in an empty database; in any other, recreate views that differ from this version's.
 
-    Stored differences are then deleted. The published results are also updated. `location` names the database in
+    Stored differences are then computed again, and the published results updated. `location` names the database in
     messages.
 
     Raises:
@@ -127,6 +128,8 @@ def upgrade_schema(engine: sa.Engine, location: str) -> None:
     with engine.begin() as connection:
         if not are_current:
             _create_views(connection)
+            connection.execute(QUALITY_DIFFERENCE.delete())
+            fill_differences(connection)
         _refresh_publications(connection)
 
 
@@ -140,8 +143,6 @@ def _create_tables(connection: sa.Connection) -> None:
 
 def _drop_views(connection: sa.Connection, contents: Catalogue) -> None:
     connection.execute(VIEW_SOURCE.delete())
-    # The next ingest computes them again, since their computation may have changed.
-    connection.execute(QUALITY_DIFFERENCE.delete())
     for view in contents.views:
         connection.exec_driver_sql(f"DROP VIEW {quoted(view)}")
     for macro, kind in {(name, kind) for name, kind, *_ in contents.macros}:

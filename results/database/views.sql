@@ -917,7 +917,7 @@ SELECT
     CASE WHEN lower_is_better THEN n_down ELSE n_up END AS gained, CASE WHEN lower_is_better THEN n_up ELSE n_down END AS lost, n, params
 FROM ends;
 COMMENT ON VIEW paired IS 'One row per real run of frontier other than full depth, compared with full depth of the same checkpoint on the
-same documents. Each end of a paired interval is Gaffke''s bound, which adds one document that gains or loses the whole scale
+same documents. Each end of a paired interval is Gaffke''s bound, which adds one document that gains or loses the most that one can
 (results/statistics/bounded_mean.py). If the metric has no scale, it is Student''s t of the differences. For BLEU, F1, Matthews and Pearson
 correlation, differences are the leave-one-out effects of documents. For other metrics that are not means over documents, the intervals of
 the two runs are combined in quadrature as if independent, which is too wide rather than too narrow; these have no choosing and confirming part.';

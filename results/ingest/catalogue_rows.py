@@ -29,6 +29,7 @@ _NOT_SETTING: Final = (
     "timing",
     "calibration",
     "record",
+    "ends_at_stop",
     "batch_rows",
     "probe_cell_id",
     "scores_cell_id",

@@ -11,12 +11,12 @@ import sqlalchemy as sa
 
 from exitbench.errors import UserError
 from exitbench.results.database.catalogue import ATTEMPT
+from exitbench.results.database.differences import fill_differences
 from exitbench.results.files.arrow import driver_connection, parquet_path
 from exitbench.results.files.atomic import DamagedFile, SpoolError
 from exitbench.results.files.bounded import check_table
 from exitbench.results.files.duckdb_files import driver_error, is_damage, is_system_error
 from exitbench.results.ingest.catalogue_rows import insert_catalogue
-from exitbench.results.ingest.differences import fill_differences
 from exitbench.results.ingest.snapshot import load_imports
 from exitbench.results.side_records.derived import load_rescores, load_tags
 from exitbench.results.side_records.trainings import load_trainings

@@ -8,7 +8,7 @@ from typing import Final
 from exitbench.errors import UserError
 from exitbench.results import snapshots
 from exitbench.results.database.connection import Database, open_database
-from exitbench.results.ingest.differences import fill_differences
+from exitbench.results.database.differences import fill_differences
 from exitbench.results.ingest.snapshot import is_snapshot, load_snapshot
 
 _BUNDLED: Final = Path(snapshots.__file__).parent

@@ -17,6 +17,7 @@ import duckdb
 from exitbench.errors import UserError, one_line
 from exitbench.results.database.access import AccessLock
 from exitbench.results.database.connection import Database, open_database, sandbox
+from exitbench.results.database.differences import fill_differences
 from exitbench.results.database.tables import declared_tables, printable, quoted, quoted_text
 from exitbench.results.ingest.manifest import require_sound
 from exitbench.results.lake import tables
@@ -50,6 +51,8 @@ def open_lake(lake: str) -> Database:
         with open_database(path, read_only=False) as database:
             complete = _fill(database.duck, opened)
             require_sound(database.duck, {name: quoted(name) for name in LOADED}, lake)
+            with database.engine.begin() as connection:
+                fill_differences(connection)
         duck = sandbox([path], path.parent, [Path(lake).absolute()] if "://" not in lake else [], _PLANNING)
         for table in opened:
             _select(duck, table, complete)
@@ -103,6 +106,8 @@ def _select(duck: duckdb.DuckDBPyConnection, table: LakeTable, complete: Collect
         files = [file for file, attempt in table.files.items() if not is_by_attempt or attempt in complete]
         listed = ", ".join(quoted_text(escape(str(Path(table.url, file).absolute()))) for file in files)
         source = f"read_parquet([{listed}], hive_partitioning=true, hive_types_autocast=false)"
+        if not listed:  # an export was killed before any of the table's attempts was complete
+            source = f"(SELECT {', '.join(f'NULL AS {quoted(name)}' for name in types)} LIMIT 0)"
     if key := SHARED.get(table.name):  # a cell is named by its newest attempt
         return f"SELECT DISTINCT ON ({key[0]}) {columns} FROM {source} ORDER BY {key[-1]} DESC"
     if "attempt_id" in types and table.name != "attempt" and not tables.partitioned_by(table.name):

@@ -27,7 +27,8 @@ TAIL: Final = 0.025
 _LOG_FREQUENCIES: Final = np.linspace(-14.0, 14.0, 351)
 _STEP: Final = float(_LOG_FREQUENCIES[1] - _LOG_FREQUENCIES[0])
 _MOST_DISTINCT: Final = 256
-"""With 1,500 distinct values, merging into so many moves a bound by at most 0.1 % of its distance to the mean."""
+"""In 1,500 normal, log-normal or Student-distributed values, merging moved a bound by at most 0.05 % of its distance to
+the mean."""
 
 
 def upper_bound(values: ArrayLike, greatest: float, tail: float = TAIL) -> float:
@@ -92,8 +93,9 @@ def _distinct(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray
     levels, counts = np.unique(values, return_counts=True)
     if len(levels) <= _MOST_DISTINCT:
         return levels, counts
-    edges = np.linspace(levels[0], levels[-1], _MOST_DISTINCT)
-    place = np.digitize(levels, edges)
+    # The last level, the largest possible value, may lie far from the others and stays alone.
+    edges = np.linspace(levels[0], levels[-2], _MOST_DISTINCT - 1)
+    place = np.digitize(levels, edges, right=True)
     merged = np.bincount(place, counts)
     sums = np.bincount(place, counts * levels)
     nonempty = merged > 0

@@ -17,8 +17,15 @@ UPKEEP: Final = (
     ),
     Table(
         "view_source",
-        "Digest of the text that the views were created from; one row.",
-        (Column("sha256", "VARCHAR", "digest of views.sql and the descriptions of columns", key=True),),
+        "Digest of what the views, comments and stored differences were created by; one row.",
+        (
+            Column(
+                "sha256",
+                "VARCHAR",
+                "digest of views.sql, the descriptions of columns, and the version of the differences",
+                key=True,
+            ),
+        ),
         local=True,
     ),
     Table(

@@ -106,14 +106,18 @@ def test_log_reports_a_long_training_from_the_step_at_which_it_resumed(monkeypat
     monkeypatch.setattr("exitbench.progress.time.monotonic", lambda: now_s)
     output = io.StringIO()
     with Lines({"recipe": Expected()}, output, "step") as progress:
+        for _ in range(4):  # the training process still imports
+            progress.documents_done("recipe", 0)
+            now_s += 20.0
         progress.start("recipe", 300)
         for step in range(144, 150):
             progress.documents_done("recipe", step)
             now_s += 20.0
         progress.end("recipe", "ok")
     assert output.getvalue().splitlines() == [
-        "recipe: 146 of 300 steps done, about 51 min left",
-        "recipe: 148 of 300 steps done, about 51 min left",
+        "recipe: 145 of 300 steps done, about 52 min left",
+        "recipe: 147 of 300 steps done, about 51 min left",
+        "recipe: 149 of 300 steps done, about 50 min left",
         "[1/1] recipe (300 steps): ok, 120.0 s",
     ]
 

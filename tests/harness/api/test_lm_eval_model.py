@@ -264,9 +264,10 @@ def test_numeric_path_arguments_are_read_as_strings() -> None:
 
 def test_missing_gpu_falls_back_to_the_first_one_or_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     devices = ("cuda:1", "cuda:2", "cuda", "auto", "cpu")
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert [available_device(device) for device in devices] == ["cpu"] * 5
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # the driver is too old
+    assert [available_device(device) for device in devices] == ["cpu"] * 5
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert [available_device(device) for device in devices] == ["cuda:1", "cuda", "cuda", "cuda", "cpu"]
     with pytest.raises(UserError, match="device is 'tpu'"):
         available_device("tpu")

@@ -48,6 +48,7 @@ CELL = Cell(
     seed=7,
 )
 
+UNSTOPPED = replace(CELL.generation, stop=())
 RECORD = RecordSettings(("sublayers", "layer-pairs"), 4)
 CALIBRATION = CalibrationSettings((0.9, 0.5), 0.1, 0.05, "textual", "hoeffding-bentkus", "1" * 64)
 
@@ -286,12 +287,16 @@ def test_id_version_changes_the_id(monkeypatch: pytest.MonkeyPatch) -> None:
 GOLDEN = {
     "quality": (CELL, "d2effe41862bd0475ade5ae9589d9bc5a532d2835f28a15f530fb9026da0a176"),
     "timing for some seconds": (
-        replace(CELL, kind="timing", timing=TimingSettings()),
-        "c66274987dbe96914bfd8a78c2635ea3880a5ac06bc14dc05e567d9c6924f608",
+        replace(CELL, kind="timing", timing=TimingSettings(), generation=UNSTOPPED),
+        "3ab2c09276a6c1f4e866ce130437a2d21f3bf7219b0533cd9920d116070a40e5",
     ),
     "timing of before there were seconds": (
-        replace(CELL, kind="timing", timing=TimingSettings(20, None, max_rounds=5)),
-        "70005b83e0820318209c599f15d6f72ff577e81cc99e96510891926524e24757",
+        replace(CELL, kind="timing", timing=TimingSettings(20, None, max_rounds=5), generation=UNSTOPPED),
+        "02243da7b89610d9e616bcea8c0883d28f8e6e024a8e2bcf6e61b2c52944b8a3",
+    ),
+    "timing that ends at stop strings": (
+        replace(CELL, kind="timing", timing=TimingSettings()),
+        "15376b869a9624f8c7f8d86e7758ffc67163fa0d959fe36449c2261beb4a4cf9",
     ),
     "calibration": (
         replace(CELL, kind="calibration", calibration=CALIBRATION),
@@ -302,8 +307,8 @@ GOLDEN = {
         "edbdfb8658ae6c65c2c8bb7eb80184d82ff0785ee5defae192801a89a49cb533",
     ),
     "recording": (
-        replace(CELL, kind="probe", record=RECORD),
-        "964ee35a81564cb791cca5cdc40b2f1abc80bd38121d0780012bf081274f18ce",
+        replace(CELL, kind="probe", record=RECORD, generation=UNSTOPPED),
+        "96879fd2f9f0c8f97ff13ac6b40d9480d667f390e3e6588a6bcd92b46c6ea05e",
     ),
     "fitted": (replace(CELL, fit_cell_id="4" * 64), "03ef1b93b5c0bce0285e0628e1e859b84e919711e363953963d05895b029ea46"),
     "other letters": (

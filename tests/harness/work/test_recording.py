@@ -46,7 +46,7 @@ seed = 3
 path = "MODEL"
 random_weights = true
 [tasks]
-squad = {{ source = "builtin", limit = {DOCUMENTS}, max_new_tokens = 6 }}
+squad = {{ source = "builtin", limit = {DOCUMENTS}, max_new_tokens = 6, stop = ["avec", "an", "red red red"] }}
 [timing]
 documents = 2
 max_rounds = 3
@@ -209,6 +209,8 @@ def test_token_times_cover_every_token_in_every_round_and_arm(clocked: Database)
     documents = {row["doc_key"] for row in rows}
     assert len(documents) == RECORDED
     assert {(row["arm"], row["exit_layer"]) for row in rows} == {("full", DEPTH), ("method", 2)}
+    ends = clocked.query("SELECT method, n_output FROM answers WHERE stop_reason = 'stop_string'").to_pylist()
+    assert {row["method"] for row in ends} == {"static", "full"} and max(row["n_output"] for row in ends) < 6
     for arm, method in (("method", "static"), ("full", "full")):
         answers = clocked.query("FROM token_trace WHERE method = ? AND execution = 'real'", [method]).to_pylist()
         expected = sorted(tuple(row[name] for name in key) for row in answers if row["doc_key"] in documents)

@@ -255,6 +255,27 @@ def test_difference_in_a_metric_without_scale_has_an_interval_of_its_spread(
     assert (same.estimate, same.low, same.high) == (0, None, None)
 
 
+def test_equal_binary_values_of_a_metric_without_scale_have_no_interval(
+    write: Write, opened: Callable[[], Database]
+) -> None:
+    answers: dict[str, Answer] = {f"k{i}": (0, [1]) for i in range(8)}
+    a, b = (write(layer, answers, {key: [0.0, 1.0] for key in answers}) for layer in (1, 2))
+    with opened() as database:
+        with database.engine.begin() as connection:
+            connection.exec_driver_sql("UPDATE sample SET statistics = '{}'")
+        contrasts = by_quantity(compare(database, a, b, mean))
+    assert (contrasts["corpus"].estimate, contrasts["corpus"].low) == (0, None)
+    assert (contrasts["em"].estimate, contrasts["em"].low) == (0, pytest.approx(-36.94, abs=0.01))
+
+
+def test_values_that_are_no_metric_of_the_task_are_not_compared(write: Write, opened: Callable[[], Database]) -> None:
+    a, b = (write(layer, {"x": (0, [1])}) for layer in (1, 2))
+    with opened() as database:
+        with database.engine.begin() as connection:
+            connection.exec_driver_sql("""UPDATE sample SET scores = '{"em": 0, "note": 7}'""")
+        assert "note" not in by_quantity(compare(database, a, b, mean))
+
+
 def test_runs_on_different_documents_are_refused_and_the_documents_listed(
     write: Write, opened: Callable[[], Database]
 ) -> None:

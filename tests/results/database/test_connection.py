@@ -13,6 +13,7 @@ import pytest
 from exitbench.errors import UserError
 from exitbench.results.database import access, catalogue, current
 from exitbench.results.database.connection import open_database
+from exitbench.results.database.current import views_script
 from exitbench.results.database.tables import read_catalogue
 from exitbench.results.ingest.ingest import ingest, rebuild
 from exitbench.results.tables import SCHEMA_VERSION, schema_sql
@@ -163,12 +164,13 @@ def test_missing_views_are_refused_by_a_reader_and_created_by_a_writer(path: Pat
 
 
 def test_changed_views_are_recreated_and_old_ones_dropped(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    script = "CREATE VIEW answers AS SELECT 42 AS answer"
+    before = views_script().replace("CREATE VIEW fit_curves", "CREATE VIEW curves_of_fits")
+    script = before.replace("COMMENT ON VIEW fit_curves", "COMMENT ON VIEW curves_of_fits")
     monkeypatch.setattr(current, "views_script", lambda: script)
     monkeypatch.setattr(catalogue, "views_script", lambda: script)
     with open_database(path, read_only=False) as opened:
-        views = opened.query("SELECT view_name FROM duckdb_views() WHERE NOT internal")["view_name"].to_pylist()
-        assert views == ["answers"]
+        views = set(opened.query("SELECT view_name FROM duckdb_views() WHERE NOT internal")["view_name"].to_pylist())
+        assert "curves_of_fits" in views and "fit_curves" not in views
 
 
 @pytest.mark.parametrize(
@@ -366,6 +368,7 @@ import pathlib, sys, types
 shell = types.SimpleNamespace(config={"IPKernelApp": {}})
 sys.modules["IPython"] = types.SimpleNamespace(get_ipython=lambda: shell)
 from exitbench.results.database.connection import open_database
+from exitbench.results.database.current import views_script
 from exitbench.results.files.duckdb_files import in_memory
 in_memory().close()
 open_database(pathlib.Path(sys.argv[1]), read_only=False).close()
@@ -379,6 +382,7 @@ def test_progress_bar_is_disabled_on_every_connection(path: Path) -> None:
     script = """
 import duckdb, pathlib, sys
 from exitbench.results.database.connection import open_database
+from exitbench.results.database.current import views_script
 from exitbench.results.database.connection import sandbox
 from exitbench.results.files.duckdb_files import in_memory
 path, drawn = pathlib.Path(sys.argv[1]), "SELECT current_setting('enable_progress_bar')"

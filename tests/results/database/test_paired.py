@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 
 from exitbench.results.database.connection import Database, open_database
+from exitbench.results.database.differences import fill_differences
 from exitbench.results.database.schema_doc import described_views
-from exitbench.results.ingest.differences import fill_differences
-from exitbench.results.ingest.ingest import ingest
 from exitbench.results.ingest.opening import open_snapshot
 from exitbench.results.ingest.snapshot import write_snapshot
 from exitbench.results.statistics.intervals import Floats, jackknife
@@ -115,7 +114,7 @@ def test_stored_differences_of_another_version_are_computed_again(example_databa
     with duckdb.connect(path) as connection:
         connection.execute("UPDATE quality_difference SET delta_low = -1")
         connection.execute("UPDATE view_source SET sha256 = 'of another version'")
-    ingest(tmp_path / "spool", path)
+    open_database(path, read_only=False).close()
     with open_database(path) as database:
         assert database.rows(STORED)[1] == expected != []
 

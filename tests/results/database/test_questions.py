@@ -5,7 +5,6 @@ SQL that begins with @ is a saved query with its default parameters. No query ne
 
 import json
 import math
-import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
@@ -14,10 +13,9 @@ from pathlib import Path
 from statistics import mean, median, pstdev
 from typing import Any, Final
 
-import duckdb
 import pytest
 
-from exitbench.results.database.connection import Database, open_database
+from exitbench.results.database.connection import Database
 from exitbench.results.queries import saved_query
 from exitbench.results.spool.attempts import AttemptRecord, read_attempt, scan_spool
 
@@ -911,23 +909,6 @@ def test_saved_query_over_documents_equals_its_form_over_views(name: str, databa
     answers = [database.duck.execute(sql).fetchall() for sql in (saved_query(name).with_defaults(), OVER_VIEWS[name])]
     result, plain = (sorted(map(_rounded, answer), key=_sortable) for answer in answers)
     assert result == plain
-
-
-def test_first_token_from_the_prompts_own_pass_is_no_wasted_token(example_database: Path, tmp_path: Path) -> None:
-    path = tmp_path / "exitbench.duckdb"
-    shutil.copyfile(example_database, path)
-    with duckdb.connect(path) as connection:
-        connection.execute("""UPDATE cell SET generation = json_merge_patch(generation, '{"first_token": "full"}')""")
-    over_views = OVER_VIEWS["wasted_blocks"].replace("WHERE", "WHERE NOT (first_token = 'full' AND position = 1) AND")
-    first_token = "(SELECT attempt_id, first_token FROM runs)"
-    over_views = over_views.replace("FROM token_probe", f"FROM token_probe JOIN {first_token} USING (attempt_id)")
-    with open_database(path) as opened:
-        answer, plain, gated = (
-            opened.duck.execute(sql).fetchall()
-            for sql in (saved_query("wasted_blocks").with_defaults(), over_views, OVER_VIEWS["wasted_blocks"])
-        )
-    answer, plain, gated = (sorted(map(_rounded, rows), key=_sortable) for rows in (answer, plain, gated))
-    assert answer == plain != gated
 
 
 def test_there_are_fifty_distinct_questions() -> None:

@@ -33,7 +33,7 @@ TOKENS = """
         WHERE execution = 'real'
     ),
     probed AS (
-        SELECT t.*, p.first_match
+        SELECT t.*, p.first_match, r.first_token
         FROM tokens AS t
         JOIN runs AS r USING (attempt_id)
         JOIN plain_probes AS b ON b.full_depth_cell_id = r.full_depth_cell_id AND b.is_latest
@@ -58,7 +58,7 @@ PLAIN = {
         SELECT
             model, task_label, method, label, kv_policy, seed, avg(greatest(exit_layer - first_match, 0)),
             avg((exit_layer < first_match)::INTEGER), avg((exit_layer = first_match)::INTEGER), count(*)
-        FROM probed WHERE NOT diverged AND method <> 'full' GROUP BY ALL
+        FROM probed WHERE NOT diverged AND method <> 'full' AND (position > 1 OR first_token = 'gated') GROUP BY ALL
     """,
     "overlap_of_methods": """
         SELECT

@@ -12,6 +12,7 @@ import pytest
 
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.ingest.ingest import ingest
+from exitbench.results.lake import reading, tables
 from exitbench.results.lake.export import export_lake
 from exitbench.results.lake.reading import open_lake
 from exitbench.results.queries import saved_query
@@ -45,7 +46,7 @@ def test_a_lake_has_every_row_of_the_database(
 ) -> None:
     with open_lake(str(few_lake)) as lake:
         assert rows_by_table(lake) == few_rows
-    assert sum(map(len, few_rows.values())) > 1000
+    assert sum(map(len, few_rows.values())) > 1000 and few_rows["quality_difference"]
 
 
 def test_saved_queries_give_equal_rows_on_lake_and_database(few_lake: Path, few_database: Path) -> None:
@@ -119,6 +120,12 @@ def test_killed_exports_leave_only_complete_attempts(
         export_lake(database.duck, str(tmp_path / "lake"))
     with open_lake(str(tmp_path / "lake")) as lake:
         assert rows_by_table(lake) == few_rows
+
+
+def test_table_is_empty_if_no_attempt_of_it_is_complete(few_lake: Path) -> None:
+    table = tables.open_table(str(few_lake), "probe_token")
+    assert table is not None and table.files
+    assert duckdb.sql(reading._select(duckdb.default_connection(), table, set())).fetchall() == []
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,8 @@ _DOCUMENTS: Final = """
         ) AS r USING (attempt_id, doc_key)
     )
     SELECT
-        p.attempt_id, s.doc_key, (s.scores ->> p.metric)::DOUBLE - (f.scores ->> p.metric)::DOUBLE AS difference,
+        p.attempt_id, s.doc_key,
+        try_cast(s.scores ->> p.metric AS DOUBLE) - try_cast(f.scores ->> p.metric AS DOUBLE) AS difference,
         try_cast(s.statistics -> p.metric AS DOUBLE[]) AS statistics,
         try_cast(f.statistics -> p.metric AS DOUBLE[]) AS full_statistics
     FROM wanted_difference AS p
