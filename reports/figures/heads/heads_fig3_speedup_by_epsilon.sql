@@ -2,7 +2,7 @@
 -- is a model, or another varied parameter: confidence, KV policy and the gated heads.
 -- continues in shared/heads_runs.sql
 curves AS (  -- a single epsilon has no curve
-    SELECT * FROM heads WHERE speedup IS NOT NULL QUALIFY count(DISTINCT epsilon) OVER (PARTITION BY task, setting) > 1
+    SELECT * FROM heads WHERE speedup IS NOT NULL QUALIFY count(DISTINCT epsilon) OVER (PARTITION BY task_label, setting) > 1
 )
 SELECT task_label AS task, setting,
 -- continues in shared/heads_series.sql
