@@ -44,7 +44,7 @@ CAPTION = (
 )
 EMPTY = (
     "No data yet: run `nox -s paper -- mee`, or any suite with `quality` and `timing` cells of calm-softmax, "
-    "calm-saturation, calm-classifier, mee-mlp3, mee-lstm or mee-top3 on a model trained to exit at every block."
+    "calm-saturation, calm-classifier, mee-mlp3, mee-lstm or mee-top3 on a model trained to exit."
 )
 
 _KEPT = 0.99  # share of full depth's quality
