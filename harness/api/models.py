@@ -137,7 +137,7 @@ def load_model(
     """
     if dtype not in DTYPES:
         raise UserError(f"dtype {dtype!r} is not known. Allowed: {', '.join(DTYPES)}.")
-    devices = ("auto", "cpu", *(("cuda", *gpu_names()) if gpu_names() else ()))
+    devices = ("auto", "cpu", *gpu_names())
     if device not in devices:
         raise UserError(f"device {device!r} is not on this machine. Allowed: {', '.join(devices)}.")
     folder = find_model(name, hub=hub)

@@ -247,11 +247,12 @@ def resolve_device(device: str) -> str:
 
 
 def gpu_names() -> tuple[str, ...]:
-    """Return torch's names of the GPUs of this machine that it can use: ``cuda:0`` and so on."""
+    """Return torch's names of the GPUs that it can use here: ``cuda``, ``cuda:0`` and so on; none without a GPU."""
     import torch
 
-    n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return tuple(f"cuda:{index}" for index in range(n_gpus))
+    if not torch.cuda.is_available():
+        return ()
+    return ("cuda", *(f"cuda:{index}" for index in range(torch.cuda.device_count())))
 
 
 def resolve_dtype(dtype: str, folder: Path) -> str:

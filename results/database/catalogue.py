@@ -128,8 +128,9 @@ def upgrade_schema(engine: sa.Engine, location: str) -> None:
     with engine.begin() as connection:
         if not are_current:
             _create_views(connection)
-            connection.execute(QUALITY_DIFFERENCE.delete())
-            fill_differences(connection)
+            if has_tables:
+                connection.execute(QUALITY_DIFFERENCE.delete())
+                fill_differences(connection)
         _refresh_publications(connection)
 
 

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import betaincinv
 
+from exitbench.results.statistics import bounded_mean
 from exitbench.results.statistics.bounded_mean import lower_bound, upper_bound
 from exitbench.results.statistics.intervals import standard_error, t_quantile
 
@@ -108,3 +109,19 @@ def test_very_many_distinct_values_are_merged_without_moving_the_bound() -> None
     values = np.random.default_rng(0).normal(0, 20, 5_000).clip(-100, 100)
     normal = values.mean() + 1.96 * values.std() / np.sqrt(len(values))
     assert normal < upper_bound(values, 100.0) < normal + 0.06
+
+
+@pytest.mark.parametrize("draw", ["normal", "lognormal", "student"])
+@pytest.mark.parametrize("farther", [1, 30])
+def test_merging_many_distinct_values_hardly_moves_a_bound(
+    draw: str, farther: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(1)
+    draws = {"normal": rng.normal, "lognormal": rng.lognormal, "student": lambda size: rng.standard_t(2, size)}
+    values = draws[draw](size=1500)
+    greatest = farther * float(np.abs(values).max())
+    merged = np.array([lower_bound(values, -greatest), upper_bound(values, greatest)]) - values.mean()
+    monkeypatch.setattr(bounded_mean, "_MOST_DISTINCT", 4096)
+    exact = np.array([lower_bound(values, -greatest), upper_bound(values, greatest)]) - values.mean()
+    assert merged == pytest.approx(exact, rel=5e-4)
+    assert not np.array_equal(merged, exact)
