@@ -21,6 +21,7 @@ from lm_eval.tasks import TaskManager
 import exitbench
 from exitbench.errors import UserError
 from exitbench.harness.api.lm_eval_model import ExitBenchLM, available_device, read_arguments
+from exitbench.harness.planning.plan import gpu_names
 
 TEXTS = {"causal": ("toy_text", "toy_choice", "toy_rolling"), "seq2seq": ("toy_text", "toy_choice")}
 PAIRS = [(kind, task) for kind, tasks in TEXTS.items() for task in tasks]
@@ -268,6 +269,7 @@ def test_missing_gpu_falls_back_to_the_first_one_or_the_cpu(monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # the driver is too old
     assert [available_device(device) for device in devices] == ["cpu"] * 5
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert gpu_names() == ("cuda", "cuda:0", "cuda:1")
     assert [available_device(device) for device in devices] == ["cuda:1", "cuda", "cuda", "cuda", "cpu"]
     with pytest.raises(UserError, match="device is 'tpu'"):
         available_device("tpu")
