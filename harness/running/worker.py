@@ -18,10 +18,9 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Final
 
-import torch
-
 from exitbench.errors import UserError, no_room
 from exitbench.harness.cells.job import CellJob, WorkerSpec
+from exitbench.harness.engine.products.threads import set_threads
 from exitbench.harness.processes.interrupts import Interruptible
 from exitbench.harness.running.cell_lock import hold, holder, outcome
 from exitbench.harness.running.environment import environment_and_hardware
@@ -67,7 +66,7 @@ def run(spec: WorkerSpec, emit: Emit, model: LoadedModel | None = None) -> int:
 
 
 def _run(spec: WorkerSpec, emit: Emit, model: LoadedModel | None) -> int:
-    torch.set_num_threads(spec.threads)
+    set_threads(spec.threads)
     if spec.plugins is not None:
         files = use_plugins(spec.plugins)
         print(f"Plug-ins of {spec.plugins}: {', '.join(path.name for path in files)}", file=sys.stderr)

@@ -40,10 +40,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True, scope="session")
 def threads() -> Iterator[None]:
-    """Limit torch to one thread unless OMP_NUM_THREADS is set: a second thread would compete with other processes."""
+    """Use one thread unless OMP_NUM_THREADS is set: a second thread would compete with other processes."""
     import torch  # not needed for mere collection
 
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    from exitbench.harness.engine.products.threads import set_threads
+
+    set_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     with torch.inference_mode():
         yield
 

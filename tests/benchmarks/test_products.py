@@ -41,4 +41,5 @@ def token_projections(model: Transformer) -> list[Any]:
     """Return the projections that each token passes, in order: those of every block, then the LM head."""
     names = ("qkv", "attention_out", "cross_q", "cross_out", "up", "down")
     of_blocks = [getattr(block, name) for block in model.weights.blocks for name in names]
-    return [projection for projection in (*of_blocks, model.weights.lm_head) if projection is not None]
+    head = model.weights.read_out or model.weights.lm_head
+    return [projection for projection in (*of_blocks, head) if projection is not None]

@@ -30,6 +30,7 @@ from exitbench.harness.engine.products.forms import (
     PackedForFew,
     Role,
     available_forms,
+    can_halve,
     can_pack,
     convert_blocks,
 )
@@ -125,7 +126,7 @@ SAMPLE_BYTES: Final = 24 * 2**20
 """Bytes of block weights that are timed, and as many of the LM head: together more than most caches hold."""
 
 COPIED_SHARE: Final = 0.25
-"""Largest share of the machine's memory that weights may take to be packed additionally for few rows.
+"""Largest share of the machine's memory that copies of the weights may take: packed for few rows, and in fp16.
 
 The share is of total memory: free memory varies from run to run, and the last bits of results would vary with it.
 """
@@ -150,6 +151,8 @@ class _Product:
 
     role: Role
     projection: Linear
+    may_copy: bool
+    """Whether the machine's memory has room for copies of the model's weights."""
 
     @property
     def weight_key(self) -> str:
@@ -159,7 +162,8 @@ class _Product:
     @property
     def forms(self) -> tuple[str, ...]:
         """Names of the forms to choose from, the default first."""
-        return available_forms(self.projection.weight.dtype, self.role, self.projection.weight.shape)
+        names = available_forms(self.projection.weight.dtype, self.role, self.projection.weight.shape)
+        return tuple(name for name in names if self.may_copy or name != "half")
 
     @property
     def few_rows_key(self) -> str:
@@ -200,7 +204,7 @@ def time_forms(model: Transformer) -> dict[str, str]:
     """
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     chosen = fastest(_step(model), clock)
-    return {**chosen, **fastest(_step_of_few_rows(model, chosen), clock)} if _has_room(model) else chosen
+    return {**chosen, **fastest(_step_of_few_rows(model, chosen), clock)} if _may_pack_for_few(model) else chosen
 
 
 def _is_measured() -> bool:
@@ -217,20 +221,24 @@ def _cache_key(model: Transformer) -> dict[str, Any]:
     forms = {product.weight_key: list(product.forms) for product in products}
     dtype = str(model.lm_head.weight.dtype).removeprefix("torch.")
     places = {place: {"products": counts[place], "forms": names} for place, names in forms.items()}
-    if _has_room(model):
+    if _may_pack_for_few(model):
         packed = {product.few_rows_key: product.weight_key for product in products if product.role != "skipped"}
         places |= {few: {"products": counts[place], "forms": list(_FEW)} for few, place in packed.items()}
     return {**this_machine(torch.get_num_threads()), "dtype": dtype, "places": places}
 
 
-def _has_room(model: Transformer) -> bool:
-    """Return whether packed copies of the weights are possible, and take at most `COPIED_SHARE` of the memory.
+def _may_pack_for_few(model: Transformer) -> bool:
+    return can_pack(model.lm_head.weight.dtype) and _may_copy(model)
 
-    False if the size of the machine's memory is unknown.
+
+def _may_copy(model: Transformer) -> bool:
+    """Return whether copies of the weights take at most `COPIED_SHARE` of the memory; False if its size is unknown.
+
+    bf16 weights may be copied twice: in fp16 for single rows, and packed for few rows.
     """
-    if not can_pack(model.lm_head.weight.dtype):
-        return False
-    copied = sum(_bytes(product.projection) for product in _products(model) if product.role != "skipped")
+    projections = [getattr(block, name) for block in model.weights.blocks for name in _EACH_TOKEN]
+    copies = 2 if model.lm_head.weight.dtype == torch.bfloat16 and can_halve() else 1
+    copied = copies * sum(part.weight.nbytes for part in (*projections, model.lm_head) if part is not None)
     memory = machine_bytes()
     return memory is not None and copied <= COPIED_SHARE * memory
 
@@ -240,16 +248,17 @@ def _products(model: Transformer) -> Iterator[_Product]:
 
     They include the key/value projections of skipped blocks.
     """
+    may_copy = _may_copy(model)
     for block in model.weights.blocks:
-        yield from _of_block(model, block)
-    yield _Product("head", model.lm_head)
+        yield from _of_block(model, block, may_copy)
+    yield _Product("head", model.lm_head, may_copy)
 
 
-def _of_block(model: Transformer, block: BlockWeights) -> Iterator[_Product]:
+def _of_block(model: Transformer, block: BlockWeights, may_copy: bool) -> Iterator[_Product]:
     for name in _EACH_TOKEN:
         if (part := getattr(block, name)) is not None:
-            yield _Product("block", part.projection if isinstance(part, NormedLinear) else part)
-    kv = _Product("skipped", block.qkv.outputs(model.arch.n_heads * model.arch.head_dim))
+            yield _Product("block", part.projection if isinstance(part, NormedLinear) else part, may_copy)
+    kv = _Product("skipped", block.qkv.outputs(model.arch.n_heads * model.arch.head_dim), may_copy)
     if len(kv.forms) > 1:
         yield kv
 
@@ -281,39 +290,35 @@ def _step_of_few_rows(model: Transformer, chosen: Choices) -> list[TimedProduct]
 
 def _sample(model: Transformer) -> Iterator[tuple[_Product, Linear]]:
     """Yield the products of the first blocks and of the LM head, each with the projection (or a part of it) to time."""
-    budget = SAMPLE_BYTES
+    budget, may_copy = SAMPLE_BYTES, _may_copy(model)
     for block in model.weights.blocks:
         if budget <= 0:
             break
-        for product in _of_block(model, block):
-            budget -= _bytes(product.projection)
+        for product in _of_block(model, block, may_copy):
+            budget -= product.projection.weight.nbytes
             yield product, product.projection
-    yield _Product("head", model.lm_head), _last_rows(model.lm_head)
-
-
-def _bytes(projection: Linear) -> int:
-    return projection.weight.numel() * projection.weight.element_size()
+    yield _Product("head", model.lm_head, may_copy), _last_rows(model.lm_head)
 
 
 def _last_rows(projection: Linear) -> Linear:
     """Return a projection restricted to its last outputs, with at most `SAMPLE_BYTES` of weights."""
-    rows = SAMPLE_BYTES * len(projection.weight) // _bytes(projection)
+    rows = SAMPLE_BYTES * len(projection.weight) // projection.weight.nbytes
     return projection.outputs(max(0, len(projection.weight) - rows))
 
 
 def _use(model: Transformer, chosen: Choices) -> None:
     """Convert a model's projections to the forms that were chosen, given by role and shape of the weight; in place."""
-    forms = FORMS[model.lm_head.weight.dtype]
+    forms, may_copy = FORMS[model.lm_head.weight.dtype], _may_copy(model)
 
     def in_chosen_form(product: _Product) -> Linear:
         single = forms[product.role][chosen[product.weight_key]](product.projection)
         return PackedForFew.from_form(single) if chosen.get(product.few_rows_key) == _PACKED else single
 
     def convert(block: BlockWeights) -> BlockWeights:
-        return block.map_projections(lambda projection: in_chosen_form(_Product("block", projection)), _EACH_TOKEN)
+        return block.map_projections(lambda part: in_chosen_form(_Product("block", part, may_copy)), _EACH_TOKEN)
 
     skipped = next((place for place in chosen if place.startswith("skipped ")), None)
-    head = _Product("head", model.lm_head)
+    head = _Product("head", model.lm_head, may_copy)
     convert_blocks(model, convert)
     if skipped is not None:
         model.weights = replace(model.weights, skipped_form=forms["skipped"][chosen[skipped]])

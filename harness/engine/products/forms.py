@@ -7,17 +7,20 @@ most in their last bits, by the order of summation. (int8 is a number format of 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.engine.model.weights import BlockWeights, Linear, unchanged
 from exitbench.harness.engine.products.int8 import ByBf16, Int8
+from exitbench.harness.engine.products.threads import numpy_has_one_thread
 
 Form = Callable[[Linear], Linear]
 Role = Literal["block", "head", "skipped"]
@@ -28,6 +31,8 @@ FEW_ROWS: Final = (4, 8)
 MOST_FEW_ROWS: Final = 16
 """Most rows for which it is used: with more, arithmetic dominates in any memory layout."""
 
+_FP16_EXPONENT: Final = 16
+"""The largest bf16 number below 2 to this power, 65,280, is below the largest of fp16, 65,504."""
 WIDENED_NUMEL: Final = 2**23
 """Largest bf16 matrix that is copied to fp32: a larger copy would be read from memory, with twice the bytes."""
 
@@ -95,6 +100,57 @@ class Split(Linear):
     def onto(self, stream_ND: Tensor, x: Tensor) -> Tensor:
         """Return the residual stream [N, out] plus x @ weight.T + bias, for inputs x [N, in]."""
         return stream_ND + self(x) if len(x) == 1 else super().onto(stream_ND, x)
+
+
+@dataclass(frozen=True)
+class ByNumpy(Linear):
+    """Projection that multiplies a single input row by numpy's BLAS, which is faster than torch's on some processors.
+
+    It uses one thread. The weight must be stored input-major; both libraries read the same memory.
+    """
+
+    @cached_property
+    def _array(self) -> np.ndarray:
+        return self.weight.t().numpy()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return x @ weight.T + bias over the last dimension."""
+        if x.dim() != 2 or len(x) != 1:
+            return super().__call__(x)
+        product = torch.from_numpy(np.dot(x.numpy(), self._array))
+        return product if self.bias is None else product.add_(self.bias)
+
+    def onto(self, stream_ND: Tensor, x: Tensor) -> Tensor:
+        """Return the residual stream [N, out] plus x @ weight.T + bias, for inputs x [N, in]."""
+        return self(x).add_(stream_ND) if len(x) == 1 else super().onto(stream_ND, x)
+
+
+@dataclass(frozen=True)
+class Half(Linear):
+    """Projection with a bf16 weight and a copy in fp16 for single input rows, which FBGEMM multiplies in fp32.
+
+    bf16 products are summed in fp32 either way, and the sum is rounded once. The copy is scaled by a power of two, so
+    that its largest entry is just below fp16's largest number. Then every entry within a factor of 2^-32 of the largest
+    is exact; the error of a smaller one is below 2^-40 of the largest, far less than fp32's rounding of the sum.
+    """
+
+    @cached_property
+    def _copy(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The packed copy, the inverse of its scale [1], and the bias in fp32."""
+        wide = self.weight.float()
+        shift = _FP16_EXPONENT - int(torch.frexp(wide.abs().amax()).exponent)
+        with warnings.catch_warnings():  # a later torch may lack these products; this one says so at their first use
+            warnings.simplefilter("ignore", UserWarning)
+            packed = torch.fbgemm_pack_gemm_matrix_fp16(torch.ldexp(wide, torch.tensor(shift)))
+            torch.fbgemm_linear_fp16_weight_fp32_activation(wide[:1], packed, None)
+        return packed, torch.tensor([2.0**-shift]), None if self.bias is None else self.bias.float()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return x @ weight.T + bias over the last dimension."""
+        if x.dim() != 2 or len(x) != 1:
+            return torch.nn.functional.linear(x, self.weight, self.bias)
+        packed, inverse_scale, bias = self._copy
+        return torch.fbgemm_linear_fp16_weight_fp32_activation(x * inverse_scale, packed, bias).to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -168,6 +224,16 @@ def _by_matrix(projection: Linear) -> Linear:
     return ByMatrix(projection.weight, projection.bias)
 
 
+def _by_numpy(projection: Linear) -> Linear:
+    return ByNumpy(projection.weight.t().contiguous().t(), projection.bias)
+
+
+def _half(projection: Linear) -> Linear:
+    if not bool(projection.weight.isfinite().all()):
+        return _by_matrix(projection)  # a copy in fp16 would hold its largest number in place of infinity
+    return Half(projection.weight, projection.bias)
+
+
 def _widened(projection: Linear) -> Linear:
     return Widened(projection.weight, projection.bias)
 
@@ -181,6 +247,7 @@ _BF16: Final[Mapping[str, Form]] = {
     "vector": _by_outputs,
     "matrix": _by_matrix,
     "packed": Packed.from_projection,
+    "half": _half,
     "widened": _widened,
 }
 _INT8: Final[Mapping[str, Form]] = {"int8": unchanged, "by-bf16": _by_bf16}
@@ -191,12 +258,14 @@ FORMS: Final[Mapping[torch.dtype, Mapping[Role, Mapping[str, Form]]]] = {
             "input-major": Linear.in_default_layout,
             "output-major": _by_outputs,
             "packed": Packed.from_projection,
+            "numpy": _by_numpy,
             "split": _split,
         },
         "head": {
             "output-major": unchanged,
             "input-major": Linear.in_default_layout,
             "packed": Packed.from_projection,
+            "numpy": _by_numpy,
             "split": _split,
         },
         "skipped": {"output-major": unchanged},
@@ -219,9 +288,13 @@ def available_forms(dtype: torch.dtype, role: Role, shape: Sequence[int]) -> tup
     lacking = set() if can_pack(dtype) else {"packed"}
     if shape[0] * shape[1] > WIDENED_NUMEL:
         lacking.add("widened")
+    if not can_halve():
+        lacking.add("half")
     threads = torch.get_num_threads()
     if threads == 1 or shape[0] % threads:
         lacking.add("split")
+    if not numpy_has_one_thread():
+        lacking.add("numpy")
     return tuple(name for name in FORMS[dtype][role] if name not in lacking)
 
 
@@ -235,6 +308,12 @@ def can_pack(dtype: torch.dtype) -> bool:
     if not all(hasattr(torch.ops.mkldnn, name) for name in ("_reorder_linear_weight", "_linear_pointwise")):
         return False
     return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def can_halve() -> bool:
+    """Return whether torch has FBGEMM's product with fp16 weights, and this processor the instructions for it."""
+    names = ("fbgemm_pack_gemm_matrix_fp16", "fbgemm_linear_fp16_weight_fp32_activation")
+    return "fbgemm" in torch.backends.quantized.supported_engines and all(hasattr(torch, name) for name in names)
 
 
 def convert_blocks(model: Transformer, convert: Callable[[BlockWeights], BlockWeights]) -> None:

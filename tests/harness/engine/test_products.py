@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import threadpoolctl
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from exitbench.errors import UserError
@@ -27,8 +30,16 @@ from exitbench.harness.engine.products.choosing import (
     fastest,
     use_fastest,
 )
-from exitbench.harness.engine.products.forms import FORMS, WIDENED_NUMEL, PackedForFew, available_forms
+from exitbench.harness.engine.products.forms import (
+    FORMS,
+    WIDENED_NUMEL,
+    Half,
+    PackedForFew,
+    available_forms,
+    can_halve,
+)
 from exitbench.harness.engine.products.int8 import Int8
+from exitbench.harness.engine.products.threads import numpy_has_one_thread, set_threads
 from exitbench.methods.registry import baseline_method
 
 FP32_AND_BF16 = [dtype for dtype in FORMS if dtype != torch.int8]
@@ -189,8 +200,48 @@ def test_bf16_is_packed_only_if_onednn_supports_it(monkeypatch: pytest.MonkeyPat
 
 
 def test_without_onednn_nothing_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "packed" in available_forms(torch.float32, "head", (5, 5))
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    assert available_forms(torch.float32, "head", (5, 5)) == ("output-major", "input-major")
+    assert "packed" not in available_forms(torch.float32, "head", (5, 5))
+
+
+@given(draw=st.integers(0, 2**32), binades=st.integers(0, 60), largest=st.integers(-60, 60), width=st.integers(1, 80))
+def test_copy_in_fp16_loses_less_than_the_sum_in_fp32(draw: int, binades: int, largest: int, width: int) -> None:
+    """Weights of very different magnitudes: bf16 has as many exponents as fp32, fp16 has far fewer."""
+    if not can_halve():
+        pytest.skip("torch has no such product here")
+    random = torch.Generator().manual_seed(draw)
+    magnitudes = torch.exp2(largest - binades * torch.rand(6, width, generator=random))
+    weight = (torch.randn(6, width, generator=random).sign() * magnitudes).bfloat16()
+    x = torch.randn(1, width, generator=random).bfloat16()
+    exact, terms = x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T
+    lost = (Half(weight)(x).double() - exact).abs()
+    copied = 2.0**-40 * weight.double().abs().max() * x.double().abs().sum()
+    assert (lost <= 2.0**-8 * exact.abs() + width * 2.0**-24 * terms + copied).all()
+
+
+def test_weights_that_are_not_finite_are_not_copied_to_fp16() -> None:
+    """fp16 conversion would replace infinity by a number."""
+    weight = torch.ones(3, 4, dtype=torch.bfloat16)
+    weight[1, 2] = torch.inf
+    product = FORMS[torch.bfloat16]["block"]["half"](Linear(weight))(torch.ones(1, 4, dtype=torch.bfloat16))
+    assert product.tolist() == [[4.0, torch.inf, 4.0]]
+
+
+def test_numpy_multiplies_only_with_one_thread() -> None:
+    """Two pools of threads would compete for the cores."""
+    threads, pools = torch.get_num_threads(), threadpoolctl.threadpool_info()
+    try:
+        if "openblas" not in {pool["internal_api"] for pool in pools}:
+            pytest.skip("numpy has another library")
+        threadpoolctl.threadpool_limits(2, "blas")
+        assert not numpy_has_one_thread() and "numpy" not in available_forms(torch.float32, "block", (6, 6))
+        set_threads(2)
+        assert torch.get_num_threads() == 2
+        assert numpy_has_one_thread() and "numpy" in available_forms(torch.float32, "block", (6, 6))
+    finally:
+        torch.set_num_threads(threads)
+        threadpoolctl.threadpool_limits(pools)
 
 
 # ------------------------------------------------------------------------------------------------- a loaded model
@@ -258,7 +309,13 @@ def test_skipped_blocks_are_filled_equally_in_the_last_form_of_each_dtype(
     assert (result - expected).norm() <= 4 * torch.finfo(usual.dtype).eps * expected.norm()
 
 
-def test_packed_lm_head_keeps_its_unpacked_rows(twin: Any, cache: Path, choosing_last: list[int]) -> None:
+def test_packed_lm_head_keeps_its_unpacked_rows(twin: Any, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = {True: choosing._FEW[0], False: "packed"}
+    monkeypatch.setattr(
+        choosing,
+        "fastest",
+        lambda step, clock: {each.weight_key: packed[each.weight_key.endswith(FEW)] for each in step},
+    )
     model, ids = load_checkpoint(twin("t5").folder).model, torch.tensor([[4, 2]])
     use_fastest(model)
     assert model.weights.read_out is not None and model.weights.read_out.weight.is_mkldnn
@@ -305,6 +362,21 @@ def test_packed_copies_are_offered_only_within_a_quarter_of_machine_memory(
     monkeypatch.setattr(choosing, "machine_bytes", lambda: None if lacking is None else 4 * copied - lacking)
     choices = use_fastest(model)
     assert choices is not None and any(place.endswith(FEW) for place in choices) == is_offered
+
+
+@pytest.mark.parametrize(("lacking", "is_offered"), [(0, True), (1, False), (None, False)])
+def test_copies_in_fp16_are_offered_only_within_a_quarter_of_machine_memory(
+    lacking: int | None, is_offered: bool, twin: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two copies must fit: in fp16, and packed for few rows."""
+    if not can_halve():
+        pytest.skip("torch has no such product here")
+    model = load_checkpoint(twin("t5").folder, torch.bfloat16).model
+    decoded = [getattr(block, name) for block in model.weights.blocks for name in choosing._EACH_TOKEN]
+    copied = 2 * sum(part.weight.nbytes for part in [*decoded, model.lm_head])
+    monkeypatch.setattr(choosing, "machine_bytes", lambda: None if lacking is None else 4 * copied - lacking)
+    offered = {name for timed in choosing._step(model) for name in timed.forms}
+    assert ("half" in offered) == is_offered and {"vector", "matrix"} <= offered
 
 
 def test_choosing_forms_does_not_change_the_model_files(twin: Any, cache: Path, choosing_last: list[int]) -> None:
