@@ -18,9 +18,11 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, Final
 
+import torch
+
 from exitbench.errors import UserError, no_room
 from exitbench.harness.cells.job import CellJob, WorkerSpec
-from exitbench.harness.engine.products.threads import set_threads
+from exitbench.harness.engine.products.threads import numpy_in_one_thread
 from exitbench.harness.processes.interrupts import Interruptible
 from exitbench.harness.running.cell_lock import hold, holder, outcome
 from exitbench.harness.running.environment import environment_and_hardware
@@ -61,12 +63,12 @@ def run(spec: WorkerSpec, emit: Emit, model: LoadedModel | None = None) -> int:
     Raises:
         UserError: The checkpoint cannot be read.
     """
-    with quiet_lm_eval():
+    with quiet_lm_eval(), numpy_in_one_thread():
         return _run(spec, emit, model)
 
 
 def _run(spec: WorkerSpec, emit: Emit, model: LoadedModel | None) -> int:
-    set_threads(spec.threads)
+    torch.set_num_threads(spec.threads)
     if spec.plugins is not None:
         files = use_plugins(spec.plugins)
         print(f"Plug-ins of {spec.plugins}: {', '.join(path.name for path in files)}", file=sys.stderr)

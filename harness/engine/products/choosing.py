@@ -30,9 +30,10 @@ from exitbench.harness.engine.products.forms import (
     PackedForFew,
     Role,
     available_forms,
-    can_halve,
+    can_copy_to_fp16,
     can_pack,
     convert_blocks,
+    fp16_copy_bytes,
 )
 
 Product = Callable[[Tensor], Tensor]
@@ -163,7 +164,7 @@ class _Product:
     def forms(self) -> tuple[str, ...]:
         """Names of the forms to choose from, the default first."""
         names = available_forms(self.projection.weight.dtype, self.role, self.projection.weight.shape)
-        return tuple(name for name in names if self.may_copy or name != "half")
+        return tuple(name for name in names if self.may_copy or name != "fp16-copy")
 
     @property
     def few_rows_key(self) -> str:
@@ -232,14 +233,16 @@ def _may_pack_for_few(model: Transformer) -> bool:
 
 
 def _may_copy(model: Transformer) -> bool:
-    """Return whether copies of the weights take at most `COPIED_SHARE` of the memory; False if its size is unknown.
+    """Return whether copies of the weights take at most `COPIED_SHARE` of the memory; False if that is unknown.
 
-    bf16 weights may be copied twice: in fp16 for single rows, and packed for few rows.
+    Weights may be copied twice: in fp16 for single rows, and packed for few rows.
     """
+    dtype, memory = model.lm_head.weight.dtype, machine_bytes()
     projections = [getattr(block, name) for block in model.weights.blocks for name in _EACH_TOKEN]
-    copies = 2 if model.lm_head.weight.dtype == torch.bfloat16 and can_halve() else 1
-    copied = copies * sum(part.weight.nbytes for part in (*projections, model.lm_head) if part is not None)
-    memory = machine_bytes()
+    weights = [part.weight for part in (*projections, model.lm_head) if part is not None]
+    copied = sum(weight.nbytes for weight in weights) if can_pack(dtype) else 0
+    if dtype == torch.bfloat16 and can_copy_to_fp16():
+        copied += sum(fp16_copy_bytes(weight.shape) for weight in weights)
     return memory is not None and copied <= COPIED_SHARE * memory
 
 

@@ -1,7 +1,7 @@
-"""Forms: alternative implementations of a projection's matrix product on a CPU, by torch's routines.
+"""Forms: alternative implementations of a projection's matrix product on a CPU, by routines of torch and numpy.
 
-The default form is `Linear` itself. A form changes neither weights nor number format: products in one format differ at
-most in their last bits, by the order of summation. (int8 is a number format of its own: `products.int8`.)
+The default form is `Linear` itself. A form does not change the number format: products in one format differ at most in
+their last bits, by the order of summation and its rounding. (int8 is a number format of its own: `products.int8`.)
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ MOST_FEW_ROWS: Final = 16
 """Most rows for which it is used: with more, arithmetic dominates in any memory layout."""
 
 _FP16_EXPONENT: Final = 16
-"""The largest bf16 number below 2 to this power, 65,280, is below the largest of fp16, 65,504."""
+"""Scaled weights are below 2 to this power. The largest such bf16 number, 65,280, is below fp16's largest, 65,504."""
+_LEAST_SCALED: Final = 2.0**-100
+"""An output's largest weight must be between this magnitude and its inverse, so that fp32 can represent the scale."""
 WIDENED_NUMEL: Final = 2**23
 """Largest bf16 matrix that is copied to fp32: a larger copy would be read from memory, with twice the bytes."""
 
@@ -126,31 +128,32 @@ class ByNumpy(Linear):
 
 
 @dataclass(frozen=True)
-class Half(Linear):
-    """Projection with a bf16 weight and a copy in fp16 for single input rows, which FBGEMM multiplies in fp32.
+class Fp16Copy(ByMatrix):
+    """Projection with a bf16 weight and a copy in fp16, by which FBGEMM multiplies single input rows, on one thread.
 
-    bf16 products are summed in fp32 either way, and the sum is rounded once. The copy is scaled by a power of two, so
-    that its largest entry is just below fp16's largest number. Then every entry within a factor of 2^-32 of the largest
-    is exact; the error of a smaller one is below 2^-40 of the largest, far less than fp32's rounding of the sum.
+    bf16 products are summed in fp32 with and without the copy, and the sum is rounded once. Each output's weights are
+    scaled by a power of two, so that the largest is near fp16's largest number. Then all weights within a factor of
+    2^-32 of it are exact; the error of a smaller one is below 2^-40 of it, far less than fp32's rounding of the sum.
     """
 
     @cached_property
     def _copy(self) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The packed copy, the inverse of its scale [1], and the bias in fp32."""
-        wide = self.weight.float()
-        shift = _FP16_EXPONENT - int(torch.frexp(wide.abs().amax()).exponent)
-        with warnings.catch_warnings():  # a later torch may lack these products; this one says so at their first use
+        """The packed copy, the inverse of its scales [out], and the bias in fp32."""
+        shift_V = _FP16_EXPONENT - torch.frexp(self.weight.abs().amax(1).float()).exponent
+        scale_V = torch.ldexp(torch.ones(len(shift_V)), shift_V)
+        with warnings.catch_warnings():  # torch deprecates these operators, and warns at their first use
             warnings.simplefilter("ignore", UserWarning)
-            packed = torch.fbgemm_pack_gemm_matrix_fp16(torch.ldexp(wide, torch.tensor(shift)))
-            torch.fbgemm_linear_fp16_weight_fp32_activation(wide[:1], packed, None)
-        return packed, torch.tensor([2.0**-shift]), None if self.bias is None else self.bias.float()
+            packed = torch.fbgemm_pack_gemm_matrix_fp16(self.weight.float().mul_(scale_V[:, None]))
+            torch.fbgemm_linear_fp16_weight_fp32_activation(torch.zeros(1, self.weight.shape[1]), packed, None)
+        return packed, 1 / scale_V, None if self.bias is None else self.bias.float()
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias over the last dimension."""
         if x.dim() != 2 or len(x) != 1:
-            return torch.nn.functional.linear(x, self.weight, self.bias)
-        packed, inverse_scale, bias = self._copy
-        return torch.fbgemm_linear_fp16_weight_fp32_activation(x * inverse_scale, packed, bias).to(x.dtype)
+            return super().__call__(x)
+        packed, inverse_V, bias_V = self._copy
+        product = torch.fbgemm_linear_fp16_weight_fp32_activation(x.float(), packed, None).mul_(inverse_V)
+        return (product if bias_V is None else product.add_(bias_V)).to(x.dtype)
 
 
 @dataclass(frozen=True)
@@ -225,13 +228,14 @@ def _by_matrix(projection: Linear) -> Linear:
 
 
 def _by_numpy(projection: Linear) -> Linear:
-    return ByNumpy(projection.weight.t().contiguous().t(), projection.bias)
+    plain = projection.in_default_layout()
+    return ByNumpy(plain.weight, plain.bias)
 
 
-def _half(projection: Linear) -> Linear:
-    if not bool(projection.weight.isfinite().all()):
-        return _by_matrix(projection)  # a copy in fp16 would hold its largest number in place of infinity
-    return Half(projection.weight, projection.bias)
+def _fp16_copy(projection: Linear) -> Linear:
+    largest_V = projection.weight.abs().amax(1).float()
+    is_scalable = bool(((largest_V == 0) | ((largest_V > _LEAST_SCALED) & (largest_V < 1 / _LEAST_SCALED))).all())
+    return (Fp16Copy if is_scalable else ByMatrix)(projection.weight, projection.bias)
 
 
 def _widened(projection: Linear) -> Linear:
@@ -247,7 +251,7 @@ _BF16: Final[Mapping[str, Form]] = {
     "vector": _by_outputs,
     "matrix": _by_matrix,
     "packed": Packed.from_projection,
-    "half": _half,
+    "fp16-copy": _fp16_copy,
     "widened": _widened,
 }
 _INT8: Final[Mapping[str, Form]] = {"int8": unchanged, "by-bf16": _by_bf16}
@@ -288,8 +292,8 @@ def available_forms(dtype: torch.dtype, role: Role, shape: Sequence[int]) -> tup
     lacking = set() if can_pack(dtype) else {"packed"}
     if shape[0] * shape[1] > WIDENED_NUMEL:
         lacking.add("widened")
-    if not can_halve():
-        lacking.add("half")
+    if not can_copy_to_fp16() or fp16_copy_bytes(shape) >= 2**32:  # FBGEMM counts entries in 32 bits
+        lacking.add("fp16-copy")
     threads = torch.get_num_threads()
     if threads == 1 or shape[0] % threads:
         lacking.add("split")
@@ -310,10 +314,16 @@ def can_pack(dtype: torch.dtype) -> bool:
     return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def can_halve() -> bool:
+def can_copy_to_fp16() -> bool:
     """Return whether torch has FBGEMM's product with fp16 weights, and this processor the instructions for it."""
     names = ("fbgemm_pack_gemm_matrix_fp16", "fbgemm_linear_fp16_weight_fp32_activation")
     return "fbgemm" in torch.backends.quantized.supported_engines and all(hasattr(torch, name) for name in names)
+
+
+def fp16_copy_bytes(shape: Sequence[int]) -> int:
+    """Return the bytes of a weight's copy in fp16, for a shape [out, in]: FBGEMM allocates whole parts of 32 x 512."""
+    outputs, inputs = shape
+    return 2 * (32 * math.ceil(outputs / 32)) * (512 * math.ceil(inputs / 512))
 
 
 def convert_blocks(model: Transformer, convert: Callable[[BlockWeights], BlockWeights]) -> None:

@@ -1,31 +1,33 @@
-"""Threads of matrix products: those of torch, and one of numpy's own OpenBLAS.
+"""Numbers of threads: numpy's OpenBLAS gets one, whatever number torch has.
 
-OpenBLAS has a pool of its own. The idle threads of two pools spin, and take the cores from each other: with two threads
-in each, decoding on two cores took ten times as long.
+OpenBLAS has a pool of its own. Idle threads of two pools spin, and take the cores from each other: with two threads in
+each, decoding on two cores took ten times as long.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
-from typing import Any
 
-import torch
+import numpy as np  # noqa: F401  # loads the library that is looked for below
 from threadpoolctl import ThreadpoolController
 
 
-def set_threads(threads: int) -> None:
-    """Set the number of threads of torch in this process, and limit numpy's OpenBLAS to one."""
-    torch.set_num_threads(threads)
-    for openblas in _openblas_of_numpy():
-        openblas.set_num_threads(1)
+@contextmanager
+def numpy_in_one_thread() -> Iterator[None]:
+    """Limit numpy's own OpenBLAS to one thread in this process, until the context ends."""
+    with _openblas_of_numpy().limit(limits=1):
+        yield
 
 
 def numpy_has_one_thread() -> bool:
     """Return whether numpy multiplies by its own OpenBLAS, with one thread."""
-    return [openblas.num_threads for openblas in _openblas_of_numpy()] == [1]
+    return [openblas.num_threads for openblas in _openblas_of_numpy().lib_controllers] == [1]
 
 
 @cache
-def _openblas_of_numpy() -> tuple[Any, ...]:
-    libraries = ThreadpoolController().lib_controllers
-    return tuple(each for each in libraries if each.internal_api == "openblas" and "numpy.libs" in each.filepath)
+def _openblas_of_numpy() -> ThreadpoolController:
+    libraries = ThreadpoolController()
+    paths = [each.filepath for each in libraries.lib_controllers if "numpy.libs" in each.filepath]
+    return libraries.select(filepath=paths)
