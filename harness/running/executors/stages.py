@@ -9,7 +9,7 @@ from exitbench.harness.cells.job import CellJob, WorkerSpec
 from exitbench.harness.running.environment import available_cores
 
 _COPIES: Final = 3
-"""Estimated memory of a loaded model, in copies of its weights: one plus two for loading and caches."""
+"""Estimated memory of a loaded model, in copies of its weights: one plus two for loading, caches and fast products."""
 
 _BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 2}
 
