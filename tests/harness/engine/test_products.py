@@ -42,7 +42,7 @@ from exitbench.harness.engine.products.forms import (
     fp16_copy_bytes,
 )
 from exitbench.harness.engine.products.int8 import Int8
-from exitbench.harness.engine.products.threads import numpy_has_one_thread, numpy_in_one_thread
+from exitbench.harness.engine.products.threads import _openblas_of_numpy, numpy_has_one_thread, numpy_in_one_thread
 from exitbench.methods.registry import baseline_method
 
 FP32_AND_BF16 = [dtype for dtype in FORMS if dtype != torch.int8]
@@ -234,7 +234,7 @@ def test_weights_without_a_scale_are_not_copied_to_fp16(extreme: float) -> None:
 
 def test_numpy_multiplies_only_with_one_thread() -> None:
     """Two pools of threads would compete for the cores."""
-    if not numpy_has_one_thread():
+    if not _openblas_of_numpy().lib_controllers:
         pytest.skip("numpy has no OpenBLAS of its own")
     with threadpoolctl.threadpool_limits(2, "blas"):
         assert not numpy_has_one_thread() and "numpy" not in available_forms(torch.float32, "block", (6, 6))
