@@ -152,19 +152,11 @@ class _Product:
 
     role: Role
     projection: Linear
-    may_copy: bool
-    """Whether the machine's memory has room for copies of the model's weights."""
 
     @property
     def weight_key(self) -> str:
         """Key under which a form is chosen: role and shape of the weight, such as ``block 2304x768``."""
         return f"{self.role} {'x'.join(map(str, self.projection.weight.shape))}"
-
-    @property
-    def forms(self) -> tuple[str, ...]:
-        """Names of the forms to choose from, the default first."""
-        names = available_forms(self.projection.weight.dtype, self.role, self.projection.weight.shape)
-        return tuple(name for name in names if self.may_copy or name != "fp16-copy")
 
     @property
     def few_rows_key(self) -> str:
@@ -219,7 +211,8 @@ def _cache_key(model: Transformer) -> dict[str, Any]:
     """Return the cache key of a model's choices: machine, number of threads, number format, and available forms."""
     products = list(_products(model))
     counts = Counter(product.weight_key for product in products)
-    forms = {product.weight_key: list(product.forms) for product in products}
+    may_copy = _may_copy(model)
+    forms = {product.weight_key: list(_forms(product, may_copy)) for product in products}
     dtype = str(model.lm_head.weight.dtype).removeprefix("torch.")
     places = {place: {"products": counts[place], "forms": names} for place, names in forms.items()}
     if _may_pack_for_few(model):
@@ -238,12 +231,18 @@ def _may_copy(model: Transformer) -> bool:
     Weights may be copied twice: in fp16 for single rows, and packed for few rows.
     """
     dtype, memory = model.lm_head.weight.dtype, machine_bytes()
-    projections = [getattr(block, name) for block in model.weights.blocks for name in _EACH_TOKEN]
-    weights = [part.weight for part in (*projections, model.lm_head) if part is not None]
+    weights = [product.projection.weight for product in _products(model) if product.role != "skipped"]
     copied = sum(weight.nbytes for weight in weights) if can_pack(dtype) else 0
     if dtype == torch.bfloat16 and can_copy_to_fp16():
         copied += sum(fp16_copy_bytes(weight.shape) for weight in weights)
     return memory is not None and copied <= COPIED_SHARE * memory
+
+
+def _forms(product: _Product, may_copy: bool) -> tuple[str, ...]:
+    """Return the names of the forms to choose from, the default first, with or without the copy in fp16."""
+    weight = product.projection.weight
+    names = available_forms(weight.dtype, product.role, weight.shape)
+    return tuple(name for name in names if may_copy or name != "fp16-copy")
 
 
 def _products(model: Transformer) -> Iterator[_Product]:
@@ -251,27 +250,26 @@ def _products(model: Transformer) -> Iterator[_Product]:
 
     They include the key/value projections of skipped blocks.
     """
-    may_copy = _may_copy(model)
     for block in model.weights.blocks:
-        yield from _of_block(model, block, may_copy)
-    yield _Product("head", model.lm_head, may_copy)
+        yield from _of_block(model, block)
+    yield _Product("head", model.lm_head)
 
 
-def _of_block(model: Transformer, block: BlockWeights, may_copy: bool) -> Iterator[_Product]:
+def _of_block(model: Transformer, block: BlockWeights) -> Iterator[_Product]:
     for name in _EACH_TOKEN:
         if (part := getattr(block, name)) is not None:
-            yield _Product("block", part.projection if isinstance(part, NormedLinear) else part, may_copy)
-    kv = _Product("skipped", block.qkv.outputs(model.arch.n_heads * model.arch.head_dim), may_copy)
-    if len(kv.forms) > 1:
+            yield _Product("block", part.projection if isinstance(part, NormedLinear) else part)
+    kv = _Product("skipped", block.qkv.outputs(model.arch.n_heads * model.arch.head_dim))
+    if len(FORMS[kv.projection.weight.dtype]["skipped"]) > 1:
         yield kv
 
 
 def _step(model: Transformer) -> list[TimedProduct]:
     """Return the products to time with inputs of one row: some of those of a decode step, each in every form."""
-    step = []
+    step, may_copy = [], _may_copy(model)
     for product, sample in _sample(model):
         forms = FORMS[product.projection.weight.dtype][product.role]
-        products = {name: forms[name](sample) for name in product.forms}
+        products = {name: forms[name](sample) for name in _forms(product, may_copy)}
         step.append(TimedProduct(product.weight_key, ones_inputs((1,), sample.weight.shape[1], model.dtype), products))
     return step
 
@@ -293,14 +291,14 @@ def _step_of_few_rows(model: Transformer, chosen: Choices) -> list[TimedProduct]
 
 def _sample(model: Transformer) -> Iterator[tuple[_Product, Linear]]:
     """Yield the products of the first blocks and of the LM head, each with the projection (or a part of it) to time."""
-    budget, may_copy = SAMPLE_BYTES, _may_copy(model)
+    budget = SAMPLE_BYTES
     for block in model.weights.blocks:
         if budget <= 0:
             break
-        for product in _of_block(model, block, may_copy):
+        for product in _of_block(model, block):
             budget -= product.projection.weight.nbytes
             yield product, product.projection
-    yield _Product("head", model.lm_head, may_copy), _last_rows(model.lm_head)
+    yield _Product("head", model.lm_head), _last_rows(model.lm_head)
 
 
 def _last_rows(projection: Linear) -> Linear:
@@ -311,20 +309,20 @@ def _last_rows(projection: Linear) -> Linear:
 
 def _use(model: Transformer, chosen: Choices) -> None:
     """Convert a model's projections to the forms that were chosen, given by role and shape of the weight; in place."""
-    forms, may_copy = FORMS[model.lm_head.weight.dtype], _may_copy(model)
+    forms = FORMS[model.lm_head.weight.dtype]
 
     def in_chosen_form(product: _Product) -> Linear:
         single = forms[product.role][chosen[product.weight_key]](product.projection)
         return PackedForFew.from_form(single) if chosen.get(product.few_rows_key) == _PACKED else single
 
     def convert(block: BlockWeights) -> BlockWeights:
-        return block.map_projections(lambda part: in_chosen_form(_Product("block", part, may_copy)), _EACH_TOKEN)
+        return block.map_projections(lambda projection: in_chosen_form(_Product("block", projection)), _EACH_TOKEN)
 
     skipped = next((place for place in chosen if place.startswith("skipped ")), None)
-    head = _Product("head", model.lm_head, may_copy)
+    head = _Product("head", model.lm_head)
     convert_blocks(model, convert)
     if skipped is not None:
         model.weights = replace(model.weights, skipped_form=forms["skipped"][chosen[skipped]])
     few = chosen.get(head.few_rows_key) == _PACKED
-    if few or chosen[head.weight_key] != head.forms[0]:  # the original stays: single rows are read too
+    if few or chosen[head.weight_key] != next(iter(forms["head"])):  # the original stays: single rows are read too
         model.weights = replace(model.weights, read_out=in_chosen_form(head))

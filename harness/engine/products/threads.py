@@ -1,7 +1,6 @@
 """Numbers of threads: numpy's OpenBLAS gets one, whatever number torch has.
 
-OpenBLAS has a pool of its own. Idle threads of two pools spin, and take the cores from each other: with two threads in
-each, decoding on two cores took ten times as long.
+OpenBLAS has a pool of its own. Idle threads of two pools spin, and would take the cores from each other.
 """
 
 from __future__ import annotations
