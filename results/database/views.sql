@@ -958,6 +958,68 @@ the loss is at most x, and its speed-up is above 1 and above full depth against 
 numbers of the confirming part, on which nothing was chosen. The view has only real runs on a scale, with trained weights, whose methods
 keep their contracts. Random exits and oracles are excluded; static depths are chosen among themselves.';
 
+CREATE VIEW random_to_oracle AS
+WITH points AS (
+    SELECT f.*, r.setting_id FROM frontier AS f JOIN runs AS r USING (attempt_id)
+    WHERE f.execution = 'real' AND f.mean_exit_layer IS NOT NULL AND f.token_match IS NOT NULL
+),
+compared AS (
+    FROM points WHERE NOT is_full_depth AND method NOT IN ('random', 'oracle')
+),
+random_exits AS (
+    SELECT p.attempt_id, r.params -> 'mean_exit' AS budget, avg(r.mean_exit_layer) AS depth, avg(r.token_match) AS match
+    FROM compared AS p JOIN points AS r ON r.setting_id = p.setting_id AND r.method = 'random'
+    GROUP BY p.attempt_id, p.kv_policy, budget, r.kv_policy
+    QUALIFY dense_rank() OVER (
+        PARTITION BY p.attempt_id
+        ORDER BY r.kv_policy IS DISTINCT FROM p.kv_policy, r.kv_policy IS DISTINCT FROM 'state-copy', r.kv_policy
+    ) = 1
+),
+budgets AS (
+    SELECT attempt_id, depth, match FROM random_exits
+    UNION ALL
+    SELECT DISTINCT p.attempt_id, p.blocks, 1 FROM compared AS p SEMI JOIN random_exits USING (attempt_id)
+),
+neighbours AS (
+    SELECT
+        p.attempt_id, max(b.depth) FILTER (b.depth <= p.mean_exit_layer) AS below,
+        arg_max(b.match, b.depth) FILTER (b.depth <= p.mean_exit_layer) AS match_below,
+        min(b.depth) FILTER (b.depth >= p.mean_exit_layer) AS above,
+        arg_min(b.match, b.depth) FILTER (b.depth >= p.mean_exit_layer) AS match_above
+    FROM compared AS p JOIN budgets AS b USING (attempt_id)
+    GROUP BY p.attempt_id
+),
+oracles AS (
+    SELECT p.attempt_id, o.token_match AS oracle_match, o.mean_exit_layer AS oracle_exit_layer
+    FROM compared AS p JOIN points AS o ON o.setting_id = p.setting_id AND o.method = 'oracle'
+    QUALIFY row_number() OVER (
+        PARTITION BY p.attempt_id
+        ORDER BY
+            (o.params ->> 'match') IS DISTINCT FROM 'first', o.kv_policy IS DISTINCT FROM p.kv_policy,
+            o.kv_policy IS DISTINCT FROM 'state-copy', o.cell_id
+    ) = 1
+),
+placed AS (
+    SELECT
+        p.attempt_id, p.token_match, o.oracle_match, o.oracle_exit_layer, n.below IS NULL AS shallower,
+        coalesce(
+            n.match_below
+            + (n.match_above - n.match_below) * (p.mean_exit_layer - n.below) / nullif(n.above - n.below, 0),
+            n.match_below, n.match_above
+        ) AS random_match
+    FROM compared AS p
+    JOIN neighbours AS n USING (attempt_id)
+    JOIN oracles AS o USING (attempt_id)
+)
+SELECT
+    attempt_id, random_match, shallower, oracle_match, oracle_exit_layer,
+    (token_match - random_match) / nullif(oracle_match - random_match, 0) AS share_of_gap
+FROM placed;
+COMMENT ON VIEW random_to_oracle IS 'One row per real run with runs of random exits and the oracle on the same documents, settings and seed. Random
+exits are interpolated between the mean exit layers at which they were run and full depth; below the smallest of these layers that run is
+used. The oracle exits at the first match if such a run exists. Random exits and the oracle have the KV policy of the method if they were run with
+it, else state-copy.';
+
 CREATE VIEW probe_by_document AS
 SELECT n.* EXCLUDE (params), d.* EXCLUDE (attempt_id), n.params
 FROM (

@@ -2,6 +2,8 @@
 
     FOLDER/{manifest.json, TABLE.parquet ..}
 
+Tables that every database fills itself, such as published results, are left out.
+
 A snapshot is written by `export`, and an import keeps it in the spool, so that a rebuilt database includes it. Its
 manifest states the schema; other schemas are rejected. Two kinds of imports are kept unchanged in the spool: attempts
 whose own spool is elsewhere, and runs of benchmarks:
@@ -81,7 +83,7 @@ def omission_note(labels: Collection[str]) -> str:
 
 
 def write_snapshot(engine: sa.Engine, folder: Path, redistributable: Collection[str] | None = None) -> Manifest:
-    """Write every table of a database as a snapshot, completely or not at all.
+    """Write the tables of a database as a snapshot, completely or not at all.
 
     Args:
         engine: An open, up-to-date database.
@@ -209,7 +211,7 @@ def _write_tables(engine: sa.Engine, folder: Path, redistributable: Collection[s
         duck = driver_connection(connection)
         licensed = licensed_labels(duck, redistributable)
         tables = {}
-        for name in sorted(TABLES):
+        for name in sorted(name for name, table in TABLES.items() if not table.local):
             path = folder / f"{name}.parquet"
             # Sorted by key, so that equal rows give equal bytes; neighbors are alike, which also makes files smaller.
             query = f"FROM ({select_rows(name, licensed)}) ORDER BY {_names(TABLES[name].key)}"
