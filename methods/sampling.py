@@ -61,7 +61,7 @@ class Sampling(Gate):
     def choose(self, view: BlockView) -> Tensor:
         """Return the token that each row of the batch emits, [A]: drawn at the temperature, greedy at 0."""
         if self.temperature == 0:
-            return view.best(view.logits_AK)
+            return super().choose(view)
         places = zip(view.seeds_A, view.positions_A, strict=True)
         draws = [uniform(0, row_seed, position) for row_seed, position in places]
         uniform_A = torch.tensor(draws, dtype=torch.float64, device=view.hidden_AD.device)

@@ -22,6 +22,11 @@ class EveryDraft(Gate):
         """Return a score of 1 for each active row, [A]."""
         return torch.ones(len(view.hidden_AD), device=view.hidden_AD.device)
 
+    def bounds(self, lower_AV: Tensor, upper_AV: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the constant score 1 of each row, [A], as both of its bounds."""
+        one_A = lower_AV.new_ones(len(lower_AV))
+        return one_A, one_A
+
 
 @register
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ seed. Settings added later enter only if they differ from their default, so that
 
 * `batch_rows`, `device_map` (resolved to blocks per device) and the records enter if a suite sets them.
 * The engine enters only if it is hosted.
-* `head_precision` enters only if it is certified, and only for cells whose gate decides while decoding.
+* `head_precision` enters only if it is certified, and only for cells that decode.
 * The origin of a model (`model.source`) and the text of the code never enter. The versions of engine, method and
   metrics enter in place of the code; golden traces (tests/golden) fail if results change and the version does not.
 * A third-party method also enters by its distribution's name and version, and a digest of its syntax and imports.

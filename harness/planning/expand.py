@@ -118,13 +118,16 @@ def _limited(task: TaskEntry, limit: int) -> TaskEntry:
     return replace(task, data=replace(task.data, limit=limit if task_limit is None else min(task_limit, limit)))
 
 
-def is_certified(suite: Suite, kind: Kind, method: Method) -> bool:
-    """Return whether the gate of a cell decides from bounds of the logits instead of the exact LM head.
+def is_certified(suite: Suite, task: TaskEntry, kind: Kind, method: Method) -> bool:
+    """Return whether the gate and the tokens of a cell are decided from bounds of the logits before the exact LM head.
 
-    True if the suite requests certified heads, the cell decodes, and exits of its method depend on gate scores.
+    True if the suite requests certified heads and the cell decodes. The exception is a method whose exits do not depend
+    on gate scores: it reads the exact head if the task generates nothing, or if its tokens are drawn at random.
     """
-    decodes = kind in ("quality", "timing", "calibration")
-    return suite.head_precision == "certified" and decodes and method.parts(n_blocks=2).gate.decides
+    if suite.head_precision != "certified" or kind not in ("quality", "timing", "calibration"):
+        return False
+    parts = method.parts(n_blocks=2)
+    return parts.gate.decides or (task.work.generates and parts.why_not_certified is None)
 
 
 def _cells_of_pair(suite: Suite, model: ModelEntry, task: TaskEntry) -> Iterator[CellTemplate]:
@@ -213,7 +216,7 @@ class _PairExpander:
 
         `location`, a place in the suite file, is for the error message.
         """
-        if not is_certified(self.suite, kind, method):
+        if not is_certified(self.suite, self.task, kind, method):
             return
         option = 'head_precision = "certified"'
         if not self.task.work.generates:
@@ -224,7 +227,7 @@ class _PairExpander:
         if why := method.parts(n_blocks=2).why_not_certified:
             raise UserError(
                 f"{location}: {option}: {method.name!r} cannot decide from bounds: {why}. "
-                f"Allowed: {', '.join(certifiable())} (with their usual head), methods whose gate decides nothing, or "
+                f"Allowed: {', '.join(certifiable())} (with their usual head), or "
                 'head_precision = "exact".'
             )
 

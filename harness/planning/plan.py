@@ -297,7 +297,7 @@ def _check_precision(suite: Suite, drafts: Sequence[CellTemplate], description: 
     On the hosted engine, transformers computes the logits and may do more than multiply. With dtype int8, the LM head
     itself is the int8 copy, so there is no exact head.
     """
-    cells = [draft for draft in drafts if is_certified(suite, draft.kind, draft.method)]
+    cells = [draft for draft in drafts if is_certified(suite, draft.task, draft.kind, draft.method)]
     if cells and description.engine == "hosted":
         raise UserError(
             f'{cells[0].location}: head_precision = "certified": model {description.model.name!r} runs on the hosted '
@@ -423,7 +423,7 @@ class _Builder:
             batch_rows=self._batch_rows(draft),
             engine=described.engine,
             device_map=device_map,
-            head_precision="certified" if is_certified(suite, draft.kind, method) else "exact",
+            head_precision="certified" if is_certified(suite, draft.task, draft.kind, method) else "exact",
             **{name: ids[label] for name, label in draft.inputs.items()},
         )
 

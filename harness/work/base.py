@@ -244,8 +244,9 @@ class Work(ABC, Generic[Answer]):
 
     @property
     def full_parts(self) -> Parts:
-        """Parts (gate, threshold, head, KV policy) of the full-depth baseline on this model."""
-        return baseline_method()().parts(self.model.model.n_blocks)
+        """Parts (gate, threshold, head, KV policy) of the full-depth baseline, which reads the head as the cell does."""
+        parts = baseline_method()().parts(self.model.model.n_blocks)
+        return parts.certified() if self.cell.head_precision == "certified" else parts
 
     # --- Quality
 

@@ -58,10 +58,15 @@ from exitbench.terminal import number_of
 
 @dataclass(frozen=True)
 class FullOutput:
-    """Full depth's answer to one document: number of prompt tokens, and token ids of the answer."""
+    """Full depth's answer to one document: number of prompt tokens, and token ids of the answer.
+
+    `head_reads` has the rows read for each token of the LM head and of its int8 copy; None if each token read the whole
+    head.
+    """
 
     n_prompt: int
     token_ids: list[int]
+    head_reads: list[tuple[int, int]] | None = None
 
 
 class GenerationWork(LmEvalWork[DocumentAnswer]):
@@ -169,7 +174,10 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
 
     def record(self, writer: AttemptWriter, answers: Mapping[str, DocumentAnswer], parts: Parts) -> dict[str, Metric]:
         """Write one row per generated token to the spool; return metrics of depth, agreement and cost."""
-        full = {key: FullOutput(answer.n_prompt, answer.generation.token_ids) for key, answer in answers.items()}
+        full = {
+            key: FullOutput(answer.n_prompt, answer.generation.token_ids, _head_reads(answer.generation.records))
+            for key, answer in answers.items()
+        }
         if differ_in_threshold_alone(parts, self.full_parts) and not self.settings.logit_rules:
             # A probe reuses these answers instead of decoding; it does not support rules that change logits.
             self.model.full_answers[self.data, self.settings] = {key: answer.token_ids for key, answer in full.items()}
@@ -181,7 +189,15 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
     def _full_outputs(self, cell_id: str) -> dict[str, FullOutput]:
         path = self.model.file_of(cell_id, "samples.parquet")
         rows = pq.read_table(path, columns=["doc_key", "n_prompt", "output_ids"]).to_pylist()
-        return {row["doc_key"]: FullOutput(row["n_prompt"], row["output_ids"]) for row in rows}
+        reads: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+        if self.cell.head_precision == "certified":
+            columns = ["doc_key", "position", "head_rows", "head_rows_int8"]
+            tokens = pq.read_table(self.model.file_of(cell_id, "tokens.parquet"), columns=columns)
+            for token in tokens.sort_by("position").to_pylist():
+                reads[token["doc_key"]].append((token["head_rows"], token["head_rows_int8"]))
+        return {
+            row["doc_key"]: FullOutput(row["n_prompt"], row["output_ids"], reads.get(row["doc_key"])) for row in rows
+        }
 
     def _token_table(
         self, answers: Mapping[str, DocumentAnswer], full: Mapping[str, FullOutput], parts: Parts
@@ -569,8 +585,16 @@ def _block_scores(
     return score_NL, emitted_NL
 
 
+def _head_reads(records: Sequence[TokenRecord]) -> list[tuple[int, int]]:
+    return [(record.head_rows, record.head_rows_int8) for record in records]
+
+
 def _at_full_depth(output: FullOutput, model: Engine) -> Generation:
-    return Generation(output.token_ids, full_depth_records(output.token_ids, model))
+    records = full_depth_records(output.token_ids, model)
+    if output.head_reads is not None:
+        reads = zip(records, output.head_reads, strict=True)
+        records = [record._replace(head_rows=exact, head_rows_int8=int8) for record, (exact, int8) in reads]
+    return Generation(output.token_ids, records)
 
 
 def answer_costs(

@@ -1,4 +1,4 @@
-"""Certified gates: their speed relative to full depth, and relative to the same gates with the exact LM head.
+"""Certified heads: the speed of gates relative to full depth, and of gates and full depth relative to the exact LM head.
 
 Weights are random. Thresholds are outside the range of scores, so that bounds always suffice to decide;
 `tests/parity/certified.py` counts how often they do not on trained models.
@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 from goals import record
 from ideals import ideal_over_full
 from models import BASE_NAME, LARGE_NAME, PROMPT_TOKENS, REAL_NAME, Pair
@@ -74,3 +75,20 @@ def test_certified_head_against_the_exact_one(
     fallbacks = sum(token.head_fallbacks for token in bounded.records)
     note = f"exit {block} of {pair.n_blocks}, {fallbacks} fallbacks; {comparison.spread()}"
     record(benchmark, capsys, comparison.ratio, "x", note=note, exit_layer=block, **comparison.about())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("pair", [REAL_NAME, BASE_NAME, LARGE_NAME], indirect=True)
+def test_certified_full_depth_against_the_exact_head(
+    pair: Pair, dtype: torch.dtype, benchmark: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Measure the speed-up of full depth by a cheaper read-out alone, which is no merit of early exit."""
+    prompts, checkpoint, parts = pair.prompts(), pair.loaded(dtype), pair.full()
+    exact = pair.decoding(parts, prompts, checkpoint=checkpoint)
+    certified = pair.decoding(parts.certified(), prompts, checkpoint=checkpoint)
+    (reference,), (bounded,) = exact.run_traced(), certified.run_traced()
+    assert bounded.token_ids == reference.token_ids
+    comparison = compare(benchmark, exact, certified)
+    fallbacks = sum(token.head_fallbacks for token in bounded.records)
+    note = f"{fallbacks} fallbacks; {comparison.spread()}"
+    record(benchmark, capsys, comparison.ratio, "x", note=note, **comparison.about())

@@ -101,11 +101,13 @@ def test_gate_subclass_that_overrides_score_has_no_bounds() -> None:
 
 
 def test_methods_report_whether_they_are_certifiable_and_why_not() -> None:
-    assert certifiable() == ("calm-softmax", "entropy", "free", "max-prob")
+    assert certifiable() == ("calm-softmax", "entropy", "free", "full", "max-prob", "self-speculation", "static")
     why = {name: get_method(name)().parts(2).why_not_certified for name in ("calm-classifier", "contrastive")}
     assert all("cannot be bounded" in (reason or "") for reason in why.values())
     pruned = get_method("calm-softmax").from_params({"head": "pruned-fixed"}).parts(2)
     assert "whole vocabulary" in (pruned.why_not_certified or "")
+    drawn = get_method("full").from_params({"temperature": 0.5}).parts(2)
+    assert "cannot be bounded" in (drawn.why_not_certified or "")
 
 
 def test_certified_parts_differ_only_in_their_head() -> None:

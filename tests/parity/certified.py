@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -70,13 +70,18 @@ def _differing(first: list[int], second: list[int]) -> int:
 
 
 def settings(n_blocks: int) -> Iterator[Parts]:
-    """Yield every method that has a certified gate, with every threshold and KV policy."""
+    """Yield every method that can be certified, with every threshold, exit layer and KV policy."""
     for name in certifiable():
         method = get_method(name)
-        policies = next(item.metadata["choices"] for item in fields(method) if item.name == "kv_policy")
-        for level, policy in itertools.product(LEVELS.get(name, SHARES), policies):
-            params: dict[str, Any] = {"threshold": level, "kv_policy": policy}
-            yield method.from_params(params).parts(n_blocks)
+        names = {item.name: item for item in fields(method)}
+        grid: dict[str, Sequence[Any]] = {
+            "threshold": LEVELS.get(name, SHARES),
+            "exit_layer": range(1, n_blocks),
+            "kv_policy": names["kv_policy"].metadata["choices"] if "kv_policy" in names else (),
+        }
+        grid = {param: values for param, values in grid.items() if param in names}
+        for values in itertools.product(*grid.values()):
+            yield method.from_params(dict(zip(grid, values, strict=True))).parts(n_blocks)
 
 
 def prompts(folder: Any, checkpoint: Checkpoint, documents: int) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""Certified gates on the included models: tokens and exit layers equal those of the exact head, scores are close."""
+"""Certified heads on the included models: tokens and exit layers equal those of the exact head, scores are close."""
 
 from __future__ import annotations
 
@@ -37,6 +37,10 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("entropy", {"threshold": 1.5, "kv_policy": "sync-parallel", "every": 2}),
     ("free", {"threshold": 0.7}),
     ("free", {"threshold": 0.7, "kv_policy": "sync-parallel-rollback"}),
+    ("full", {}),
+    ("static", {"exit_layer": 3}),
+    ("self-speculation", {"exit_layer": 2, "drafts": 3}),
+    ("self-speculation", {"exit_layer": 2, "drafts": 3, "stop_below": 0.3}),
 ]
 
 
@@ -138,6 +142,14 @@ def test_decisions_under_logit_rules_equal_those_of_the_exact_head(
     parts = parts_of(checkpoint, "calm-softmax", {"threshold": 0.7})
     exact = answered(checkpoint, prompts, parts, settings)
     assert decisions(answered(checkpoint, prompts, parts.certified(), settings)) == decisions(exact)
+
+
+def test_full_depth_reads_each_token_from_bounds(checkpoint: Checkpoint, prompts: list[list[int]]) -> None:
+    vocab_size = checkpoint.model.vocab_size
+    (result,) = answered(checkpoint, prompts[:1], parts_of(checkpoint, "full", {}).certified())
+    assert {record.head_rows_int8 for record in result.records} == {vocab_size}
+    tied = sum(record.head_fallbacks for record in result.records)
+    assert tied <= 1 and sum(result.head_rows) < vocab_size * (tied + 1)
 
 
 def test_unreachable_threshold_skips_the_lm_head(checkpoint: Checkpoint, prompts: list[list[int]]) -> None:

@@ -83,12 +83,12 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, CellJ
     return root, result[0], result[1]
 
 
-def test_certified_head_precision_changes_only_ids_of_cells_with_a_decoding_gate(ran: Any) -> None:
+def test_certified_head_precision_changes_the_ids_of_cells_that_decode(ran: Any) -> None:
     _, exact, certified = ran
     asked = {label for label, item in certified.items() if item.cell.head_precision == "certified"}
     other = {label for label in certified if certified[label].cell.cell_id != exact[label].cell.cell_id}
-    softmax = {f"calm-softmax:threshold={level}/{kind}" for level in (0.3, 0.8) for kind in ("quality", "timing")}
-    assert asked == other == softmax | {label for label in certified if label.endswith("/calibration")}
+    decoding = {label for label in certified if label.endswith(("/quality", "/timing", "/calibration"))}
+    assert asked == other == decoding and {"full/quality", "static:exit_layer=2/quality"} < decoding
     for item in certified.values():
         assert Cell.from_json(item.cell.to_json()) == item.cell
         assert ("head_precision" in item.cell.identity) == (item.cell.head_precision == "certified")
@@ -98,7 +98,10 @@ def test_certified_answers_and_exits_equal_exact_heads_and_scores_lie_in_bounds(
     root, exact, certified = ran
     ended = latest_status(root / "spool")
     assert {ended[item.cell.cell_id].status for item in (*exact.values(), *certified.values())} == {"ok"}
-    for label in ("calm-softmax:threshold=0.3/quality", "calm-softmax:threshold=0.8/quality"):
+    for label in (
+        *("full/quality", "static:exit_layer=2/quality"),
+        *("calm-softmax:threshold=0.3/quality", "calm-softmax:threshold=0.8/quality"),
+    ):
         ours, theirs = (
             pq.read_table(ended[result[label].cell.cell_id].path / "tokens.parquet").to_pylist()
             for result in (certified, exact)
@@ -114,6 +117,19 @@ def test_certified_answers_and_exits_equal_exact_heads_and_scores_lie_in_bounds(
             assert own["head_rows_int8"] > 0 and own["head_fallbacks"] >= 0
             assert other["head_rows_int8"] is other["head_fallbacks"] is other["score_half_width"] is None
     assert sum(row["head_rows"] for row in ours) < sum(row["head_rows"] for row in theirs)
+
+
+def test_certified_methods_are_compared_with_full_depth_that_reads_bounds_too(ran: Any) -> None:
+    root, _, certified = ran
+    ended = latest_status(root / "spool")
+
+    def metrics(label: str) -> dict[str, float]:
+        path = ended[certified[label].cell.cell_id].path / "metrics.parquet"
+        return {row["metric"]: row["value"] for row in pq.read_table(path).to_pylist()}
+
+    assert metrics("full/quality")["ideal_speedup_bytes"] == 1
+    static = metrics("static:exit_layer=2/quality")
+    assert static["token_match"] < 1 and static["cost_heads_bytes"] < metrics("full/quality")["cost_total_bytes"]
 
 
 def test_calibrations_with_certified_and_exact_heads_are_equal(ran: Any) -> None:
@@ -136,10 +152,12 @@ def test_database_records_head_precision_per_run_and_int8_rows_per_token(ran: An
         assert [(row["method"], row["head_precision"]) for row in runs] == [
             ("calm-softmax", "certified"),
             ("calm-softmax", "exact"),
+            ("full", "certified"),
             ("full", "exact"),
+            ("static", "certified"),
             ("static", "exact"),
         ]
-        assert [row["conditions"].endswith("certified head") for row in runs] == [True, False, False, False]
+        assert [row["conditions"].endswith("certified head") for row in runs] == [True, False] * 3
         answer = database.query(
             "SELECT r.head_precision, count(t.head_rows_int8) AS known, count(*) AS n FROM token_trace AS t "
             "JOIN runs AS r USING (attempt_id) WHERE r.kind = 'quality' GROUP BY ALL ORDER BY ALL"
@@ -163,7 +181,7 @@ def test_methods_without_certified_bounds_are_refused_by_name(tmp_path: Path, sw
         planned(tmp_path, f"[[sweep]]\n{sweep}\nkinds = ['quality']\n", CERTIFIED)
     message = str(refused.value)
     assert "precision.toml" in message and 'head_precision = "certified"' in message and named in message
-    assert "Allowed: calm-softmax, entropy, free, max-prob" in message
+    assert "Allowed: calm-softmax, entropy, free, full, max-prob, self-speculation, static" in message
 
 
 def test_certified_head_is_refused_on_the_hosted_engine(tmp_path: Path) -> None:
