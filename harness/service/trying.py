@@ -59,15 +59,13 @@ _STAGES: Final = 4
 """Stages after the pilot: probe, candidates, confirmation, timing."""
 _PREDICTS_EARLY: Final = 0.9
 """Agreement at three quarters of the depth from which training exit heads is not the first thing to suggest."""
-_FLOOR_PERCENT: Final = 5.0
-"""Below this share of its scale, full depth's quality says that the model does not do the task."""
 
 _CELL_SECONDS: Final = """
     SELECT epoch(max(a.ended_at - a.started_at)) AS seconds
     FROM attempt AS a WHERE list_contains(?, a.cell_id) AND a.status = 'ok'
 """
-_FULL_DEPTH: Final = """
-    SELECT metric, value, n FROM frontier WHERE list_contains(?, cell_id) AND method = ? AND value IS NOT NULL
+_NEAR_FLOOR: Final = """
+    SELECT min(message) AS message FROM qc WHERE rule = 'near_floor' AND list_contains(?, cell_id)
 """
 _AGREEMENT: Final = """
     SELECT avg((top1_id[$block] = full_token_id)::INTEGER) AS share FROM probe_token
@@ -242,7 +240,7 @@ class _Decoder:
             place = f"{name_in_results(tuning.model.name, tuning.model.path)}/{tuning.searched.label}"
             search = find_candidates(database, place, self.methods, tuning.max_loss_percent, self.costs, _SHARES)
             agreement = _agreement(database, cells, self.n_blocks)
-            floor = _floor(database, cells, tuning)
+            floor = _floor(database, cells)
         allowed_match = 1 - tuning.max_loss_percent / 100
         ranked = sorted(search.candidates, key=lambda each: (each.token_match < allowed_match, each.token_blocks))
         return SearchResult(
@@ -450,18 +448,12 @@ def _kept_pace(path: Path) -> Pace | None:
         return None
 
 
-def _floor(database: Database, cells: Mapping[str, str], tuning: Tuning) -> str | None:
-    """Return a warning if full depth's quality in one of the cells is near the lowest possible value, else None."""
-    rows = database.query(_FULL_DEPTH, [list(cells), baseline_method().name]).to_pylist()
-    for row in rows:
-        bounds = tuning.task.data.task_object.bounds(row["metric"])
-        if bounds is not None and row["value"] < bounds[0] + _FLOOR_PERCENT / 100 * (bounds[1] - bounds[0]):
-            return (
-                f"Full depth itself reaches {row['value']:.1f} {visible(row['metric'])} on {row['n']} documents: the "
-                "model does not do this task, so nothing here says what early exit is worth. Check the prompts with "
-                f"`exitbench show-prompts {tuning.task.label} --suite {tuning.suite.path}`."
-            )
-    return None
+def _floor(database: Database, cells: Mapping[str, str]) -> str | None:
+    """Return a warning if no loss of quality can be detected in one of the cells, else None."""
+    message: str | None = database.query(_NEAR_FLOOR, [list(cells)])["message"][0].as_py()
+    if message is None:
+        return None
+    return f"{message[0].upper()}{message[1:]}. So nothing here says what early exit is worth."
 
 
 def _agreement(database: Database, cells: Mapping[str, str], n_blocks: int) -> dict[int, float]:

@@ -244,7 +244,7 @@ class Work(ABC, Generic[Answer]):
 
     @property
     def full_parts(self) -> Parts:
-        """Parts (gate, threshold, head, KV policy) of full depth, the baseline; its head is certified if the cell's is."""
+        """Parts (gate, threshold, head, KV policy) of full depth, the baseline; certified if the cell is."""
         parts = baseline_method()().parts(self.model.model.n_blocks)
         return parts.certified() if self.cell.head_precision == "certified" else parts
 

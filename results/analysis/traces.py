@@ -58,13 +58,9 @@ _RUNS: Final = """
 """
 _ANSWERS: Final = """
     SELECT
-        s.attempt_id, s.doc_key, s.output_text, s.n_prompt, s.stop_reason, coalesce(r.scores, s.scores) AS scores,
-        s.n_output, s.output_ids, s.input_text, s.gold_text
-    FROM sample AS s
-    LEFT JOIN (
-        SELECT attempt_id, doc_key, arg_max(scores, scored_at) AS scores FROM sample_rescore
-        WHERE list_contains($attempts, attempt_id) GROUP BY ALL
-    ) AS r USING (attempt_id, doc_key)
+        s.attempt_id, s.doc_key, s.output_text, s.n_prompt, s.stop_reason, l.scores, s.n_output, s.output_ids,
+        s.input_text, s.gold_text
+    FROM sample AS s JOIN latest_scores AS l USING (attempt_id, doc_key)
     WHERE list_contains($attempts, s.attempt_id) AND ($keys IS NULL OR list_contains($keys, s.doc_key))
     ORDER BY s.attempt_id, s.doc_key
 """

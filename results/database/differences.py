@@ -37,25 +37,14 @@ _DELETE_OUTDATED: Final = (
 )
 _DROP_STORED: Final = f"DELETE FROM wanted_difference WHERE ({_KEY}) IN (SELECT ({_KEY}) FROM quality_difference)"
 _DOCUMENTS: Final = """
-    WITH scored AS (
-        SELECT
-            s.attempt_id, s.doc_key, coalesce(r.scores, s.scores) AS scores,
-            coalesce(r.statistics, s.statistics) AS statistics
-        FROM sample AS s
-        LEFT JOIN (
-            SELECT
-                attempt_id, doc_key, arg_max(scores, scored_at) AS scores, arg_max(statistics, scored_at) AS statistics
-            FROM sample_rescore GROUP BY ALL
-        ) AS r USING (attempt_id, doc_key)
-    )
     SELECT
         p.attempt_id, s.doc_key,
         try_cast(s.scores ->> p.metric AS DOUBLE) - try_cast(f.scores ->> p.metric AS DOUBLE) AS difference,
         try_cast(s.statistics -> p.metric AS DOUBLE[]) AS statistics,
         try_cast(f.statistics -> p.metric AS DOUBLE[]) AS full_statistics
     FROM wanted_difference AS p
-    JOIN scored AS s ON s.attempt_id = p.attempt_id
-    JOIN scored AS f ON f.attempt_id = p.full_attempt_id AND f.doc_key = s.doc_key
+    JOIN latest_scores AS s ON s.attempt_id = p.attempt_id
+    JOIN latest_scores AS f ON f.attempt_id = p.full_attempt_id AND f.doc_key = s.doc_key
     ORDER BY p.attempt_id, s.doc_key
 """
 _EQUAL: Final = 1e-6

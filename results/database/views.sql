@@ -316,6 +316,17 @@ COMMENT ON VIEW timings IS 'One row per timing run, document (or batch, named by
 whole requests, energy. Over a run''s documents, in the arm method and the phase total, sum(full_ms) / sum(ms) is frontier''s speedup, and
 sum(full_joules) / sum(joules) its energy_ratio.';
 
+CREATE VIEW latest_scores AS
+SELECT
+    s.attempt_id, s.doc_key, coalesce(r.scores, s.scores) AS scores, coalesce(r.statistics, s.statistics) AS statistics
+FROM sample AS s
+LEFT JOIN (
+    SELECT attempt_id, doc_key, arg_max(scores, scored_at) AS scores, arg_max(statistics, scored_at) AS statistics
+    FROM sample_rescore GROUP BY attempt_id, doc_key
+) AS r ON r.attempt_id = s.attempt_id AND r.doc_key = s.doc_key;
+COMMENT ON VIEW latest_scores IS 'One row per document of a quality run: its scores, and its contributions to the metrics, by the latest version
+of the metrics.';
+
 CREATE VIEW qc AS
 WITH clocks AS (
     SELECT attempt_id, count(*) AS readings,
@@ -479,7 +490,7 @@ guessed AS (
     SELECT f.*, g.chance, g.how, g.remedy
     FROM full_scores AS f
     JOIN guesses AS g USING (attempt_id)
-    JOIN sample AS s USING (attempt_id)
+    JOIN latest_scores AS s USING (attempt_id)
     GROUP BY ALL
     HAVING bool_and((s.scores ->> f.metric)::DOUBLE IN (0, 100)) AND abs(avg((s.scores ->> f.metric)::DOUBLE) - f.value) < 1e-6
 ),
@@ -615,13 +626,11 @@ documents_unscorable;
 prompts_truncated.';
 
 CREATE VIEW answers AS
--- With the latest scores, by the metric that frontier shows.
+-- By the metric that frontier shows.
 WITH scored AS (
-    SELECT s.attempt_id, s.doc_key, coalesce(r.scores, s.scores) AS scores, s.output_ids, len(s.output_ids) = s.n_output AS has_ids
+    SELECT s.attempt_id, s.doc_key, l.scores, s.output_ids, len(s.output_ids) = s.n_output AS has_ids
     FROM sample AS s
-    LEFT JOIN (
-        SELECT attempt_id, doc_key, arg_max(scores, scored_at) AS scores FROM sample_rescore GROUP BY attempt_id, doc_key
-    ) AS r ON r.attempt_id = s.attempt_id AND r.doc_key = s.doc_key
+    JOIN latest_scores AS l ON l.attempt_id = s.attempt_id AND l.doc_key = s.doc_key
 ),
 headline AS (
     SELECT attempt_id, arg_max(metric, (scored_at, -ordinal)) AS metric FROM metric WHERE role = 'headline' GROUP BY attempt_id

@@ -9,17 +9,14 @@
 -- $rows = 100: documents to list
 WITH lost AS (
     SELECT
-        r.model, r.task_label, r.method, r.label, r.kv_policy, r.seed, r.cell_id, r.attempt_id, r.blocks, s.doc_key,
-        f.metric,
-        (s.scores ->> f.metric)::DOUBLE AS score, (o.scores ->> f.metric)::DOUBLE AS full_score,
-        CASE WHEN f.lower_is_better THEN score - full_score ELSE full_score - score END AS loss
+        f.model, f.task_label, f.method, f.label, f.kv_policy, f.seed, f.cell_id, f.attempt_id, f.blocks, a.doc_key,
+        f.metric, a.score, a.full_score,
+        CASE WHEN f.lower_is_better THEN a.score - a.full_score ELSE a.full_score - a.score END AS loss
     FROM frontier AS f
-    JOIN runs AS r USING (attempt_id)
-    JOIN sample AS s USING (attempt_id)
-    JOIN sample AS o ON o.attempt_id = r.full_depth_attempt_id AND o.doc_key = s.doc_key
-    WHERE NOT r.is_full_depth AND r.model GLOB $model AND r.task_label GLOB $task AND r.method GLOB $method
+    JOIN answers AS a USING (attempt_id)
+    WHERE NOT f.is_full_depth AND f.model GLOB $model AND f.task_label GLOB $task AND f.method GLOB $method
         AND loss > 0
-    ORDER BY loss DESC, r.cell_id, s.doc_key
+    ORDER BY loss DESC, f.cell_id, a.doc_key
     LIMIT $rows
 ),
 tokens AS (

@@ -26,9 +26,7 @@ documents AS (
         p.attempt_id, count(*) AS documents,
         avg(CASE WHEN len(a.output_ids) = a.n_output AND len(b.output_ids) = b.n_output
             THEN (a.output_ids = b.output_ids)::INT END) AS share_identical,
-        avg((a.scores ->> p.metric)::DOUBLE) AS mean_score,
-        avg((b.scores ->> p.metric)::DOUBLE) AS other_mean_score,
-        mean_half_width((a.scores ->> p.metric)::DOUBLE - (b.scores ->> p.metric)::DOUBLE) AS half_width
+        avg(a.score) AS mean_score, avg(b.score) AS other_mean_score, mean_half_width(a.score - b.score) AS half_width
     FROM pairs AS p
     JOIN answers AS a USING (attempt_id)
     JOIN answers AS b ON b.attempt_id = p.other_attempt_id AND b.doc_key = a.doc_key

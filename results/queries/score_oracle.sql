@@ -3,15 +3,12 @@
 -- the task's headline metric. One row per depth: number of documents that need it, and the mean over all n documents.
 WITH scored AS (
     SELECT
-        f.model, f.task_label, f.kv_policy, f.seed, r.setting_id, f.blocks, s.doc_key,
-        (f.params ->> 'exit_layer')::INTEGER AS exit_layer, (s.scores ->> f.metric)::DOUBLE AS score,
-        (full_sample.scores ->> f.metric)::DOUBLE AS full_score,
-        CASE WHEN f.lower_is_better THEN score <= full_score ELSE score >= full_score END AS is_as_good
+        f.model, f.task_label, f.kv_policy, f.seed, r.setting_id, f.blocks, a.doc_key,
+        (f.params ->> 'exit_layer')::INTEGER AS exit_layer, a.full_score,
+        CASE WHEN f.lower_is_better THEN a.score <= a.full_score ELSE a.score >= a.full_score END AS is_as_good
     FROM frontier AS f
     JOIN runs AS r USING (attempt_id)
-    JOIN sample AS s USING (attempt_id)
-    JOIN sample AS full_sample
-        ON full_sample.attempt_id = r.full_depth_attempt_id AND full_sample.doc_key = s.doc_key
+    JOIN answers AS a USING (attempt_id)
     WHERE f.method = 'static' AND r.kind = 'quality'
 ),
 needed AS (

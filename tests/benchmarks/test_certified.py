@@ -1,4 +1,4 @@
-"""Certified heads: the speed of gates relative to full depth, and of gates and full depth relative to the exact LM head.
+"""Certified heads: speed of gates relative to full depth, and of gates and full depth relative to the exact head.
 
 Weights are random. Thresholds are outside the range of scores, so that bounds always suffice to decide;
 `tests/parity/certified.py` counts how often they do not on trained models.

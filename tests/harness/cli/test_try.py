@@ -1,6 +1,7 @@
 """`exitbench try`: from a model to a verdict on early exit, within a given time."""
 
 import dataclasses
+import shutil
 from pathlib import Path
 from types import ModuleType
 
@@ -11,7 +12,8 @@ from exitbench.errors import UserError
 from exitbench.harness.cells.cell import TimingSettings
 from exitbench.harness.cli.main import main
 from exitbench.harness.planning.suite import load_suite
-from exitbench.harness.service.trying import FEWEST_DOCUMENTS, Pace
+from exitbench.harness.service.trying import FEWEST_DOCUMENTS, Pace, _floor
+from exitbench.results.database.connection import open_database
 
 COMMAND = """\
 import contextlib, functools, sys
@@ -48,6 +50,27 @@ def tried(snippets: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tup
     folder = tmp_path_factory.mktemp("tried")
     printed = run_try(snippets, "builtin-weighted", folder)
     return folder / "runs", printed
+
+
+def test_trial_warns_only_if_full_depth_is_near_the_worst_score(tried: tuple[Path, str], tmp_path: Path) -> None:
+    shutil.copy(tried[0] / "exitbench.duckdb", tmp_path)
+    with open_database(tmp_path / "exitbench.duckdb", read_only=False) as database:
+        cells = {row["cell_id"]: "" for row in database.query("SELECT cell_id FROM cell").to_pylist()}
+
+        def floor(value: float, *, lower_is_better: bool) -> str | None:
+            with database.engine.begin() as connection:
+                connection.exec_driver_sql(
+                    f"UPDATE metric SET value = {value}, ci_low = {value}, ci_high = {value}, "
+                    f"lower_is_better = {lower_is_better} WHERE role = 'headline'"
+                )
+            return _floor(database, cells)
+
+        assert floor(3.0, lower_is_better=True) is floor(97.0, lower_is_better=False) is None
+        for value, lower_is_better in ((97.0, True), (3.0, False)):
+            message = floor(value, lower_is_better=lower_is_better)
+            assert message is not None and message.startswith(f"Full depth scores {value} of 100 (")
+            assert "exitbench show-prompts" in message
+            assert message.endswith("So nothing here says what early exit is worth.")
 
 
 def test_try_prints_a_verdict_and_the_next_step(tried: tuple[Path, str]) -> None:

@@ -213,7 +213,7 @@ def _write_drafts(example: Any, root: Path, cell: dict[str, Any]) -> None:
     with AttemptWriter(root, cell, env) as writer:
         writer.write("tokens", pa.Table.from_pylist(tokens, schema=TABLES["tokens"]))
         writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))
-        metrics = {"acceptance_rate": example.plain(40.0), "token_match": example.plain(0.75)}
+        metrics = {"f1": example.plain(0.0), "acceptance_rate": example.plain(40.0), "token_match": example.plain(0.75)}
         example.write_metrics(writer, metrics)
         writer.finish("ok")
 

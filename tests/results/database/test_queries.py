@@ -137,6 +137,22 @@ def test_score_oracle_takes_the_smallest_depth_reaching_full_depths_score(exampl
     ]
 
 
+def test_queries_of_document_scores_read_the_latest_rescore(example: Any, tmp_path: Path) -> None:
+    spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
+    _write_quality(example, spool, example.FULL, "state-copy", [50.0, 100.0])
+    _write_quality(example, spool, example.Method("static", {"exit_layer": 1}), "state-copy", [0.0, 100.0])
+    ingest(spool, path)
+    with open_database(path, read_only=False) as opened:
+        assert [row["loss"] for row in _answer(opened, "lost_documents")] == [50.0]
+        assert {row["exit_layer"]: row["documents"] for row in _answer(opened, "score_oracle")} == {1: 1, 4: 1}
+        with opened.engine.begin() as connection:
+            connection.exec_driver_sql(
+                "INSERT INTO sample_rescore SELECT attempt_id, doc_key, '2', '{\"f1\": 70}', '{}', now() FROM sample"
+            )
+        assert _answer(opened, "lost_documents") == []
+        assert {row["exit_layer"]: row["documents"] for row in _answer(opened, "score_oracle")} == {1: 2}
+
+
 def test_perfect_agreement_closes_the_whole_random_to_oracle_gap(database: Database) -> None:
     rows = _answer(database, "between_random_and_oracle")
     assert {row["method"] for row in rows} == {"static", "calm-softmax"}
