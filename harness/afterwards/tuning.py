@@ -24,9 +24,8 @@ from exitbench.results.statistics.risk_control import documents_needed
 
 _RESULTS: Final = """
     SELECT
-        f.cell_id, f.n, f.metric, f.value, f.full_value, f.gain, p.delta, p.delta_low, p.delta_high,
-        p.loss_high_percent, f.mean_blocks_run, f.blocks, f.ideal_speedup_bytes, f.speedup, f.speedup_low,
-        f.speedup_high, f.aa_high
+        f.cell_id, f.metric, f.full_value, f.gain, p.delta, p.delta_low, p.delta_high, p.loss_high_percent,
+        f.mean_blocks_run, f.blocks, f.ideal_speedup_bytes
     FROM frontier AS f LEFT JOIN paired AS p USING (attempt_id)
     WHERE list_contains(?, f.cell_id) AND f.execution = 'real'
     ORDER BY f.method, f.threshold, f.mean_exit_layer, f.cell_id

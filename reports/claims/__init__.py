@@ -33,6 +33,10 @@ _EQUAL: Final = 1e-9
 _MISSED: Final = 0.025
 """Probability of missing at each end of a 95% interval."""
 
+_FEWEST_PAIRS: Final = 3
+_PAIRS: Final = ("models and tasks", "models, tasks and trainings", "models", "tasks")
+"""Units of `n_of` whose interval includes no variation between documents; fewer than `_FEWEST_PAIRS` decide nothing."""
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -127,7 +131,7 @@ def check_claim(database: Database, claim: Claim) -> Verdict:
     value: float = rounded(float(row["value"]))
     low, high = (None if end is None else rounded(float(end)) for end in _interval(claim, row))
     scope = None if claim.suite is None else scope_of(database, row["attempts"] or ())
-    return Verdict(claim, _verdict(claim, value, low, high), value, low, high, int(row["n"]), scope)
+    return Verdict(claim, _verdict(claim, value, low, high, int(row["n"])), value, low, high, int(row["n"]), scope)
 
 
 def _interval(claim: Claim, row: Mapping[str, Any]) -> tuple[float | None, float | None]:
@@ -145,11 +149,13 @@ def _interval(claim: Claim, row: Mapping[str, Any]) -> tuple[float | None, float
     return value - share * (value - least), value + share * (most - value)
 
 
-def _verdict(claim: Claim, value: float, low: float | None, high: float | None) -> str:
+def _verdict(claim: Claim, value: float, low: float | None, high: float | None, n: int) -> str:
     """Return the verdict: undecided, unless the entry holds, or fails, for all values from `low` to `high`.
 
-    Without an interval, only evidence that the entry calls exact decides.
+    Without an interval, only evidence that the entry calls exact decides. One or two models and tasks decide nothing.
     """
+    if not claim.exact and claim.n_of in _PAIRS and n < _FEWEST_PAIRS:
+        return UNDECIDED
     ends = (value, value) if low is None or high is None else (low, high)
     # Equal rows, or a single one, do not say how much other rows would differ.
     if not claim.exact and _are_equal(*ends):

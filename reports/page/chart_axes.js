@@ -11,7 +11,7 @@ const CHART_X = {
   energy: { title: "measured energy of full depth over the method's, of whole requests", at: (p) => p.energy_ratio, low: (p) => p.energy_ratio_low, high: (p) => p.energy_ratio_high },
   blocks: { title: "mean blocks run, share of all blocks", at: (p) => p.mean_blocks_run / p.blocks, less: true },
   depth: { title: "mean exit layer, share of all blocks", at: (p) => p.mean_exit_layer / p.blocks, less: true },
-  ideal: { title: "work saved: full depth's bytes read over the method's, of decoding", at: (p) => p.ideal_speedup_bytes },
+  ideal: { title: "ideal speed-up: full depth's bytes read over the method's, of decoding", at: (p) => p.ideal_speedup_bytes },
 };
 const CHART_Y = {
   relative: { title: "quality, % of full depth's", at: (p) => chartShare(p, p.value), low: (p) => chartShare(p, p.ci_low), high: (p) => chartShare(p, p.ci_high), merit: (p) => chartShare(p, p.value) },
@@ -47,7 +47,7 @@ const chartWords = (p) =>
     p.speedup_decode === undefined || p.full ? "" : `decoding ${number(p.speedup_decode)}` + (p.ideal_speedup_decode === undefined ? "" : ` of ideal ${number(p.ideal_speedup_decode)}`),
     p.energy_ratio === undefined ? "" : `energy ${number(p.energy_ratio)}` + (p.energy_ratio_low === undefined ? "" : ` [${number(p.energy_ratio_low)}, ${number(p.energy_ratio_high)}]`),
     p.joules_per_token === undefined ? "" : `${number(p.joules_per_token, 4)} J a token, full depth ${number(p.full_joules_per_token, 4)}`,
-    p.ideal_speedup_bytes === undefined ? "" : `work saved ${number(p.ideal_speedup_bytes)}×`,
+    p.ideal_speedup_bytes === undefined ? "" : `ideal speed-up ${number(p.ideal_speedup_bytes)}×`,
     `n = ${p.n}` + (p.timed_documents === undefined ? "" : `, timed ${p.timed_documents}` + (p.timed_rounds === undefined ? "" : ` × ${p.timed_rounds}`)),
   ].filter(Boolean).join(" · ");
 const chartElement = (parent, name, attributes, text) => {

@@ -42,7 +42,7 @@ SELECT
     s.confirming_delta_low AS delta_low, s.confirming_delta_high AS delta_high, s.lower_is_better, s.confirming_n,
     s.dtype, s.format_logprob_gap, s.format_choice_gap, s.format_match,
     s.token_match, s.mean_exit_layer, s.mean_blocks_run, s.is_full_depth, s.speedup, s.speedup_low, s.speedup_high, s.speed_status,
-    coalesce(NOT s.is_full_depth AND s.speedup_low <= s.aa_high AND s.speedup_high >= s.aa_low, false) AS inside_noise_floor,
+    NOT s.is_full_depth AND inside_noise(s.speedup_low, s.speedup_high, s.aa_low, s.aa_high) AS inside_noise_floor,
     s.is_other_length, s.n, s.timed_documents, s.timed_rounds, s.conforms, s.cell_id
 FROM shown AS s
 ORDER BY s.is_full_depth DESC, s.speedup DESC, s.method, s.params, s.cell_id;

@@ -5,7 +5,7 @@ WITH ours AS (
            f.conditions AS setting, f.batch_size,
            CASE WHEN r.model_kind <> 'encoder' THEN f.kv_policy END AS kv_policy, f.mean_exit_layer,
            f.speedup, f.speedup_low, f.speedup_high, f.speed_status,
-           coalesce(f.speedup_low <= f.aa_high AND f.speedup_high >= f.aa_low, false) AS inside_noise_floor,
+           inside_noise(f.speedup_low, f.speedup_high, f.aa_low, f.aa_high) AS inside_noise_floor,
            f.speedup_per_token, f.tokens_per_request, f.full_tokens_per_request, f.is_other_length, f.speedup_decode,
            f.ideal_speedup_decode, f.timed_documents, f.timed_rounds, f.metric, f.value, f.ci_low, f.ci_high, f.full_value, f.delta,
            NULL::VARCHAR AS score, f.n, f.cell_id, r.model_kind = 'encoder' AS is_encoder, lower(regexp_replace(f.task, '-', '', 'g')) AS place

@@ -1,4 +1,4 @@
-"""Table of models and tasks: full depth's quality, and the setting that saves most work at a loss of at most 5 %."""
+"""Table of models and tasks: full depth's quality, and the setting that saves most at a loss of at most 5 %."""
 
 from exitbench.reports.frame import Row
 from exitbench.reports.labels import labels, setting
@@ -22,11 +22,13 @@ CAPTION = (
     "One row per model and task: full depth's quality, and the setting that saves most within 5 % of it. Agreement "
     "at L/2: share of full depth's tokens that the block at half the depth predicts (from a probe). Oracle: mean "
     "exit layer if every token exits at the first block that agrees with the last, which no method knows "
-    "beforehand. Best setting: the one that saves most work (full depth's bytes read over the method's) "
+    "beforehand; later blocks may disagree again, and such answers can differ from full depth's. Best setting: the one "
+    "with the largest ideal speed-up (full depth's bytes read over the method's) "
     "among those whose loss has a bound of 5 % of full depth's quality. Δ is its difference to "
     "full depth, paired by document. It was chosen on the same documents, and its interval is not corrected for the "
     "number of settings. None is chosen where full depth is near its floor: below 5 of 100, or not shown to be better "
-    "than guessing. Speed-up: measured, of whole requests. Brackets are 95 % intervals; a dash: not measured, "
+    "than guessing. Speed-up: measured, of whole requests. Brackets are 95 % "
+    "intervals, which agreement and oracle lack here; a dash: not measured, "
     "or no such setting."
 )
 EMPTY = "No data yet: run `nox -s bench`, or any suite with `quality` cells."
@@ -73,6 +75,6 @@ COLUMNS = (
     TableColumn("Best setting", _setting, long=True),
     TableColumn("Δ", _change, numeric=True),
     _of_blocks("Exit layer", "mean_exit_layer"),
-    number("Work saved", "ideal_speedup_bytes", "{:.2f}×"),
+    number("Ideal speed-up", "ideal_speedup_bytes", "{:.2f}×"),
     TableColumn("Speed-up", _speedup, numeric=True),
 )

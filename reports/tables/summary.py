@@ -25,9 +25,9 @@ CAPTION = (
     "Δ is the difference to full depth, paired by document; its color shows which direction is better. Brackets are "
     "95 % intervals over documents. For each model and task, settings shown to lose at most 1 % of full depth's "
     "quality come first, the fastest of them at the top. Exit layer: block after which tokens exit. Blocks run: "
-    "blocks executed per token; more than the exit layer if skipped blocks are run later. Work saved: full depth's "
+    "blocks executed per token; more than the exit layer if skipped blocks are run later. Ideal speed-up: full depth's "
     "bytes read over the method's, for decoding all answers. Speed-up: wall time of full depth over the method's in "
-    "the same run, of whole requests; ≈ and gray: its interval overlaps the noise floor, full depth timed against "
+    "the same run, of whole requests; ≈ and gray: its interval is not beyond the noise floor, full depth timed against "
     f"itself; {NOT_MEASURABLE}: one of the two is wider than a factor of 10, on a busy machine or with very few "
     f"documents. {LENGTH_NOTE} {DECODING_NOTE} Realised is the first over the second. Tokens = full: agreement, the "
     "share of full depth's tokens that the method has at the same position. Simulated rows are replays: they have a "
@@ -171,7 +171,7 @@ COLUMNS = (
     TableColumn("Timed", timed, numeric=True, on_demand=True),
     TableColumn("Energy", energy, numeric=True, hidden_if_empty=True),
     TableColumn("Exit layer", exit_layer, numeric=True, on_demand=True),
-    number("Work saved", "ideal_speedup_bytes", "{:.2f}×", on_demand=True),
+    number("Ideal speed-up", "ideal_speedup_bytes", "{:.2f}×", on_demand=True),
     TableColumn("Tokens", length, numeric=True, on_demand=True),
     TableColumn("Joules a token", joules, numeric=True, on_demand=True, hidden_if_empty=True),
     number("Net joules", "net_joules_per_token", "{:.3g}", on_demand=True, hidden_if_empty=True),

@@ -1,6 +1,6 @@
 -- One row per model, task and setting of a method: quality, depth and speed next to full depth's. Within a model and
 -- task, settings shown to lose at most 1% of full depth's quality come first, the fastest at the top.
--- A speed-up is inside the noise floor when its interval overlaps that of full depth timed against itself (A/A).
+-- A speed-up is inside the noise floor unless its interval is beyond that of full depth timed against itself (A/A), and beyond 1.
 -- promised_*: guarantee of a calibration of the same method at this threshold, on other documents.
 WITH promised AS (
     SELECT r.model, r.task_label, r.conditions, r.method, r.params, r.kv_policy, c.threshold, c.delta, c.epsilon, c.consistency
@@ -16,11 +16,11 @@ SELECT f.model, f.task_label AS task, f.conditions AS setting,
        f.dtype, f.format_logprob_gap, f.format_choice_gap, f.format_match, f.token_match, f.mean_exit_layer, f.mean_blocks_run, f.blocks,
        f.is_full_depth,
        f.speedup, f.speedup_low, f.speedup_high, f.speed_status, f.aa_low, f.aa_high,
-       coalesce(NOT f.is_full_depth AND f.speedup_low <= f.aa_high AND f.speedup_high >= f.aa_low, false) AS inside_noise_floor,
+       NOT f.is_full_depth AND inside_noise(f.speedup_low, f.speedup_high, f.aa_low, f.aa_high) AS inside_noise_floor,
        f.speedup_per_token, f.tokens_per_request, f.full_tokens_per_request, f.is_other_length, f.speedup_decode,
        f.ideal_speedup_decode, f.realised_fraction, f.joules_per_token, f.full_joules_per_token, f.net_joules_per_token,
        f.energy_ratio, f.energy_ratio_low, f.energy_ratio_high,
-       coalesce(f.energy_ratio_low <= f.aa_energy_high AND f.energy_ratio_high >= f.aa_energy_low, false) AS inside_energy_floor,
+       inside_noise(f.energy_ratio_low, f.energy_ratio_high, f.aa_energy_low, f.aa_energy_high) AS inside_energy_floor,
        f.ideal_speedup_bytes, f.n, f.timed_documents, f.timed_rounds,
        g.delta AS promised_delta, g.epsilon AS promised_epsilon, g.consistency AS promised_consistency,
        r.parameters, d.source = 'builtin' AS is_generated, f.limited, f.seed, r.setting_id, f.conforms, f.cell_id

@@ -9,6 +9,11 @@ CREATE OR REPLACE MACRO used_params(params, unused) AS
 COMMENT ON MACRO used_params IS 'Parameters (JSON) without those that have no effect given the others, such as a threshold that the rule
 does not use.';
 
+CREATE OR REPLACE MACRO inside_noise(low, high, floor_low, floor_high) AS
+    coalesce(low <= greatest(1, floor_high) AND high >= least(1, floor_low), false);
+COMMENT ON MACRO inside_noise IS 'Whether a speed-up with the interval low to high may be noise: it is not beyond both 1 and the interval of full
+depth timed against itself. False without an interval.';
+
 CREATE OR REPLACE MACRO is_measurable(low, high) AS
     coalesce(high <= 10 * low, true);
 COMMENT ON MACRO is_measurable IS 'Whether an interval of a ratio is informative: its ends differ by at most a factor of 10, or there is no

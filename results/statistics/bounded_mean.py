@@ -31,13 +31,12 @@ _MOST_DISTINCT: Final = 256
 the mean."""
 
 
-def upper_bound(values: ArrayLike, greatest: float, tail: float = TAIL) -> float:
+def upper_bound(values: ArrayLike, greatest: float) -> float:
     """Return an upper confidence bound of the mean over all possible documents, from a sample of documents.
 
     Args:
         values: Value of each document in the sample, [n], n at least 1, none above `greatest`.
         greatest: Largest possible value of a document.
-        tail: Probability that the mean is above the bound.
 
     Example:
         >>> round(upper_bound([0.0] * 100, 1.0), 4)  # nothing lost in 100 documents: the rule of three
@@ -53,10 +52,10 @@ def upper_bound(values: ArrayLike, greatest: float, tail: float = TAIL) -> float
     if spread <= 1e-12 * max(1.0, abs(greatest)):
         return greatest
     # Cantelli's inequality: no quantile lies farther from the mean.
-    farthest = min(greatest, mean + spread * math.sqrt(1 / tail - 1))
+    farthest = min(greatest, mean + spread * math.sqrt(1 / TAIL - 1))
 
     def excess(bound: float) -> float:
-        return _chance_above(levels - bound, counts) - tail
+        return _chance_above(levels - bound, counts) - TAIL
 
     if excess(farthest) >= 0:
         return farthest
@@ -64,28 +63,22 @@ def upper_bound(values: ArrayLike, greatest: float, tail: float = TAIL) -> float
     return bound
 
 
-def least_upper_bound(n: int, tail: float = TAIL) -> float:
-    """Return the upper bound of the mean loss, 0..1, if none of n documents has a loss: the smallest that n can give.
-
-    `tail` is the probability that the mean is above the bound.
-    """
-    return 1.0 - float(tail ** (1 / n))
+def least_upper_bound(n: int) -> float:
+    """Return the upper bound of the mean loss, 0..1, if none of n documents has one: the smallest that n can give."""
+    return 1.0 - float(TAIL ** (1 / n))
 
 
-def documents_to_bound(loss: float, tail: float = TAIL) -> int:
-    """Return how many documents, all without loss, are needed to bound the mean loss by `loss`, above 0 and below 1.
-
-    `tail` is the probability that the mean is above the bound.
-    """
-    return math.ceil(math.log(tail) / math.log1p(-loss))
+def documents_to_bound(loss: float) -> int:
+    """Return how many documents, all without loss, are needed to bound the mean loss by `loss`, above 0 and below 1."""
+    return math.ceil(math.log(TAIL) / math.log1p(-loss))
 
 
-def lower_bound(values: ArrayLike, least: float, tail: float = TAIL) -> float:
+def lower_bound(values: ArrayLike, least: float) -> float:
     """Return a lower confidence bound of the mean over all possible documents, from a sample [n], none below `least`.
 
     Arguments as in `upper_bound`.
     """
-    return -upper_bound(-np.asarray(values, dtype=np.float64), -least, tail)
+    return -upper_bound(-np.asarray(values, dtype=np.float64), -least)
 
 
 def _distinct(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

@@ -102,8 +102,9 @@ class HostedTransformer(Headed):
     engine: EngineName = "hosted"
     fills_exited_rows = False
 
-    def __init__(self, stack: Stack, exit_heads: ExitHeads | None = None) -> None:
-        self.stack, self.exit_heads = stack, exit_heads
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        self.exit_heads: ExitHeads | None = None
         self.calls = Calls(stack.blocks)
         self.d_model = int(_width(stack))
         self.read_out = ReadOut(stack, self.calls)

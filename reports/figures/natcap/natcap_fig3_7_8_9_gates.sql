@@ -51,7 +51,7 @@ SELECT k.task_label AS task, k.model, k.setting,
        k.metric, k.value, k.full_value, round(d.distance, 6) AS distance,
        round(d.distance_half_width, 6) AS distance_half_width, k.speedup, k.speedup_low, k.speedup_high,
        k.aa_low, k.aa_high,
-       coalesce(k.speedup_low <= k.aa_high AND k.speedup_high >= k.aa_low, false) AS inside_noise_floor,
+       inside_noise(k.speedup_low, k.speedup_high, k.aa_low, k.aa_high) AS inside_noise_floor,
        k.speedup_per_token, k.tokens_per_request, k.full_tokens_per_request, k.is_other_length, k.timed_documents, k.timed_rounds,
        round(a.fewer_blocks, 6) AS simulated_speedup, d.n
 FROM kept AS k

@@ -3,15 +3,11 @@
 -- nats apart. One row per setting that was really run; intervals over documents. An answer that continues after full
 -- depth's end differs there, which is not a near-tie. Runs whose ids were omitted by an export are excluded.
 WITH pairs AS (
-    SELECT r.attempt_id, r.full_depth_cell_id, s.doc_key, f.n_output,
-           list_position(
-               list_transform(list_zip(s.output_ids, f.output_ids), lambda pair: pair[1] IS DISTINCT FROM pair[2]), true
-           ) AS first_difference
+    SELECT r.attempt_id, r.full_depth_cell_id, a.doc_key, f.n_output, a.first_divergence AS first_difference
     FROM runs AS r
-    JOIN answers AS s USING (attempt_id)
-    JOIN answers AS f ON f.attempt_id = r.full_depth_attempt_id AND f.doc_key = s.doc_key
-    WHERE NOT r.is_full_depth AND NOT r.random_weights
-      AND len(s.output_ids) = s.n_output AND len(f.output_ids) = f.n_output
+    JOIN answers AS a USING (attempt_id)
+    JOIN sample AS f ON f.attempt_id = r.full_depth_attempt_id AND f.doc_key = a.doc_key
+    WHERE NOT r.is_full_depth AND NOT r.random_weights AND a.equal_tokens IS NOT NULL
 ),
 margins AS (  -- of each token of full depth's answers at which some run's answer first differs
     SELECT r.full_depth_cell_id, p.doc_key, p.position, ln(p.p1[-1]) - ln(p.p2[-1]) AS margin

@@ -1,6 +1,6 @@
 -- Quality, as a share of full depth's (share_kept), against blocks run (depth) and measured speed-up: one row per
--- setting of a method. A speed-up is inside the noise floor when its
--- interval overlaps that of full depth timed against itself (A/A). Recommended: chosen and confirmed at an allowed loss
+-- setting of a method. A speed-up is inside the noise floor unless its
+-- interval is beyond that of full depth timed against itself (A/A), and beyond 1. Recommended: chosen and confirmed at an allowed loss
 -- of 1 % (pareto). Tasks where full depth scores 0 are excluded.
 WITH ours AS (
     SELECT
@@ -17,7 +17,7 @@ SELECT name AS task, model, conditions AS setting,
        share_kept(if(lower_is_better, ci_high, ci_low), full_value, lower_is_better) AS quality_low,
        share_kept(if(lower_is_better, ci_low, ci_high), full_value, lower_is_better) AS quality_high,
        mean_blocks_run / blocks AS depth, speedup, speedup_low, speedup_high, speed_status, aa_low, aa_high,
-       coalesce(NOT is_full_depth AND speedup_low <= aa_high AND speedup_high >= aa_low, false) AS inside_noise_floor,
+       NOT is_full_depth AND inside_noise(speedup_low, speedup_high, aa_low, aa_high) AS inside_noise_floor,
        is_full_depth, method <> 'oracle' AS attainable, is_recommended, n, speedup_per_token, tokens_per_request, full_tokens_per_request,
        is_other_length, timed_documents, timed_rounds, cell_id
 FROM ours

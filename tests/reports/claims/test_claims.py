@@ -103,6 +103,20 @@ def test_only_exact_claims_are_decided_without_an_interval(
 
 
 @pytest.mark.parametrize(
+    ("n", "n_of", "verdict"),
+    [(2, "models and tasks", "undecided"), (3, "models and tasks", "holds here"), (2, "runs", "holds here")],
+)
+def test_one_or_two_models_and_tasks_decide_nothing(database: Database, n: int, n_of: str, verdict: str) -> None:
+    claim = replace(
+        MADE_UP,
+        n_of=n_of,
+        direction="at_least",
+        evidence_sql=f"SELECT 9 AS value, 8 AS low, 10 AS high, {n} AS n, {NO_RUNS}",
+    )
+    assert check_claim(database, claim).verdict == verdict
+
+
+@pytest.mark.parametrize(
     ("value", "bound", "rows", "verdict", "low", "high"),
     [
         (1.0, 0.78, 86, "holds here", 0.025 ** (1 / 86), 1.0),
