@@ -1042,14 +1042,14 @@ FROM (
         count(*) FILTER (first_match = block) AS first_matches, count(*) FILTER (stable_from <= block) AS settled,
         CASE WHEN count(monotone_from) > 0 THEN count(*) FILTER (monotone_from <= block) END AS monotone,
         count(*) FILTER (nearly_monotone_from <= block) AS nearly_monotone, any_value(tolerance) AS tolerance,
-        count(*) FILTER (rank_final = 1) AS equal_full, sum(p1) AS p1, sum(p1 - p2) AS gap, sum(p_final) AS p_final,
+        count(*) FILTER (top1_id = full_token_id) AS equal_full, sum(p1) AS p1, sum(p1 - p2) AS gap, sum(p_final) AS p_final,
         sum(p_final * p_final) AS p_final_squared, sum(entropy) AS entropy, sum(cosine_previous) AS cosine_previous,
         sum(cosine_last) AS cosine_last, sum(jsd_last) AS jsd_last
     FROM (
         -- Lists are indexed, not unnested: then lists that a query does not use are not read.
         SELECT
             attempt_id, doc_key, block, first_match, stable_from, monotone_from, nearly_monotone_from, tolerance,
-            rank_final[block] AS rank_final,
+            full_token_id, top1_id[block] AS top1_id,
             p1[block]::DOUBLE AS p1, p2[block]::DOUBLE AS p2, p_final[block]::DOUBLE AS p_final,
             entropy[block]::DOUBLE AS entropy, cosine_previous[block]::DOUBLE AS cosine_previous,
             cosine_last[block]::DOUBLE AS cosine_last, jsd_last[block]::DOUBLE AS jsd_last

@@ -2,19 +2,19 @@
 -- One row per run of a multiple-choice task, cheapest first. accuracy: share of documents whose most probable choice is
 -- the right one; same_choice: share whose most probable choice is full depth's. mean_exit_layer: block after which the
 -- tokens of the choices were scored; half_width: half of the 95% interval of the accuracy; chance: accuracy of random
--- choices; logprob_gap: mean absolute difference between log-probabilities of choices and full depth's, in nats;
+-- choices; choice_gap: mean absolute difference between the log-probability of a whole choice and full depth's, nats;
 -- speedup: from the timing of the same setting, NULL if it was not timed.
 WITH documents AS (
     SELECT
         attempt_id, doc_key, bool_or(is_chosen AND is_right) AS right_chosen,
         bool_or(is_chosen AND full_is_chosen) AS same_chosen, count_if(is_right) / count(*) AS chance,
-        avg(abs(logprob - full_logprob)) AS logprob_gap
+        avg(abs(logprob - full_logprob)) AS choice_gap
     FROM choice_answers WHERE is_chosen IS NOT NULL GROUP BY ALL HAVING bool_or(is_right)
 ),
 accuracy AS (
     SELECT
         attempt_id, avg(right_chosen::INTEGER) AS accuracy, half_width(right_chosen::INTEGER, 1) AS half_width,
-        avg(chance) AS chance, avg(same_chosen::INTEGER) AS same_choice, avg(logprob_gap) AS logprob_gap, count(*) AS n
+        avg(chance) AS chance, avg(same_chosen::INTEGER) AS same_choice, avg(choice_gap) AS choice_gap, count(*) AS n
     FROM documents GROUP BY ALL
 ),
 depth AS (
@@ -23,7 +23,7 @@ depth AS (
 )
 SELECT
     r.model, r.task_label, r.method, r.label, r.threshold, r.kv_policy, r.execution, r.random_weights, d.mean_exit_layer,
-    r.blocks, a.accuracy, a.half_width, a.chance, a.same_choice, a.logprob_gap, f.ideal_speedup_bytes, f.speedup, a.n
+    r.blocks, a.accuracy, a.half_width, a.chance, a.same_choice, a.choice_gap, f.ideal_speedup_bytes, f.speedup, a.n
 FROM accuracy AS a
 JOIN depth AS d USING (attempt_id)
 JOIN runs AS r USING (attempt_id)

@@ -77,7 +77,7 @@ def test_accuracy_depth_and_agreement_equal_plain_loops(choice_spool: Path, choi
         assert row["same_choice"] == pytest.approx(mean(choice_row["full_is_chosen"] for choice_row in chosen))
         assert row["mean_exit_layer"] == pytest.approx(mean(choice_row["exit_layer"] for choice_row in tokens))
         gaps = [abs(choice_row["logprob"] - choice_row["full_logprob"]) for choice_row in choices]
-        assert row["logprob_gap"] == pytest.approx(mean(gaps))
+        assert row["choice_gap"] == pytest.approx(mean(gaps))
         assert (json.dumps(row["threshold"]), row["chance"]) == (threshold, pytest.approx(1 / 3))
     assert 0 < shares["0.3"]["same_choice"] < 1
 
