@@ -37,22 +37,14 @@ documents AS (
     GROUP BY ALL
 ),
 totals AS (
-    SELECT attempt_id, count(*) AS n, sum(tokens) AS tokens, sum(later_rows) / sum(tokens) AS later_rows,
-           sum(same) / sum(tokens) AS same
+    SELECT
+        attempt_id, count(*) AS n, sum(tokens) AS tokens, sum(later_rows) / sum(tokens) AS later_rows,
+        t_quantile(count(*)) * ratio_error(later_rows, tokens) AS later_rows_half, sum(same) / sum(tokens) AS same,
+        half_width(same, tokens) AS same_half
     FROM documents GROUP BY ALL
-),
-errors AS (
-    SELECT d.attempt_id,
-           t_quantile(max(t.n)) / max(t.tokens) * sqrt(
-               max(t.n) / nullif(max(t.n) - 1, 0) * sum((d.later_rows - t.later_rows * d.tokens) ** 2)
-           ) AS later_rows_half,
-           t_quantile(max(t.n)) / max(t.tokens) * sqrt(
-               max(t.n) / nullif(max(t.n) - 1, 0) * sum((d.same - t.same * d.tokens) ** 2)
-           ) AS same_half
-    FROM documents AS d JOIN totals AS t USING (attempt_id) GROUP BY ALL
 )
-SELECT a.task, a.model, a.setting, a.head, a.min_exit, t.later_rows, t.later_rows - e.later_rows_half AS later_rows_low,
-       t.later_rows + e.later_rows_half AS later_rows_high, t.same, if(e.same_half IS NULL, NULL, greatest(0, t.same - e.same_half)) AS same_low,
-       if(e.same_half IS NULL, NULL, least(1, t.same + e.same_half)) AS same_high, a.mean_exit_layer, a.blocks, CAST(t.tokens AS BIGINT) AS tokens, t.n
-FROM asked AS a JOIN totals AS t USING (attempt_id) JOIN errors AS e USING (attempt_id)
+SELECT a.task, a.model, a.setting, a.head, a.min_exit, t.later_rows, t.later_rows - t.later_rows_half AS later_rows_low,
+       t.later_rows + t.later_rows_half AS later_rows_high, t.same, CASE WHEN t.same_half IS NOT NULL THEN greatest(0, t.same - t.same_half) END AS same_low,
+       CASE WHEN t.same_half IS NOT NULL THEN least(1, t.same + t.same_half) END AS same_high, a.mean_exit_layer, a.blocks, CAST(t.tokens AS BIGINT) AS tokens, t.n
+FROM asked AS a JOIN totals AS t USING (attempt_id)
 ORDER BY a.task, a.model, a.setting, a.head, a.min_exit, a.cell_id;
