@@ -16,21 +16,17 @@ class Always(Sampling):
     """Gate that scores 1 at every gate block, so that exits do not depend on the token."""
 
     decides = False
+    reads_logits = False
     scores_numbers = True
 
     def score(self, view: BlockView) -> Tensor:
         """Return a score of 1 for each active row, [A]."""
         return torch.ones(view.hidden_AD.shape[0], device=view.hidden_AD.device)
 
-    def bounds(self, lower_AV: Tensor, upper_AV: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the constant score 1 of each row, [A], as both of its bounds."""
-        one_A = lower_AV.new_ones(len(lower_AV))
-        return one_A, one_A
-
     @property
     def is_bounded(self) -> bool:
-        """Whether tokens can be chosen from bounds of the logits: not if they are drawn."""
-        return super().is_bounded and self.temperature == 0
+        """Whether bounds of the logits decide: its exits need no logits, and its tokens do if they are drawn."""
+        return self.temperature == 0
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str:
         """Return SQL for the constant score 1, for replays, which compute exits without running the model."""

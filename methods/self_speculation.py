@@ -18,14 +18,12 @@ from exitbench.methods.thresholds import Constant
 class EveryDraft(Gate):
     """Gate that scores 1, so that every token is a draft until the maximum number of drafts waits for verification."""
 
+    reads_logits: ClassVar[bool] = False
+    is_bounded: ClassVar[bool] = True  # type: ignore[misc]  # a property elsewhere
+
     def score(self, view: BlockView) -> Tensor:
         """Return a score of 1 for each active row, [A]."""
         return torch.ones(len(view.hidden_AD), device=view.hidden_AD.device)
-
-    def bounds(self, lower_AV: Tensor, upper_AV: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the constant score 1 of each row, [A], as both of its bounds."""
-        one_A = lower_AV.new_ones(len(lower_AV))
-        return one_A, one_A
 
 
 @register

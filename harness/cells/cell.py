@@ -385,6 +385,7 @@ class Cell:
             content["device_map"] = [list(share) for share in self.device_map]
         if self.head_precision != "exact":
             content["head_precision"] = self.head_precision
+            content["full_depth_head"] = self.head_precision  # before, full depth always read the exact head
         for name in ("batch_rows", *INPUTS):
             if (value := getattr(self, name)) is not None:
                 content[name] = value

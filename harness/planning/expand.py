@@ -122,7 +122,8 @@ def is_certified(suite: Suite, task: TaskEntry, kind: Kind, method: Method) -> b
     """Return whether the gate and the tokens of a cell are decided from bounds of the logits before the exact LM head.
 
     True if the suite requests certified heads and the cell decodes. The exception is a method whose exits do not depend
-    on gate scores: it reads the exact head if the task generates nothing, or if its tokens are drawn at random.
+    on gate scores and that cannot be certified: on a task that generates nothing, with tokens drawn at random, or with
+    another head. It reads the exact head.
     """
     if suite.head_precision != "certified" or kind not in ("quality", "timing", "calibration"):
         return False

@@ -22,7 +22,7 @@ ROOM: Final = (
 def shortages(plan: Plan, retry: Retry) -> Iterator[str]:
     """Yield a message for each model to run that does not fit into its device's available memory.
 
-    The sum counts weights in the requested dtype, the LM head's int8 copy for certified gates, and the KV cache of the
+    The sum counts weights in the requested dtype, the int8 copy of a certified LM head, and the KV cache of the
     largest batch at its maximum answer length. Prompts count only if `max_prompt_tokens` bounds them, so the result is
     a lower bound.
 

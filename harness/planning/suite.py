@@ -150,7 +150,7 @@ class Suite:
         device: ``cpu``, ``cuda`` or ``auto`` (``cuda`` if torch finds a GPU, else ``cpu``).
         batch_size: Documents per batch in timed cells, and by default in most others (`default_batch_rows`).
         batch_rows: Documents per batch in cells that are not timed; None if the suite does not set it.
-        head_precision: Whether gates use the exact LM head or decide from logit bounds (`Cell.head_precision`).
+        head_precision: Whether the exact LM head or bounds decide exits and tokens (`Cell.head_precision`).
         fit_documents: Number of train documents per task on which methods are fitted.
         cell_timeout_s: Time limit of a cell in seconds; not part of its identity.
     """

@@ -47,7 +47,8 @@ class Gate(ABC):
     reads_logits: ClassVar[bool] = True
     """True if scoring reads the head at every gate block; False if only the exit layer's head is read.
 
-    It matters to the cost of blocks that have exit heads.
+    It matters to the cost of blocks that have exit heads, and to certified heads, whose bounds are read only for scores
+    of logits.
     """
     remembers: ClassVar[bool] = False
     """True if exits depend on earlier tokens of the same answer (`BlockView.answer_memory`, `ActiveRows.texts_A`)."""

@@ -34,7 +34,7 @@ _MISSED: Final = 0.025
 """Probability of missing at each end of a 95% interval."""
 
 _FEWEST_PAIRS: Final = 3
-_PAIRS: Final = ("models and tasks", "models, tasks and trainings", "models", "tasks")
+_PAIRS: Final = ("models and tasks", "models, tasks and trainings", "models", "tasks", "trainings", "heads")
 """Units of `n_of` whose interval includes no variation between documents; fewer than `_FEWEST_PAIRS` decide nothing."""
 
 

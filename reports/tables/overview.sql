@@ -3,9 +3,9 @@
 -- agreement_mid: share of full depth's tokens that block L/2 predicts, from the largest probe; oracle_exit: the oracle's mean exit
 -- layer, which no method can know beforehand. No setting is chosen if full depth is near its floor, where no loss can be seen.
 WITH agreement AS (
-    SELECT s.model, s.task_label, r.conditions, s.agreement_mid
+    SELECT r.full_depth_attempt_id, s.agreement_mid
     FROM suitability AS s JOIN runs AS r USING (attempt_id)
-    QUALIFY row_number() OVER (PARTITION BY s.model, s.task_label, r.conditions ORDER BY s.n DESC, s.attempt_id DESC) = 1
+    QUALIFY row_number() OVER (PARTITION BY r.full_depth_attempt_id ORDER BY s.n DESC, s.attempt_id DESC) = 1
 ),
 oracle AS (
     SELECT model, task_label, conditions, min(mean_exit_layer) AS oracle_exit
@@ -33,7 +33,7 @@ FROM frontier AS f
 JOIN runs AS r USING (attempt_id)
 JOIN cell AS c ON c.cell_id = f.cell_id
 JOIN dataset_artifact AS d USING (data_id)
-LEFT JOIN agreement AS a ON a.model = f.model AND a.task_label = f.task_label AND a.conditions = f.conditions
+LEFT JOIN agreement AS a ON a.full_depth_attempt_id = f.attempt_id
 LEFT JOIN oracle AS o ON o.model = f.model AND o.task_label = f.task_label AND o.conditions = f.conditions
 LEFT JOIN near_floor ON near_floor.attempt_id = f.attempt_id
 LEFT JOIN best AS b ON near_floor.attempt_id IS NULL AND b.model = f.model AND b.task_label = f.task_label AND b.conditions = f.conditions AND b.metric = f.metric

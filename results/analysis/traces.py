@@ -61,7 +61,8 @@ _ANSWERS: Final = """
         s.attempt_id, s.doc_key, s.output_text, s.n_prompt, s.stop_reason, l.scores, s.n_output, s.output_ids,
         s.input_text, s.gold_text
     FROM sample AS s JOIN latest_scores AS l USING (attempt_id, doc_key)
-    WHERE list_contains($attempts, s.attempt_id) AND ($keys IS NULL OR list_contains($keys, s.doc_key))
+    WHERE list_contains($attempts, s.attempt_id) AND list_contains($attempts, l.attempt_id)
+        AND ($keys IS NULL OR list_contains($keys, s.doc_key))
     ORDER BY s.attempt_id, s.doc_key
 """
 # Joins, which DuckDB turns into filters of its scans.

@@ -428,7 +428,7 @@ def _decided(runner: BlockRunner, view: BlockView) -> tuple[Tensor, list[bool]]:
     """
     parts = runner.parts
     level: float | Tensor | None = None
-    if (bounds := view.bounds) is not None:
+    if parts.gate.reads_logits and (bounds := view.bounds) is not None:
         level = _threshold_value(parts.threshold, view, bounds.lower_AV)
         for may_sharpen in (True, False):
             low_A, high_A = parts.gate.bounds(bounds.lower_AV, bounds.upper_AV)

@@ -40,6 +40,7 @@ class _KeptDepth(Gate):
     """
 
     decides = False
+    reads_logits = False
 
     def __init__(self, gate: Gate, depths_B: Sequence[int] | None) -> None:
         self._gate, self._depths_B = gate, depths_B

@@ -144,6 +144,27 @@ def test_decisions_under_logit_rules_equal_those_of_the_exact_head(
     assert decisions(answered(checkpoint, prompts, parts.certified(), settings)) == decisions(exact)
 
 
+@pytest.mark.parametrize(("name", "params"), [("static", {"exit_layer": 3}), ("calm-softmax", {"threshold": 0.7})])
+def test_answers_that_keep_one_depth_equal_those_of_the_exact_head(
+    checkpoint: Checkpoint, prompts: list[list[int]], name: str, params: dict[str, Any]
+) -> None:
+    settings = GenerationSettings(NEW_TOKENS, scope="answer")
+    parts = parts_of(checkpoint, name, params)
+    exact = answered(checkpoint, prompts, parts, settings)
+    assert decisions(answered(checkpoint, prompts, parts.certified(), settings)) == decisions(exact)
+
+
+def test_drafts_without_a_stop_rule_read_bounds_only_where_they_exit(
+    checkpoint: Checkpoint, prompts: list[list[int]]
+) -> None:
+    parts = parts_of(checkpoint, "self-speculation", {"exit_layer": 2, "drafts": 3}).certified()
+    (result,) = answered(checkpoint, prompts[:1], parts)
+    vocab_size = checkpoint.model.vocab_size
+    assert {record.head_rows_int8 for record in result.records} <= {0, vocab_size, 2 * vocab_size, 3 * vocab_size}
+    assert all(record.head_rows_int8 == 0 or record.exit_layer == 2 or record.rejected for record in result.records[1:])
+    assert {record.score_half_width for record in result.records} == {None}
+
+
 def test_full_depth_reads_each_token_from_bounds(checkpoint: Checkpoint, prompts: list[list[int]]) -> None:
     vocab_size = checkpoint.model.vocab_size
     (result,) = answered(checkpoint, prompts[:1], parts_of(checkpoint, "full", {}).certified())
