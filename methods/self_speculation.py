@@ -19,7 +19,11 @@ class EveryDraft(Gate):
     """Gate that scores 1, so that every token is a draft until the maximum number of drafts waits for verification."""
 
     reads_logits: ClassVar[bool] = False
-    is_bounded: ClassVar[bool] = True  # type: ignore[misc]  # a property elsewhere
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether bounds of the logits decide: yes, since drafts exit without a look at logits."""
+        return True
 
     def score(self, view: BlockView) -> Tensor:
         """Return a score of 1 for each active row, [A]."""
