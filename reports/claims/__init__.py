@@ -33,9 +33,9 @@ _EQUAL: Final = 1e-9
 _MISSED: Final = 0.025
 """Probability of missing at each end of a 95% interval."""
 
-_FEWEST_PAIRS: Final = 3
-_PAIRS: Final = ("models and tasks", "models, tasks and trainings", "models", "tasks", "trainings", "heads")
-"""Units of `n_of` whose interval includes no variation between documents; fewer than `_FEWEST_PAIRS` decide nothing."""
+_FEWEST_UNITS: Final = 3
+_COARSE_UNITS: Final = ("models and tasks", "models, tasks and trainings", "models", "tasks", "trainings", "heads")
+"""Units of `n_of` whose interval includes no variation between documents; fewer than `_FEWEST_UNITS` decide nothing."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _verdict(claim: Claim, value: float, low: float | None, high: float | None, 
 
     Without an interval, only evidence that the entry calls exact decides. One or two models and tasks decide nothing.
     """
-    if not claim.exact and claim.n_of in _PAIRS and n < _FEWEST_PAIRS:
+    if not claim.exact and claim.n_of in _COARSE_UNITS and n < _FEWEST_UNITS:
         return UNDECIDED
     ends = (value, value) if low is None or high is None else (low, high)
     # Equal rows, or a single one, do not say how much other rows would differ.
