@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.exit_head_files import new_off_ramps
-from exitbench.harness.engine.encoders.model import OffRamps, RampKind
+from exitbench.harness.engine.encoders.model import OffRamps, RampKind, read_out_state
 from exitbench.harness.engine.encoders.stack import EncoderStack, find_encoder_stack
 from exitbench.harness.training.data import Batch
 from exitbench.harness.training.losses import JointLoss, block_weights
@@ -42,7 +42,7 @@ class Readers:
         if settings is None or settings.kind == "shared-head":
             return
         blocks = tuple(range(1, stack.n_blocks))
-        kind: RampKind = "pooler-linear" if settings.kind == "pooler-linear" else "linear"
+        kind: RampKind = "linear" if settings.kind == "shared-pooler" else settings.kind
         drawn = new_off_ramps(kind, blocks, stack.d_model, stack.n_labels, torch.Generator().manual_seed(seed))
         # Parameter names must not contain dots.
         self.learned = nn.ParameterDict({name.replace(".", "/"): nn.Parameter(t) for name, t in drawn.items()})
@@ -61,11 +61,11 @@ class Readers:
         hidden_BTD, context = stack.embed(batch["input_ids"], batch["attention_mask"], batch["token_type_ids"])
         for block in range(1, stack.n_blocks + 1):
             hidden_BTD = stack.block(block, hidden_BTD, context)
-            state_BD = stack.pooled(hidden_BTD, context)
             if self.off_ramps is None or block == stack.n_blocks:
-                logits_L.append(stack.classify(state_BD))
+                logits_L.append(stack.classify(stack.pooled(hidden_BTD, context)))
             else:
-                logits_L.append(self.off_ramps.logits(block, state_BD))
+                state_BS = read_out_state(stack, self.off_ramps, block, hidden_BTD, context)
+                logits_L.append(self.off_ramps.logits(block, state_BS))
         return logits_L
 
 

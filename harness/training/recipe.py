@@ -255,11 +255,12 @@ class OffRampsRecipe:
 
     Attributes:
         kind: `linear`: a linear map per block. `pooler-linear`: a pooler and a linear map per block (DeeBERT, BERxiT).
+            `attention`: a small attention over all tokens, a pooler and a linear map per block (FastBERT).
             `shared-pooler`: the model's own pooler, and a linear map per block (PABEE). `shared-head`: the model's own
             classifier for every block, without additional parameters (NATCAP).
     """
 
-    kind: Literal["linear", "pooler-linear", "shared-pooler", "shared-head"] = "pooler-linear"
+    kind: Literal["linear", "pooler-linear", "attention", "shared-pooler", "shared-head"] = "pooler-linear"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from exitbench.harness.engine.checkpoints.tensor_files import (
     heads_tensors,
     save_heads,
 )
-from exitbench.harness.engine.encoders.model import RAMP_KINDS, OffRamps, RampKind
+from exitbench.harness.engine.encoders.model import ATTENTION_WIDTH, RAMP_KINDS, OffRamps, RampKind
 from exitbench.harness.engine.model.exit_heads import KINDS, WITH_LM_HEAD, ExitHeads, HeadKind
 from exitbench.harness.reading.regular_files import is_file
 
@@ -273,17 +273,26 @@ def load_off_ramps(
 
 def _off_ramp_shapes(kind: RampKind, blocks: Sequence[int], d_model: int, n_labels: int) -> dict[str, tuple[int, ...]]:
     """Return the shape of every tensor of the off-ramps of some blocks, by tensor name."""
-    shapes: dict[str, tuple[int, ...]] = {"out.weight": (n_labels, d_model), "out.bias": (n_labels,)}
-    if kind == "pooler-linear":
-        shapes |= {"pool.weight": (d_model, d_model), "pool.bias": (d_model,)}
-    return {f"{block}.{name}": shape for block in blocks for name, shape in shapes.items()}
+    width = ATTENTION_WIDTH if kind == "attention" else d_model
+    matrices = {"out": (n_labels, width)}
+    if kind != "linear":
+        matrices["pool"] = (width, width)
+    if kind == "attention":
+        matrices |= {"down": (width, d_model), **dict.fromkeys(("query", "key", "value", "proj"), (width, width))}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for block in blocks:
+        for name, shape in matrices.items():
+            shapes |= {f"{block}.{name}.weight": shape, f"{block}.{name}.bias": shape[:1]}
+    return shapes
 
 
 def new_off_ramps(
     kind: RampKind, blocks: Sequence[int], d_model: int, n_labels: int, generator: torch.Generator
 ) -> dict[str, Tensor]:
     """Return the tensors of off-ramps to train, by name, in float32, initialized like PyTorch's linear layers."""
+    shapes = _off_ramp_shapes(kind, blocks, d_model, n_labels)
     tensors = {}
-    for name, shape in _off_ramp_shapes(kind, blocks, d_model, n_labels).items():
-        tensors[name] = (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(d_model)
+    for name, shape in shapes.items():
+        width = shapes[f"{name.rpartition('.')[0]}.weight"][1]
+        tensors[name] = (2 * torch.rand(shape, generator=generator) - 1) / math.sqrt(width)
     return tensors

@@ -3,7 +3,8 @@
 It uses a method's gate and threshold as the decode loop does (`engine.decoding.decode`). A text that exits is finished,
 so nothing is cached for it.
 
-Shape suffixes: A texts that have not exited before a block, T tokens, D model width, C labels, L blocks.
+Shape suffixes: A texts that have not exited before a block, T tokens, D model width, C labels, L blocks, S width of the
+state that is read out (`EncoderClassifier.d_model`).
 """
 
 from __future__ import annotations
@@ -101,12 +102,12 @@ def classify(
 
 @torch.inference_mode()
 def pooled_states(model: EncoderClassifier, texts: Sequence[EncodedText]) -> Tensor:
-    """Return the pooled states that classifiers read, after the embedding and every block, of B texts: [L+1, B, D]."""
+    """Return the states that classifiers read, after the embedding and every block, of B texts: [L+1, B, S]."""
     hidden_BTD, context = model.embed(texts)
-    states = [model.stack.pooled(hidden_BTD, context)]
+    states = [model.state(0, hidden_BTD, context)]
     for block in range(1, model.n_blocks + 1):
         hidden_BTD = model.stack.block(block, hidden_BTD, context)
-        states.append(model.stack.pooled(hidden_BTD, context))
+        states.append(model.state(block, hidden_BTD, context))
     return torch.stack(states)
 
 
@@ -115,8 +116,7 @@ def text_cost(
 ) -> Cost:
     """Return the cost of classifying one text: blocks up to its exit layer, gate, and read-outs at ``blocks_read``."""
     gate_blocks = [block for block in parts.gate_blocks(model.n_blocks) if block <= exit_layer]
-    numel = sum(model.exit_head_numel(block) for block in blocks_read)
-    reading = Cost(matmul_flops=2 * numel, read_numel=numel)
+    reading = sum((model.read_out_cost(block, n_tokens) for block in blocks_read), Cost())
     return model.block_cost(n_tokens) * exit_layer + parts.gate.cost(model, gate_blocks) + reading
 
 
@@ -139,7 +139,7 @@ class _Batch:
         self._memory: dict[str, Tensor] = {}
         self._answer_memory = parts.gate.start_answers(len(texts), self._hidden_ATD.device)
         self._previous_score_A: Tensor | None = None
-        self._earlier = [self._pooled()] if parts.gate.needs_history else []
+        self._earlier = [self._pooled(0)] if parts.gate.needs_history else []
         self._ahead_LAD = self._run_ahead() if parts.gate.looks_ahead else None
 
     def run(self, block: int) -> None:
@@ -178,18 +178,18 @@ class _Batch:
         )
 
     def _state(self, block: int) -> Tensor:
-        """Return the pooled states that classifiers read after ``block``, the block run last, [A, D]."""
-        return self._pooled() if self._ahead_LAD is None else self._ahead_LAD[block - 1]
+        """Return the states that classifiers read after ``block``, the block run last, [A, S]."""
+        return self._pooled(block) if self._ahead_LAD is None else self._ahead_LAD[block - 1]
 
-    def _pooled(self) -> Tensor:
-        return self._model.stack.pooled(self._hidden_ATD, self._context)
+    def _pooled(self, block: int) -> Tensor:
+        return self._model.state(block, self._hidden_ATD, self._context)
 
     def _run_ahead(self) -> Tensor:
-        """Run all blocks, for a gate that looks ahead; return the pooled states after each of them, [L, A, D]."""
+        """Run all blocks, for a gate that looks ahead; return the states read after each of them, [L, A, S]."""
         states = []
         for block in range(1, self._model.n_blocks + 1):
             self._hidden_ATD = self._model.stack.block(block, self._hidden_ATD, self._context)
-            states.append(self._pooled())
+            states.append(self._pooled(block))
         return torch.stack(states)
 
     def _note(self, view: BlockView, score_A: Tensor | None, leaves: Sequence[bool]) -> None:

@@ -24,8 +24,11 @@ from exitbench.methods.base import Cost, LogitBounds, Parts
 from exitbench.methods.heads import LMHead, TrainedHead
 from exitbench.methods.kv_policies import StateCopy
 
-RampKind = Literal["linear", "pooler-linear"]
+RampKind = Literal["linear", "pooler-linear", "attention"]
 RAMP_KINDS: tuple[RampKind, ...] = get_args(RampKind)
+ATTENTION_WIDTH: Final = 128
+"""Width of off-ramps with attention, as in FastBERT's published code."""
+_ATTENTION_HEADS: Final = 2
 
 
 @dataclass(frozen=True)
@@ -34,29 +37,75 @@ class OffRamps:
 
     Attributes:
         kind: ``linear``: out(x); ``pooler-linear``: out(tanh(pool(x))), where x is the pooled state after the
-            block.
+            block. ``attention`` (FastBERT): out(tanh(pool(a))), where a is what the text's first token attends to in
+            tanh(down(states of all tokens)), with two heads of half of the width W.
         blocks: Blocks with an off-ramp, ascending.
-        tensors: Tensors by name: ``{block}.out.weight`` [C, D] and ``{block}.out.bias`` [C]; with a pooler also
-            ``{block}.pool.weight`` [D, D] and ``{block}.pool.bias`` [D].
+        tensors: Weights and biases by name, ``{block}.NAME.weight`` and ``{block}.NAME.bias``. Weights are ``out``
+            [C, D]; with a pooler also ``pool`` [D, D]. With attention, they are ``down`` [W, D], ``query``, ``key``,
+            ``value``, ``proj`` and ``pool`` [W, W], and ``out`` [C, W].
     """
 
     kind: RampKind
     blocks: tuple[int, ...]
     tensors: Mapping[str, Tensor]
 
-    def logits(self, block: int, state_AD: Tensor) -> Tensor:
-        """Return the logits [A, C] of a block's off-ramp for pooled states [A, D]."""
-        if self.kind == "pooler-linear":
-            state_AD = torch.tanh(self._linear(block, "pool", state_AD))
-        return self._linear(block, "out", state_AD)
+    @property
+    def attended_width(self) -> int:
+        """Width of what `attended` returns: W with attention, else 0."""
+        return ATTENTION_WIDTH if self.kind == "attention" else 0
 
-    def numel(self, block: int) -> int:
-        """Return the number of weights that a block's off-ramp multiplies in one read-out."""
-        parts = ("pool", "out") if self.kind == "pooler-linear" else ("out",)
-        return sum(self.tensors[f"{block}.{part}.weight"].numel() for part in parts)
+    def attended(self, block: int, hidden_ATD: Tensor, mask_AT: Tensor) -> Tensor:
+        """Return what each text's first token attends to, [A, W], in the states of its tokens after a block.
 
-    def _linear(self, block: int, part: str, state_AD: Tensor) -> Tensor:
-        return F.linear(state_AD, self.tensors[f"{block}.{part}.weight"], self.tensors[f"{block}.{part}.bias"])
+        It is 0 after a block without an off-ramp. ``mask_AT`` is 1 at tokens and 0 at padding.
+        """
+        if block not in self.blocks:
+            return hidden_ATD.new_zeros(len(hidden_ATD), ATTENTION_WIDTH)
+        down_ATW = torch.tanh(self._linear(block, "down", hidden_ATD))
+        query_AHQE, key_AHTE, value_AHTE = (
+            self._linear(block, part, x).unflatten(-1, (_ATTENTION_HEADS, -1)).transpose(1, 2)
+            for part, x in (("query", down_ATW[:, :1]), ("key", down_ATW), ("value", down_ATW))
+        )
+        mask_A11T = mask_AT[:, None, None].bool()
+        found_AHQE = F.scaled_dot_product_attention(query_AHQE, key_AHTE, value_AHTE, mask_A11T)
+        return self._linear(block, "proj", found_AHQE.flatten(1))
+
+    def logits(self, block: int, state_AS: Tensor) -> Tensor:
+        """Return the logits [A, C] of a block's off-ramp for states [A, S] as `read_out_state` returns them."""
+        if self.kind == "attention":
+            state_AS = state_AS[:, -ATTENTION_WIDTH:]
+        if self.kind != "linear":
+            state_AS = torch.tanh(self._linear(block, "pool", state_AS))
+        return self._linear(block, "out", state_AS)
+
+    def cost(self, block: int, n_tokens: int) -> Cost:
+        """Return the cost of reading out a block by its off-ramp, for a text of ``n_tokens`` tokens."""
+        weights = {
+            name.split(".")[1]: tensor.numel()
+            for name, tensor in self.tensors.items()
+            if tensor.dim() == 2 and name.startswith(f"{block}.")
+        }
+        times = {"down": n_tokens, "key": n_tokens, "value": n_tokens}
+        products = sum(times.get(part, 1) * numel for part, numel in weights.items())
+        products += 2 * n_tokens * self.attended_width  # weights of attention, and what they weigh
+        return Cost(matmul_flops=2 * products, read_numel=sum(weights.values()))
+
+    def _linear(self, block: int, part: str, x: Tensor) -> Tensor:
+        return F.linear(x, self.tensors[f"{block}.{part}.weight"], self.tensors[f"{block}.{part}.bias"])
+
+
+def read_out_state(
+    stack: EncoderStack, off_ramps: OffRamps | None, block: int, hidden_ATD: Tensor, context: BlockCalls
+) -> Tensor:
+    """Return the states that are read out after a block (0 for the embedding): each text's pooled state, [A, D].
+
+    With off-ramps that have attention, what they attend to is appended, [A, D + W].
+    """
+    pooled_AD = stack.pooled(hidden_ATD, context)
+    if off_ramps is None or not off_ramps.attended_width:
+        return pooled_AD
+    attended_AW = off_ramps.attended(block, stack.normed(hidden_ATD), context.mask_AT)
+    return torch.cat([pooled_AD, attended_AW.to(pooled_AD.dtype)], dim=-1)
 
 
 _COUNTED: Final = (4, 8, 12)
@@ -110,8 +159,8 @@ class EncoderClassifier:
 
     @property
     def d_model(self) -> int:
-        """Width of the state that is read out, D."""
-        return self.stack.d_model
+        """Width of the state that is read out, D; with off-ramps that have attention, D + W."""
+        return self.stack.d_model + (0 if self.off_ramps is None else self.off_ramps.attended_width)
 
     @property
     def vocab_size(self) -> int:
@@ -149,19 +198,27 @@ class EncoderClassifier:
         assert self.off_ramps is not None, "called only for blocks that have an off-ramp"
         return self.off_ramps.logits(block, hidden_AD)
 
-    def exit_head_numel(self, block: int) -> int:
-        """Return the number of weights of a block's off-ramp, or of the model's own classifier if there is none."""
+    def state(self, block: int, hidden_ATD: Tensor, context: BlockCalls) -> Tensor:
+        """Return the states [A, S] that are read out after a block, from the states of all tokens [A, T, D]."""
+        return read_out_state(self.stack, self.off_ramps, block, hidden_ATD, context)
+
+    def read_out_cost(self, block: int, n_tokens: int) -> Cost:
+        """Return the cost of reading out a block of a text, by its off-ramp or else by the model's own classifier."""
         if self.off_ramps is not None and block in self.off_ramps.blocks:
-            return self.off_ramps.numel(block)
-        return self.stack.classifier_numel
+            return self.off_ramps.cost(block, n_tokens)
+        return Cost(matmul_flops=2 * self.stack.classifier_numel, read_numel=self.stack.classifier_numel)
+
+    def exit_head_numel(self, block: int) -> int:
+        """Return the number of weights that a read-out of a block reads."""
+        return int(self.read_out_cost(block, 1).read_numel)
 
     def final_normed(self, hidden: Tensor) -> Tensor:
         """Return the states unchanged: pooled states are normed already."""
         return hidden
 
     def logits(self, hidden_AD: Tensor) -> Tensor:
-        """Return the logits [..., C] of the model's own classifier for pooled states [..., D]."""
-        flat = hidden_AD.reshape(-1, hidden_AD.shape[-1])
+        """Return the logits [..., C] of the model's own classifier for states [..., S] as `state` returns them."""
+        flat = hidden_AD[..., : self.stack.d_model].reshape(-1, self.stack.d_model)
         return self.stack.classify(flat).view(*hidden_AD.shape[:-1], -1)
 
     def logit_bounds(self, hidden_AD: Tensor) -> LogitBounds:

@@ -146,10 +146,16 @@ class EncoderStack:
         state_ATD: Tensor = output[0] if self.family.returns_tuple else output
         return state_ATD
 
+    def normed(self, hidden_ATD: Tensor) -> Tensor:
+        """Return the states after the model's final norm; unchanged in families that have none."""
+        if self.family.final_norm is None:
+            return hidden_ATD
+        normed_ATD: Tensor = getattr(self.lm.base_model, self.family.final_norm)(hidden_ATD)
+        return normed_ATD
+
     def pooled(self, hidden_ATD: Tensor, context: BlockCalls) -> Tensor:
         """Return the states that classifiers read, [A, D]: each text's first token, or the mean over its tokens."""
-        if self.family.final_norm is not None:
-            hidden_ATD = getattr(self.lm.base_model, self.family.final_norm)(hidden_ATD)
+        hidden_ATD = self.normed(hidden_ATD)
         if getattr(self.lm.config, "classifier_pooling", "cls") == "mean":
             mask_AT1 = context.mask_AT.unsqueeze(-1)
             return (hidden_ATD * mask_AT1).sum(1) / mask_AT1.sum(1)

@@ -55,20 +55,31 @@ def world(classifier: Classifier, family: str, kind: RampKind | None = "linear",
     said, states = [], []
     for text in own:
         hidden = lm(input_ids=torch.tensor([text.ids]), output_hidden_states=True).hidden_states
-        firsts = [state[0, 0] for state in hidden]  # these families read the first token, and have no final norm
-        states.append([state.double().numpy() for state in firsts])
-        said.append([read_out(lm, in_double, kind, block, firsts[block]) for block in range(1, L + 1)])
+        # These families read the first token, and have no final norm.
+        states.append([state[0, 0].double().numpy() for state in hidden])
+        said.append([read_out(lm, in_double, kind, block, hidden[block][0]) for block in range(1, L + 1)])
     return World(EncoderClassifier(find_encoder_stack(lm), ramps), own, np.array(said), np.array(states))
 
 
-def read_out(lm: Any, ramps: dict[str, Array], kind: RampKind | None, block: int, state: Tensor) -> Array:
+def read_out(lm: Any, ramps: dict[str, Array], kind: RampKind | None, block: int, state_TD: Tensor) -> Array:
     if f"{block}.out.weight" not in ramps:  # the model's own classifier, the shared head
-        pooled = lm.bert.pooler(state[None, None])
+        pooled = lm.bert.pooler(state_TD[None])
         return np.asarray(lm.classifier(pooled)[0].double().numpy())
-    x = state.double().numpy()
-    if kind == "pooler-linear":
-        x = np.tanh(ramps[f"{block}.pool.weight"] @ x + ramps[f"{block}.pool.bias"])
-    return np.asarray(ramps[f"{block}.out.weight"] @ x + ramps[f"{block}.out.bias"])
+
+    def linear(part: str, x: Array) -> Array:
+        return np.asarray(x @ ramps[f"{block}.{part}.weight"].T + ramps[f"{block}.{part}.bias"])
+
+    x = state_TD[0].double().numpy()
+    if kind == "attention":
+        down = np.tanh(linear("down", state_TD.double().numpy()))
+        halves = []
+        for half in (slice(0, 64), slice(64, 128)):
+            query, key, value = (linear(part, down)[:, half] for part in ("query", "key", "value"))
+            halves.append(softmax(query[0] @ key.T / math.sqrt(64)) @ value)
+        x = linear("proj", np.concatenate(halves))
+    if kind != "linear":
+        x = np.tanh(linear("pool", x))
+    return linear("out", x)
 
 
 def softmax(z: Array) -> Array:
@@ -130,7 +141,7 @@ def in_batches_of(world: World, parts: Parts, size: int, **asked: Any) -> list[C
     ]
 
 
-@pytest.fixture(scope="module", params=["linear", "pooler-linear", None])
+@pytest.fixture(scope="module", params=["linear", "pooler-linear", "attention", None])
 def bert(request: pytest.FixtureRequest, classifier: Classifier) -> World:
     return world(classifier, "bert", request.param)
 
@@ -167,10 +178,12 @@ def test_random_exit_layers_increase_with_the_draw_from_each_texts_seed(bert: Wo
 
 def test_learned_gate_exits_by_the_sigmoid_of_a_linear_map_of_the_state(bert: World) -> None:
     draw = torch.Generator().manual_seed(2)
-    fitted = {"weight": torch.randn(D, generator=draw), "bias": torch.tensor(0.1)}
+    fitted = {"weight": torch.randn(bert.model.d_model, generator=draw), "bias": torch.tensor(0.1)}
     answers = in_batches_of(bert, parts_of("berxit", {"threshold": 0.6}, fitted), size=5)
     w = fitted["weight"].double().numpy()
-    scores = 1 / (1 + np.exp(-(bert.states @ w + 0.1)))
+    read = pooled_states(bert.model, bert.texts).double().numpy().swapaxes(0, 1)
+    np.testing.assert_allclose(read[:, :, :D], bert.states, atol=1e-5)
+    scores = 1 / (1 + np.exp(-(read @ w + 0.1)))
     expected = [next((block for block in range(1, L) if own[block] > 0.6), L) for own in scores]
     assert [answer.record.exit_layer for answer in answers] == expected and len(set(expected)) > 1
 
@@ -248,7 +261,6 @@ def test_untraced_answers_equal_traced_answers(case: str, bert: World) -> None:
 def test_scores_of_stored_states_equal_those_of_a_run(bert: World) -> None:
     parts = parts_of("deebert", {"threshold": 0.0})
     states_LND = pooled_states(bert.model, bert.texts)
-    np.testing.assert_allclose(states_LND.double().numpy().swapaxes(0, 1), bert.states, atol=1e-5)
     scores_LN, emitted_LN = score_states(parts, bert.model, states_LND)
     for place, answer in enumerate(in_batches_of(bert, parts, N)):
         noted = [one.score for one in answer.readings[:-1]]
@@ -279,5 +291,11 @@ def test_block_flops_equal_those_of_its_matrix_products(classifier: Classifier) 
 def test_text_flops_are_those_of_its_blocks_and_exit_heads(bert: World) -> None:
     parts, length = parts_of("static", {"exit_layer": 2}), 7
     cost = text_cost(bert.model, parts, length, 2, [2])
-    numel = bert.model.exit_head_numel(2)
-    assert cost.matmul_flops == pytest.approx(2 * bert.model.block_cost(length).matmul_flops + 2 * numel)
+    products = bert.model.exit_head_numel(2)
+    ramps = bert.model.off_ramps
+    if ramps is not None and ramps.kind == "attention":
+        once = 3 * 128 * 128 + C * 128  # query, proj, pool, out
+        products = once + length * (128 * D + 2 * 128 * 128)  # down, key, value
+        products += 2 * length * 128  # attention
+        assert bert.model.exit_head_numel(2) == 128 * D + 5 * 128 * 128 + C * 128
+    assert cost.matmul_flops == pytest.approx(2 * bert.model.block_cost(length).matmul_flops + 2 * products)

@@ -28,7 +28,7 @@ def loaded(folder: Path, tensors: dict[str, Tensor], metadata: Any) -> OffRamps 
     return load_off_ramps(folder, L, D, C)
 
 
-@pytest.mark.parametrize("kind", RAMP_KINDS)
+@pytest.mark.parametrize("kind", ["linear", "pooler-linear"])
 def test_off_ramp_logits_equal_those_of_torch_linear_layers(kind: RampKind) -> None:
     tensors = ramps(kind)
     state_AD = torch.randn(6, D)
@@ -41,9 +41,31 @@ def test_off_ramp_logits_equal_those_of_torch_linear_layers(kind: RampKind) -> N
     assert torch.allclose(OffRamps(kind, (1, 2, 4), tensors).logits(2, state_AD), expected)
 
 
+def test_attention_off_ramp_equals_torch_multi_head_attention_and_ignores_padding() -> None:
+    """FastBERT's branch: the first token attends to all tokens; what is after a text's end changes nothing."""
+    tensors = ramps("attention")
+    part = {name.removeprefix("2."): tensor for name, tensor in tensors.items() if name.startswith("2.")}
+    attention = nn.MultiheadAttention(128, 2, batch_first=True)
+    with torch.no_grad():
+        attention.in_proj_weight.copy_(torch.cat([part[f"{name}.weight"] for name in ("query", "key", "value")]))
+        attention.in_proj_bias.copy_(torch.cat([part[f"{name}.bias"] for name in ("query", "key", "value")]))
+        attention.out_proj.weight.copy_(part["proj.weight"])
+        attention.out_proj.bias.copy_(part["proj.bias"])
+    hidden_ATD, mask_AT = torch.randn(3, 7, D), torch.tensor([[1] * 7, [1] * 4 + [0] * 3, [1] + [0] * 6])
+    down = (hidden_ATD @ part["down.weight"].T + part["down.bias"]).tanh()
+    attended = attention(down, down, down, key_padding_mask=mask_AT == 0)[0][:, 0]
+    expected = (attended @ part["pool.weight"].T + part["pool.bias"]).tanh() @ part["out.weight"].T + part["out.bias"]
+    off_ramps = OffRamps("attention", (1, 2, 4), tensors)
+    state = torch.cat([hidden_ATD[:, 0], off_ramps.attended(2, hidden_ATD, mask_AT)], dim=-1)
+    assert torch.allclose(off_ramps.logits(2, state), expected, atol=1e-6)
+    longer = torch.where(mask_AT[..., None] == 1, hidden_ATD, 100.0)
+    assert torch.allclose(off_ramps.attended(2, longer, mask_AT), off_ramps.attended(2, hidden_ATD, mask_AT), atol=1e-6)
+
+
 @pytest.mark.parametrize(("kind", "numel"), [("linear", C * D), ("pooler-linear", C * D + D * D)])
-def test_off_ramp_numel_counts_the_weights_of_its_linear_maps(kind: RampKind, numel: int) -> None:
-    assert OffRamps(kind, (1, 2, 4), ramps(kind)).numel(2) == numel
+def test_off_ramp_cost_counts_the_weights_of_its_linear_maps(kind: RampKind, numel: int) -> None:
+    cost = OffRamps(kind, (1, 2, 4), ramps(kind)).cost(2, n_tokens=9)
+    assert (cost.matmul_flops, cost.read_numel) == (2 * numel, numel)
 
 
 @pytest.mark.parametrize("kind", RAMP_KINDS)

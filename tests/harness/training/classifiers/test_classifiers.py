@@ -55,7 +55,7 @@ def write_continued_recipe(write_recipe: WriteRecipe) -> WriteRecipe:
 @pytest.mark.parametrize(
     ("loss", "kind"),
     [
-        *(("weighted", kind) for kind in ("linear", "pooler-linear", "shared-pooler", "shared-head")),
+        *(("weighted", kind) for kind in ("linear", "pooler-linear", "attention", "shared-pooler", "shared-head")),
         ("branchynet", "shared-head"),
         ("alternating", "pooler-linear"),
     ],
@@ -74,7 +74,7 @@ def test_training_writes_a_standard_classifier_with_off_ramps(
         assert ramps is None
     else:
         assert ramps is not None and ramps.blocks == (1, 2)
-        assert ramps.kind == ("linear" if kind == "linear" else "pooler-linear")
+        assert ramps.kind == ("pooler-linear" if kind == "shared-pooler" else kind)
     if kind == "shared-pooler":
         assert ramps is not None
         own = model.bert.pooler.dense.weight
@@ -184,7 +184,10 @@ def test_shared_steps_keep_block_weights_equal(write_recipe: WriteRecipe, data_d
         ),
         ((("num_layers = 3", "num_layers = 3\nnum_decoder_layers = 3"), ('family = "bert"', "")), "are for encoders"),
         ((("num_layers = 3", "num_layers = 3"), ('family = "bert"', "")), "must be at least 1: t5 has a decoder"),
-        ((('kind = "pooler-linear"', 'kind = "mlp"'),), "kind: is 'mlp'.*Allowed: linear, pooler-linear, shared-head"),
+        (
+            (('kind = "pooler-linear"', 'kind = "mlp"'),),
+            "kind: is 'mlp'.*Allowed: attention, linear, pooler-linear, shared",
+        ),
     ],
 )
 def test_invalid_encoder_recipe_is_refused(
