@@ -63,7 +63,7 @@ class OffRamps:
             return hidden_ATD.new_zeros(len(hidden_ATD), ATTENTION_WIDTH)
         down_ATW = torch.tanh(self._linear(block, "down", hidden_ATD))
         query_AHQE, key_AHTE, value_AHTE = (
-            self._linear(block, part, x).unflatten(-1, (_ATTENTION_HEADS, -1)).transpose(1, 2)
+            self._linear(block, part, x).view(*x.shape[:2], _ATTENTION_HEADS, -1).transpose(1, 2)
             for part, x in (("query", down_ATW[:, :1]), ("key", down_ATW), ("value", down_ATW))
         )
         mask_A11T = mask_AT[:, None, None].bool()
