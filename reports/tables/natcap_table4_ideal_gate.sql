@@ -3,14 +3,13 @@
 WITH ours AS (
     SELECT 'here' AS printed_in, f.task_label AS data, f.model, coalesce(t.training, 'not known') AS training, f.blocks,
            f.conditions AS setting, f.batch_size,
-           CASE WHEN r.model_kind <> 'encoder' THEN f.kv_policy END AS kv_policy, f.mean_exit_layer,
+           CASE WHEN f.model_kind <> 'encoder' THEN f.kv_policy END AS kv_policy, f.mean_exit_layer,
            f.speedup, f.speedup_low, f.speedup_high, f.speed_status,
            inside_noise(f.speedup_low, f.speedup_high, f.aa_low, f.aa_high) AS inside_noise_floor,
            f.speedup_per_token, f.tokens_per_request, f.full_tokens_per_request, f.is_other_length, f.speedup_decode,
            f.ideal_speedup_decode, f.timed_documents, f.timed_rounds, f.metric, f.value, f.ci_low, f.ci_high, f.full_value, f.delta,
-           NULL::VARCHAR AS score, f.n, f.cell_id, r.model_kind = 'encoder' AS is_encoder, lower(regexp_replace(f.task, '-', '', 'g')) AS place
+           NULL::VARCHAR AS score, f.n, f.cell_id, f.model_kind = 'encoder' AS is_encoder, lower(regexp_replace(f.task, '-', '', 'g')) AS place
     FROM frontier AS f
-    JOIN (SELECT attempt_id, model_kind FROM runs) AS r USING (attempt_id)
     JOIN objectives AS t USING (model)
     WHERE NOT f.random_weights AND f.method = 'oracle' AND f.params ->> 'match' = 'first' AND f.execution = 'real'
           AND f.conforms IS DISTINCT FROM false

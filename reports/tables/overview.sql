@@ -15,12 +15,12 @@ near_floor AS (
     SELECT attempt_id FROM qc WHERE rule = 'near_floor' GROUP BY attempt_id
 ),
 best AS (
-    SELECT f.*, r.setting_id, p.delta_low, p.delta_high
-    FROM frontier AS f JOIN paired AS p USING (attempt_id) JOIN runs AS r USING (attempt_id)
+    SELECT f.*, p.delta_low, p.delta_high
+    FROM frontier AS f JOIN paired AS p USING (attempt_id)
     WHERE NOT f.is_full_depth AND f.execution = 'real' AND f.method NOT IN ('oracle', 'random')
         AND p.loss_high_percent <= 5 AND f.mean_blocks_run < f.blocks
     QUALIFY row_number() OVER (
-        PARTITION BY f.model, f.task_label, f.conditions, r.setting_id
+        PARTITION BY f.model, f.task_label, f.conditions, f.setting_id
         ORDER BY f.ideal_speedup_bytes DESC NULLS LAST, f.mean_blocks_run, f.cell_id
     ) = 1
 )
@@ -30,14 +30,13 @@ SELECT
     b.method, b.params, b.kv_policy, b.value, b.delta, b.delta_low, b.delta_high, b.mean_exit_layer, b.ideal_speedup_bytes,
     near_floor.attempt_id IS NOT NULL AS is_near_floor, b.speedup, b.speedup_low, b.speedup_high, b.timed_documents, coalesce(b.conforms, f.conforms) AS conforms, f.cell_id
 FROM frontier AS f
-JOIN runs AS r USING (attempt_id)
 JOIN cell AS c ON c.cell_id = f.cell_id
 JOIN dataset_artifact AS d USING (data_id)
 LEFT JOIN agreement AS a ON a.full_depth_attempt_id = f.attempt_id
 LEFT JOIN oracle AS o ON o.model = f.model AND o.task_label = f.task_label AND o.conditions = f.conditions
 LEFT JOIN near_floor ON near_floor.attempt_id = f.attempt_id
 LEFT JOIN best AS b ON near_floor.attempt_id IS NULL AND b.model = f.model AND b.task_label = f.task_label AND b.conditions = f.conditions AND b.metric = f.metric
-    AND b.setting_id = r.setting_id
+    AND b.setting_id = f.setting_id
 WHERE f.is_full_depth AND f.execution = 'real'
 QUALIFY row_number() OVER (PARTITION BY f.model, f.task_label, f.conditions, f.metric ORDER BY b.cell_id IS NULL, f.n DESC, f.cell_id) = 1
 ORDER BY f.model, task, setting, f.metric, f.cell_id;

@@ -235,7 +235,7 @@ speed AS (
 )
 SELECT
     r.model, r.task, r.task_label, r.method, r.label, r.threshold, r.kv_policy, r.seed, r.execution, r.random_weights, r.suite, r.cell_id,
-    r.attempt_id, r.limited, r.dtype, r.device, r.batch_size, r.conditions, r.blocks, coalesce(v.metric, full_headline.metric) AS metric,
+    r.attempt_id, r.limited, r.dtype, r.device, r.batch_size, r.conditions, r.model_kind, r.blocks, coalesce(v.metric, full_headline.metric) AS metric,
     coalesce(v.lower_is_better, full_headline.lower_is_better) AS lower_is_better, v.value, v.ci_low, v.ci_high, f.value AS full_value,
     v.value - f.value AS delta, CASE WHEN v.lower_is_better THEN f.value - v.value ELSE v.value - f.value END AS gain, shared.mean_exit_layer,
     shared.mean_blocks_run,
@@ -253,7 +253,8 @@ SELECT
     s.energy_ratio, s.energy_ratio_low, s.energy_ratio_high, s.aa_energy_low, s.aa_energy_high,
     shared.ideal_speedup_bytes, shared.ideal_speedup_flops, shared.token_match,
     full_depth.format_logprob_gap, full_depth.format_choice_gap, full_depth.format_match,
-    coalesce(v.n, shared.n) AS n, r.is_full_depth, s.attempt_id AS timing_attempt_id, h.cpu AS timing_cpu, h.gpu AS timing_gpu, r.conforms, r.params
+    coalesce(v.n, shared.n) AS n, r.is_full_depth, s.attempt_id AS timing_attempt_id, h.cpu AS timing_cpu, h.gpu AS timing_gpu, r.conforms,
+    r.setting_id, r.full_depth_cell_id, r.full_depth_attempt_id, r.params
 FROM runs AS r
 JOIN newest ON newest.attempt_id = r.attempt_id
 JOIN cell AS c ON c.cell_id = r.cell_id
@@ -974,8 +975,8 @@ keep their contracts. Random exits and oracles are excluded; static depths are c
 
 CREATE VIEW random_to_oracle AS
 WITH points AS (
-    SELECT f.*, r.setting_id FROM frontier AS f JOIN runs AS r USING (attempt_id)
-    WHERE f.execution = 'real' AND f.mean_exit_layer IS NOT NULL AND f.token_match IS NOT NULL
+    SELECT * FROM frontier
+    WHERE execution = 'real' AND mean_exit_layer IS NOT NULL AND token_match IS NOT NULL
 ),
 compared AS (
     FROM points WHERE NOT is_full_depth AND method NOT IN ('random', 'oracle')

@@ -6,12 +6,12 @@ WITH asked AS (
            concat_ws(', ', conditions, 'threshold ' || (params ->> 'threshold'),
                      nullif(kv_policy, 'state-copy')) AS setting,
            params ->> 'head' AS head, CAST(params ->> 'min_exit' AS INTEGER) AS min_exit, mean_exit_layer, blocks,
-           r.full_depth_attempt_id
-    FROM frontier JOIN (SELECT attempt_id, full_depth_attempt_id FROM runs) AS r USING (attempt_id)
+           full_depth_attempt_id
+    FROM frontier
     WHERE NOT random_weights AND execution = 'real' AND method = 'calm-softmax'
           AND params ->> 'head' IN ('pruned-fixed', 'pruned-adaptive', 'pruned-adaptive-code')
           AND params ->> 'rule' = 'constant' AND params ->> 'decay' = 'none' AND params ->> 'every' = '1'
-    QUALIFY count(DISTINCT head) OVER (PARTITION BY task_label, model, setting, r.full_depth_attempt_id) > 1
+    QUALIFY count(DISTINCT head) OVER (PARTITION BY task_label, model, setting, full_depth_attempt_id) > 1
 ),
 vocabulary AS (  -- full depth reads the whole head once per token
     SELECT attempt_id AS full_depth_attempt_id, max(head_rows) AS vocabulary

@@ -6,9 +6,8 @@ SELECT f.task_label AS task, f.model,
        m.value AS token_match, m.ci_low AS token_match_low, m.ci_high AS token_match_high,
        f.mean_exit_layer, f.blocks, f.n
 FROM frontier AS f
-JOIN (SELECT attempt_id, full_depth_attempt_id FROM runs) AS r USING (attempt_id)
 JOIN metric_values AS m ON m.attempt_id = f.attempt_id AND m.metric = 'token_match' AND m.is_current
 WHERE NOT f.random_weights AND f.execution = 'real' AND f.method = 'calm-classifier'
       AND f.params ->> 'rule' = 'constant' AND f.params ->> 'decay' = 'none' AND f.params ->> 'network' = 'mlp'
-QUALIFY count(DISTINCT loss) OVER (PARTITION BY f.task_label, f.model, setting, r.full_depth_attempt_id) > 1
+QUALIFY count(DISTINCT loss) OVER (PARTITION BY f.task_label, f.model, setting, f.full_depth_attempt_id) > 1
 ORDER BY task, f.model, setting, loss, threshold, f.cell_id;

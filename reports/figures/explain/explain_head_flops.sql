@@ -7,8 +7,8 @@ WITH asked AS (
            concat_ws(', ', conditions, 'threshold ' || (params ->> 'threshold'),
                      nullif(kv_policy, 'state-copy')) AS setting,
            params ->> 'head' AS head, CAST(params ->> 'min_exit' AS INTEGER) AS min_exit, mean_exit_layer, blocks,
-           r.full_depth_attempt_id
-    FROM frontier JOIN (SELECT attempt_id, full_depth_attempt_id FROM runs) AS r USING (attempt_id)
+           full_depth_attempt_id
+    FROM frontier
     WHERE NOT random_weights AND execution = 'real' AND method = 'calm-softmax'
           AND params ->> 'head' IN ('full', 'pruned-fixed', 'pruned-decaying-idsorted')
           AND params ->> 'rule' = 'constant' AND params ->> 'decay' = 'none' AND params ->> 'every' = '1'

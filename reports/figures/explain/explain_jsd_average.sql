@@ -3,12 +3,12 @@
 -- where the contrastive gate keeps 95 % of the baseline's value. Intervals: 95 %, linearised over documents, which all
 -- settings share.
 WITH asked AS (
-    SELECT f.attempt_id, r.full_depth_attempt_id, f.task_label AS task, f.model,
+    SELECT f.attempt_id, f.full_depth_attempt_id, f.task_label AS task, f.model,
            concat_ws(', ', f.conditions, 'threshold ' || (f.params ->> 'threshold'),
                      nullif(f.kv_policy, 'state-copy')) AS setting, f.method,
            CAST(f.params ->> 'min_exit' AS INTEGER) AS min_exit, f.metric, f.lower_is_better, f.value, f.ci_low, f.ci_high, f.full_value,
            f.mean_exit_layer, f.blocks, f.n
-    FROM frontier AS f JOIN (SELECT attempt_id, full_depth_attempt_id FROM runs) AS r USING (attempt_id)
+    FROM frontier AS f
     WHERE NOT f.random_weights AND f.execution = 'real' AND f.value IS NOT NULL
           AND f.method IN ('contrastive-jsd', 'calm-softmax') AND f.params ->> 'head' = 'full'
           AND f.params ->> 'rule' = 'constant' AND f.params ->> 'decay' = 'none' AND f.params ->> 'every' = '1'

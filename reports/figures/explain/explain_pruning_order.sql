@@ -3,7 +3,7 @@ WITH asked AS (
     SELECT *, params ->> 'head' AS head, CAST(params ->> 'min_exit' AS INTEGER) AS min_exit,
            concat_ws(', ', conditions, 'threshold ' || (params ->> 'threshold'),
                      nullif(kv_policy, 'state-copy')) AS setting
-    FROM frontier JOIN (SELECT attempt_id, full_depth_attempt_id FROM runs) AS r USING (attempt_id)
+    FROM frontier
     WHERE NOT random_weights AND execution = 'real' AND method = 'calm-softmax'
           AND params ->> 'rule' = 'constant' AND params ->> 'decay' = 'none' AND params ->> 'every' = '1'
 ),

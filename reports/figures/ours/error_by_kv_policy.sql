@@ -3,9 +3,8 @@
 -- of several the one whose tokens agree least. A replay of the gate (simulated) changes neither cache nor tokens.
 -- One row per policy and place: position (mean of the combined positions), or NULL for the whole answer.
 WITH points AS (
-    SELECT f.*, r.setting_id, r.kind, CAST(json_merge_patch(f.params, '{"kv_policy": null}') AS VARCHAR) AS gate
-    FROM frontier AS f JOIN runs AS r USING (attempt_id)
-    WHERE NOT f.random_weights AND NOT f.is_full_depth
+    SELECT *, CAST(json_merge_patch(params, '{"kv_policy": null}') AS VARCHAR) AS gate
+    FROM frontier WHERE NOT random_weights AND NOT is_full_depth
 ),
 gates AS (
     SELECT task_label, setting_id, method, gate

@@ -5,8 +5,8 @@
 -- with the most documents, of these the newest.
 WITH ran AS (
     SELECT f.attempt_id, f.model, f.task_label AS task, f.method, f.params, f.kv_policy, f.blocks, f.n,
-           count(*) OVER (PARTITION BY f.model, f.task_label, r.setting_id) AS beside
-    FROM frontier AS f JOIN (SELECT attempt_id, setting_id FROM runs) AS r USING (attempt_id)
+           count(*) OVER (PARTITION BY f.model, f.task_label, f.setting_id) AS beside
+    FROM frontier AS f
     WHERE NOT f.random_weights AND f.execution = 'real'
 ),
 chosen AS (

@@ -15,11 +15,11 @@ margins AS (
     FROM probe_by_document WHERE attempt_id IN (SELECT attempt_id FROM probes) GROUP BY ALL
 ),
 exits AS (
-    SELECT r.full_depth_cell_id, f.task_label, f.model,
+    SELECT f.full_depth_cell_id, f.task_label, f.model,
            f.conditions AS setting,
            if(f.is_full_depth, f.blocks, CAST(f.params ->> 'exit_layer' AS INTEGER)) AS block, f.metric, f.value,
            f.ci_low, f.ci_high, f.n
-    FROM frontier AS f JOIN (SELECT attempt_id, full_depth_cell_id FROM runs) AS r USING (attempt_id)
+    FROM frontier AS f
     WHERE f.execution = 'real' AND f.value IS NOT NULL
           AND (f.is_full_depth OR f.method = 'static' AND f.kv_policy = 'state-copy')
 ),

@@ -172,13 +172,13 @@ def test_mmlu_accuracy_kept_is_compared_with_hellaswag_and_winogrande_losses(dat
 
 def test_early_first_token_of_a_causal_ideal_exit_is_not_compared_with_gates(database: Database) -> None:
     run = {"model": "m", "task_label": "t", "random_weights": False, "blocks": 8, "lower_is_better": False}
-    run |= {"value": 50.0, "full_value": 50.0}
+    run |= {"value": 50.0, "full_value": 50.0, "setting_id": "s"}
     gate = {"method": "max-prob", "params": "{}", "execution": "real", "mean_exit_layer": 6.0}
     ideal = {"method": "oracle", "params": '{"match": "first"}', "execution": "simulated", "mean_exit_layer": 2.0}
     frontier = [{"attempt_id": "gate", **gate, **run}, {"attempt_id": "ideal", **ideal, **run}]
     verdicts = {}
     for kind, first in (("seq2seq", 2), ("causal", 2), ("causal", 8)):
-        runs = [{"attempt_id": it["attempt_id"], "setting_id": "s", "model_kind": kind, "blocks": 8} for it in frontier]
+        runs = [{"attempt_id": it["attempt_id"], "model_kind": kind, "blocks": 8} for it in frontier]
         tokens = [
             {
                 "attempt_id": "ideal",
@@ -239,13 +239,11 @@ def test_predictions_of_a_model_trained_on_some_blocks_settle_and_grow_at_these(
 def test_encoders_whose_ideal_exits_repeat_full_depth_do_not_count_for_the_oracle(database: Database) -> None:
     run = {"method": "oracle", "params": '{"match": "first"}', "kv_policy": "state-copy", "execution": "real"}
     run |= {"random_weights": False, "lower_is_better": False, "full_value": 50.0, "mean_exit_layer": 2.0, "blocks": 6}
-    kinds = {"decoder": "causal", "encoder": "encoder"}
     frontier = [
-        {"attempt_id": name, "model": name, "task_label": "t", "delta": delta, **run}
-        for name, delta in (("decoder", -5.0), ("encoder", 0.0))
+        {"attempt_id": kind, "model": kind, "model_kind": kind, "task_label": "t", "delta": delta, **run}
+        for kind, delta in (("causal", -5.0), ("encoder", 0.0))
     ]
-    runs = [{"attempt_id": name, "model_kind": kind} for name, kind in kinds.items()]
-    objectives = [{"model": name, "loss": "weighted"} for name in kinds]
-    with shadowed(database, {"frontier": frontier, "runs": runs, "objectives": objectives}):
+    objectives = [{"model": kind, "loss": "weighted"} for kind in ("causal", "encoder")]
+    with shadowed(database, {"frontier": frontier, "objectives": objectives}):
         checked = check_claim(database, CLAIMS["calm-oracle-keeps-the-score"])
     assert (checked.value, checked.n) == (-5.0, 1)

@@ -37,13 +37,12 @@ def query(sql: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """CREATE TABLE frontier (attempt_id INT, cell_id INT, suite TEXT, task_label TEXT, model TEXT, conditions TEXT,
         random_weights BOOLEAN, execution TEXT, method TEXT, params JSON, kv_policy TEXT,
         metric TEXT, value DOUBLE, ci_low DOUBLE, ci_high DOUBLE, full_value DOUBLE, mean_exit_layer DOUBLE,
-        blocks INT, n INT, lower_is_better BOOLEAN)"""
+        blocks INT, n INT, lower_is_better BOOLEAN, full_depth_attempt_id INT)"""
     )
     connection.execute(
         "CREATE TABLE token_exit "
         "(attempt_id INT, doc_key TEXT, position INT, token_id INT, exit_layer INT, head_rows INT, choice INT)"
     )
-    connection.execute("CREATE TABLE runs (attempt_id INT, full_depth_attempt_id INT)")
     connection.execute(
         "CREATE TABLE metric_values "
         "(attempt_id INT, metric TEXT, value DOUBLE, ci_low DOUBLE, ci_high DOUBLE, is_current BOOLEAN)"
@@ -53,7 +52,7 @@ def query(sql: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         depth = sum(layer for _, layer, _ in tokens) / len(tokens)
         connection.execute(
             "INSERT INTO frontier VALUES (?, ?, ?, 'squad', 'm', 'float32, cpu, batch 1', false, 'real', ?, ?, "
-            "'state-copy', 'f1', ?, NULL, NULL, 100, ?, 8, 2, ?)",
+            "'state-copy', 'f1', ?, NULL, NULL, 100, ?, 8, 2, ?, ?)",
             [
                 attempt,
                 attempt,
@@ -63,9 +62,9 @@ def query(sql: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 run.get("value", 100),
                 depth,
                 run.get("lower_is_better", False),
+                FULL_DEPTH,
             ],
         )
-        connection.execute("INSERT INTO runs VALUES (?, ?)", [attempt, FULL_DEPTH])
         for value, is_current in ((0.9, True), (0.1, False)):  # as after `exitbench rescore`
             connection.execute(
                 "INSERT INTO metric_values VALUES (?, 'token_match', ?, 0.8, 1.0, ?)", [attempt, value, is_current]

@@ -695,9 +695,7 @@ def test_only_runs_of_several_seeds_vary_over_seeds(database: Database) -> None:
 
 
 def test_random_exits_are_interpolated_at_each_methods_depth(database: Database) -> None:
-    points = database.query(
-        "SELECT f.*, setting_id FROM frontier AS f JOIN runs USING (attempt_id) WHERE f.execution = 'real'"
-    ).to_pylist()
+    points = database.query("SELECT * FROM frontier WHERE execution = 'real'").to_pylist()
     answer = _answer(database, "between_random_and_oracle")
     assert {row["method"] for row in answer} >= {"static", "calm-softmax"}
     for row in answer:

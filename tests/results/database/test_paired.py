@@ -228,8 +228,8 @@ def test_metric_that_cannot_be_paired_combines_the_intervals_of_both_runs(
     with open_database(path) as database:
         rows = database.query(
             "SELECT p.*, f.value, f.ci_low, m.value AS full_depth, m.ci_high AS full_high FROM paired AS p "
-            "JOIN frontier AS f USING (attempt_id) JOIN runs AS r USING (attempt_id) "
-            "JOIN metric_values AS m ON m.attempt_id = r.full_depth_attempt_id AND m.metric = p.metric "
+            "JOIN frontier AS f USING (attempt_id) "
+            "JOIN metric_values AS m ON m.attempt_id = f.full_depth_attempt_id AND m.metric = p.metric "
             "WHERE p.metric = 'rougeL' AND abs(f.delta) > 1"
         ).to_pylist()
         recommended = {row["attempt_id"] for row in database.query("SELECT attempt_id FROM pareto").to_pylist()}
