@@ -1,14 +1,15 @@
 -- Cost and speed: How often do full depth's timings differ significantly from each other?
--- Every timing session times full depth against itself, where the true ratio is 1. share: share of these 95% intervals
--- that do not contain 1, nominally 0.05, with its exact (Clopper-Pearson) 95% interval from low to high. chance:
--- probability of at least this many such intervals if the nominal rate holds. documents: fewest to most documents, or
--- batches of documents, per session.
+-- Every timing session times full depth against itself, where the true ratio is 1. Sessions on a busy machine are left
+-- out. share: share of these 95% intervals that do not contain 1, nominally 0.05, with its exact (Clopper-Pearson) 95%
+-- interval from low to high. chance: probability of at least this many such intervals if the nominal rate holds.
+-- documents: fewest to most documents, or batches of documents, per session.
 WITH counted AS (
     SELECT
         n.suite, r.cpu, r.gpu, count(*) AS intervals, count(*) FILTER (NOT 1 BETWEEN ci_low AND ci_high) AS missed,
         min(n.n) || ' to ' || max(n.n) AS documents, median(ci_high - ci_low) AS median_width
     FROM metric_values AS n JOIN (SELECT attempt_id, cpu, gpu FROM runs) AS r USING (attempt_id)
     WHERE n.metric = 'aa_speedup' AND n.is_current AND n.ci_low IS NOT NULL
+        AND attempt_id NOT IN (SELECT attempt_id FROM qc WHERE rule = 'busy_machine')
     GROUP BY ALL
 ),
 -- Binomial tails at every p; the exact interval contains each p for which both are at least 2.5%.
