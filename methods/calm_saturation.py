@@ -38,7 +38,8 @@ class Saturation(Gate):
         if self.zero_first and view.previous_score_A is None:
             return torch.zeros(view.hidden_AD.shape[0], device=view.hidden_AD.device)
         state = view.normed_state if self.normed else view.state
-        before_AD, now_AD = state(view.block - 1), state(view.block)
+        # An encoder appends the output of its off-ramps' attention to its states.
+        before_AD, now_AD = (state(block)[:, : view.model.d_model] for block in (view.block - 1, view.block))
         return F.cosine_similarity(before_AD.float(), now_AD.float(), dim=-1)
 
     def score_sql(self, gate_blocks: Sequence[int]) -> str:

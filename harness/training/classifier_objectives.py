@@ -75,7 +75,7 @@ def _own_pooler(lm: Any) -> nn.Linear:
     if not isinstance(dense, nn.Linear):
         raise UserError(
             f"model_type {lm.config.model_type!r} has no pooler to share. Allowed: off-ramps of kind pooler-linear, "
-            "linear or shared-head."
+            "attention, linear or shared-head."
         )
     return dense
 

@@ -298,7 +298,7 @@ class ClassificationWork(Work[Classified]):
 
     @torch.no_grad()
     def fit_data(self) -> FitData:
-        """Return the data to fit a method: each document's pooled state after every block, and its correct label."""
+        """Return the data to fit a method: each document's read-out state after every block, and its correct label."""
         model = self.model.classifier
         pieces: list[torch.Tensor] = []
         in_batches(

@@ -4,7 +4,7 @@ It uses a method's gate and threshold as the decode loop does (`engine.decoding.
 so nothing is cached for it.
 
 Shape suffixes: A texts that have not exited before a block, T tokens, D model width, C labels, L blocks, S width of the
-state that is read out (`EncoderClassifier.d_model`).
+states that are read out (`model.read_out_state`).
 """
 
 from __future__ import annotations
@@ -116,8 +116,11 @@ def text_cost(
 ) -> Cost:
     """Return the cost of classifying one text: blocks up to its exit layer, gate, and read-outs at ``blocks_read``."""
     gate_blocks = [block for block in parts.gate_blocks(model.n_blocks) if block <= exit_layer]
-    reading = sum((model.read_out_cost(block, n_tokens) for block in blocks_read), Cost())
-    return model.block_cost(n_tokens) * exit_layer + parts.gate.cost(model, gate_blocks) + reading
+    numel = sum(model.exit_head_numel(block) for block in blocks_read)
+    cost = model.block_cost(n_tokens) * exit_layer + Cost(matmul_flops=2 * numel, read_numel=numel)
+    for block in range(1, exit_layer + 1) if parts.gate.needs_history else gate_blocks:
+        cost += model.attention_cost(block, n_tokens)
+    return cost + parts.gate.cost(model, gate_blocks)
 
 
 class _Batch:
@@ -139,16 +142,18 @@ class _Batch:
         self._memory: dict[str, Tensor] = {}
         self._answer_memory = parts.gate.start_answers(len(texts), self._hidden_ATD.device)
         self._previous_score_A: Tensor | None = None
-        self._earlier = [self._pooled(0)] if parts.gate.needs_history else []
-        self._ahead_LAD = self._run_ahead() if parts.gate.looks_ahead else None
+        self._state_AS = model.state(0, self._hidden_ATD, self._context)
+        self._earlier = [self._state_AS] if parts.gate.needs_history else []
+        self._ahead_LAS = self._run_ahead() if parts.gate.looks_ahead else None
 
     def run(self, block: int) -> None:
         """Run a block on the texts that have not exited; those whose gate score is above the threshold exit."""
         parts, is_last = self._parts, block == self._model.n_blocks
-        if self._ahead_LAD is None:
+        if self._ahead_LAS is None:
             self._hidden_ATD = self._model.stack.block(block, self._hidden_ATD, self._context)
         if not (is_last or block in parts.blocks or parts.gate.needs_history):
             return
+        self._state_AS = self._state(block) if self._ahead_LAS is None else self._ahead_LAS[block - 1]
         view = self._view(block)
         if is_last or block in parts.blocks:
             score_A = None if is_last else parts.gate.score(view)
@@ -160,28 +165,24 @@ class _Batch:
             self._store_answers(view, [index for index, leaving in enumerate(leaves) if leaving])
             self._keep([index for index, leaving in enumerate(leaves) if not leaving])
         if parts.gate.needs_history and self.rows:
-            self._earlier.append(self._state(block))
+            self._earlier.append(self._state_AS)
 
     def _view(self, block: int) -> BlockView:
         return BlockView(
             block=block,
             active=self._active,
             max_new_tokens=1,
-            hidden_AD=self._state(block),
+            hidden_AD=self._state_AS,
             memory=self._memory,
             model=self._model,
             head=self._parts.head,
             earlier=self._earlier,
             previous_score_A=self._previous_score_A,
-            ahead_LAD=self._ahead_LAD,
+            ahead_LAD=self._ahead_LAS,
             answer_memory=self._answer_memory,
         )
 
     def _state(self, block: int) -> Tensor:
-        """Return the states that classifiers read after ``block``, the block run last, [A, S]."""
-        return self._pooled(block) if self._ahead_LAD is None else self._ahead_LAD[block - 1]
-
-    def _pooled(self, block: int) -> Tensor:
         return self._model.state(block, self._hidden_ATD, self._context)
 
     def _run_ahead(self) -> Tensor:
@@ -189,7 +190,7 @@ class _Batch:
         states = []
         for block in range(1, self._model.n_blocks + 1):
             self._hidden_ATD = self._model.stack.block(block, self._hidden_ATD, self._context)
-            states.append(self._pooled(block))
+            states.append(self._state(block))
         return torch.stack(states)
 
     def _note(self, view: BlockView, score_A: Tensor | None, leaves: Sequence[bool]) -> None:
@@ -227,7 +228,7 @@ class _Batch:
         value_A = logits_AC[:, 0]
         if not self._model.is_regression:
             value_A = torch.softmax(logits_AC, dim=-1).gather(1, label_A[:, None])[:, 0]
-        blocks_run = view.block if self._ahead_LAD is None else self._model.n_blocks
+        blocks_run = view.block if self._ahead_LAS is None else self._model.n_blocks
         for at, label, value in zip(index, label_A.tolist(), value_A.tolist(), strict=True):
             readings = self._readings[self.rows[at]]
             record = TokenRecord(
@@ -249,9 +250,10 @@ class _Batch:
         index_A = torch.tensor(index, device=self._model.device)
         self._context, self._active = self._context.take(index_A), self._active.take(index, index_A)
         self._hidden_ATD = self._hidden_ATD.index_select(0, index_A)
+        self._state_AS = self._state_AS.index_select(0, index_A)
         self._memory = {name: value.index_select(0, index_A) for name, value in self._memory.items()}
         self._earlier = [state_AD.index_select(0, index_A) for state_AD in self._earlier]
         if self._previous_score_A is not None:
             self._previous_score_A = self._previous_score_A.index_select(0, index_A)
-        if self._ahead_LAD is not None:
-            self._ahead_LAD = self._ahead_LAD.index_select(1, index_A)
+        if self._ahead_LAS is not None:
+            self._ahead_LAS = self._ahead_LAS.index_select(1, index_A)

@@ -37,8 +37,8 @@ class OffRamps:
 
     Attributes:
         kind: ``linear``: out(x); ``pooler-linear``: out(tanh(pool(x))), where x is the pooled state after the
-            block. ``attention`` (FastBERT): out(tanh(pool(a))), where a is what the text's first token attends to in
-            tanh(down(states of all tokens)), with two heads of half of the width W.
+            block. ``attention`` (FastBERT): out(tanh(pool(a))), where a is the output of a self-attention over
+            tanh(down(states of all tokens)) at the first token; it has two heads of half of the width W.
         blocks: Blocks with an off-ramp, ascending.
         tensors: Weights and biases by name, ``{block}.NAME.weight`` and ``{block}.NAME.bias``. Weights are ``out``
             [C, D]; with a pooler also ``pool`` [D, D]. With attention, they are ``down`` [W, D], ``query``, ``key``,
@@ -49,15 +49,10 @@ class OffRamps:
     blocks: tuple[int, ...]
     tensors: Mapping[str, Tensor]
 
-    @property
-    def attended_width(self) -> int:
-        """Width of what `attended` returns: W with attention, else 0."""
-        return ATTENTION_WIDTH if self.kind == "attention" else 0
+    def attention_output(self, block: int, hidden_ATD: Tensor, mask_AT: Tensor) -> Tensor:
+        """Return the output of an off-ramp's attention at each text's first token, [A, W]; 0 without an off-ramp.
 
-    def attended(self, block: int, hidden_ATD: Tensor, mask_AT: Tensor) -> Tensor:
-        """Return what each text's first token attends to, [A, W], in the states of its tokens after a block.
-
-        It is 0 after a block without an off-ramp. ``mask_AT`` is 1 at tokens and 0 at padding.
+        ``hidden_ATD`` are the states of all tokens after the block. ``mask_AT`` is 1 at tokens and 0 at padding.
         """
         if block not in self.blocks:
             return hidden_ATD.new_zeros(len(hidden_ATD), ATTENTION_WIDTH)
@@ -67,28 +62,31 @@ class OffRamps:
             for part, x in (("query", down_ATW[:, :1]), ("key", down_ATW), ("value", down_ATW))
         )
         mask_A11T = mask_AT[:, None, None].bool()
-        found_AHQE = F.scaled_dot_product_attention(query_AHQE, key_AHTE, value_AHTE, mask_A11T)
-        return self._linear(block, "proj", found_AHQE.flatten(1))
+        output_AHQE = F.scaled_dot_product_attention(query_AHQE, key_AHTE, value_AHTE, mask_A11T)
+        return self._linear(block, "proj", output_AHQE.flatten(1))
 
     def logits(self, block: int, state_AS: Tensor) -> Tensor:
         """Return the logits [A, C] of a block's off-ramp for states [A, S] as `read_out_state` returns them."""
         if self.kind == "attention":
-            state_AS = state_AS[:, -ATTENTION_WIDTH:]
+            state_AS = state_AS[..., -ATTENTION_WIDTH:]
         if self.kind != "linear":
             state_AS = torch.tanh(self._linear(block, "pool", state_AS))
         return self._linear(block, "out", state_AS)
 
-    def cost(self, block: int, n_tokens: int) -> Cost:
-        """Return the cost of reading out a block by its off-ramp, for a text of ``n_tokens`` tokens."""
-        weights = {
-            name.split(".")[1]: tensor.numel()
-            for name, tensor in self.tensors.items()
-            if tensor.dim() == 2 and name.startswith(f"{block}.")
-        }
-        times = {"down": n_tokens, "key": n_tokens, "value": n_tokens}
-        products = sum(times.get(part, 1) * numel for part, numel in weights.items())
-        products += 2 * n_tokens * self.attended_width  # weights of attention, and what they weigh
-        return Cost(matmul_flops=2 * products, read_numel=sum(weights.values()))
+    def numel(self, block: int) -> int:
+        """Return the number of weights that a block's off-ramp multiplies with a state of `read_out_state`."""
+        parts = ("out",) if self.kind == "linear" else ("pool", "out")
+        return sum(self.tensors[f"{block}.{part}.weight"].numel() for part in parts)
+
+    def attention_cost(self, block: int, n_tokens: int) -> Cost:
+        """Return the cost of `attention_output` for a text of ``n_tokens`` tokens; 0 if there is no attention."""
+        if self.kind != "attention" or block not in self.blocks:
+            return Cost()
+        rows = {"down": n_tokens, "query": 1, "key": n_tokens, "value": n_tokens, "proj": 1}
+        numel = {part: self.tensors[f"{block}.{part}.weight"].numel() for part in rows}
+        products = sum(rows[part] * numel[part] for part in rows)
+        products += 2 * n_tokens * ATTENTION_WIDTH  # attention scores, and the weighted sum of values
+        return Cost(matmul_flops=2 * products, read_numel=sum(numel.values()))
 
     def _linear(self, block: int, part: str, x: Tensor) -> Tensor:
         return F.linear(x, self.tensors[f"{block}.{part}.weight"], self.tensors[f"{block}.{part}.bias"])
@@ -97,15 +95,16 @@ class OffRamps:
 def read_out_state(
     stack: EncoderStack, off_ramps: OffRamps | None, block: int, hidden_ATD: Tensor, context: BlockCalls
 ) -> Tensor:
-    """Return the states that are read out after a block (0 for the embedding): each text's pooled state, [A, D].
+    """Return the states that are read out after a block (block 0 is the embedding): each text's pooled state, [A, D].
 
-    With off-ramps that have attention, what they attend to is appended, [A, D + W].
+    With off-ramps that have attention, its output is appended, [A, D + W].
     """
-    pooled_AD = stack.pooled(hidden_ATD, context)
-    if off_ramps is None or not off_ramps.attended_width:
+    normed_ATD = stack.final_norm(hidden_ATD)
+    pooled_AD = stack.pool(normed_ATD, context)
+    if off_ramps is None or off_ramps.kind != "attention":
         return pooled_AD
-    attended_AW = off_ramps.attended(block, stack.normed(hidden_ATD), context.mask_AT)
-    return torch.cat([pooled_AD, attended_AW.to(pooled_AD.dtype)], dim=-1)
+    output_AW = off_ramps.attention_output(block, normed_ATD, context.mask_AT)
+    return torch.cat([pooled_AD, output_AW.to(pooled_AD.dtype)], dim=-1)
 
 
 _COUNTED: Final = (4, 8, 12)
@@ -159,8 +158,8 @@ class EncoderClassifier:
 
     @property
     def d_model(self) -> int:
-        """Width of the state that is read out, D; with off-ramps that have attention, D + W."""
-        return self.stack.d_model + (0 if self.off_ramps is None else self.off_ramps.attended_width)
+        """Width of the pooled state, D."""
+        return self.stack.d_model
 
     @property
     def vocab_size(self) -> int:
@@ -194,7 +193,7 @@ class EncoderClassifier:
         return () if self.off_ramps is None else self.off_ramps.blocks
 
     def exit_logits(self, block: int, hidden_AD: Tensor) -> Tensor:
-        """Return the logits [A, C] of a block's off-ramp for pooled states [A, D]."""
+        """Return the logits [A, C] of a block's off-ramp for states [A, S] as `state` returns them."""
         assert self.off_ramps is not None, "called only for blocks that have an off-ramp"
         return self.off_ramps.logits(block, hidden_AD)
 
@@ -202,23 +201,23 @@ class EncoderClassifier:
         """Return the states [A, S] that are read out after a block, from the states of all tokens [A, T, D]."""
         return read_out_state(self.stack, self.off_ramps, block, hidden_ATD, context)
 
-    def read_out_cost(self, block: int, n_tokens: int) -> Cost:
-        """Return the cost of reading out a block of a text, by its off-ramp or else by the model's own classifier."""
-        if self.off_ramps is not None and block in self.off_ramps.blocks:
-            return self.off_ramps.cost(block, n_tokens)
-        return Cost(matmul_flops=2 * self.stack.classifier_numel, read_numel=self.stack.classifier_numel)
+    def attention_cost(self, block: int, n_tokens: int) -> Cost:
+        """Return the cost of the attention of a block's off-ramp for a text of ``n_tokens`` tokens; 0 without one."""
+        return Cost() if self.off_ramps is None else self.off_ramps.attention_cost(block, n_tokens)
 
     def exit_head_numel(self, block: int) -> int:
-        """Return the number of weights that a read-out of a block reads."""
-        return int(self.read_out_cost(block, 1).read_numel)
+        """Return the number of weights that read out a state: of the block's off-ramp, or of the model's classifier."""
+        if self.off_ramps is not None and block in self.off_ramps.blocks:
+            return self.off_ramps.numel(block)
+        return self.stack.classifier_numel
 
     def final_normed(self, hidden: Tensor) -> Tensor:
-        """Return the states unchanged: pooled states are normed already."""
-        return hidden
+        """Return the pooled states [..., D] of states as `state` returns them; they are normed already."""
+        return hidden[..., : self.d_model]
 
     def logits(self, hidden_AD: Tensor) -> Tensor:
         """Return the logits [..., C] of the model's own classifier for states [..., S] as `state` returns them."""
-        flat = hidden_AD[..., : self.stack.d_model].reshape(-1, self.stack.d_model)
+        flat = hidden_AD[..., : self.d_model].reshape(-1, self.d_model)
         return self.stack.classify(flat).view(*hidden_AD.shape[:-1], -1)
 
     def logit_bounds(self, hidden_AD: Tensor) -> LogitBounds:

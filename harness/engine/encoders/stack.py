@@ -146,7 +146,7 @@ class EncoderStack:
         state_ATD: Tensor = output[0] if self.family.returns_tuple else output
         return state_ATD
 
-    def normed(self, hidden_ATD: Tensor) -> Tensor:
+    def final_norm(self, hidden_ATD: Tensor) -> Tensor:
         """Return the states after the model's final norm; unchanged in families that have none."""
         if self.family.final_norm is None:
             return hidden_ATD
@@ -154,12 +154,15 @@ class EncoderStack:
         return normed_ATD
 
     def pooled(self, hidden_ATD: Tensor, context: BlockCalls) -> Tensor:
-        """Return the states that classifiers read, [A, D]: each text's first token, or the mean over its tokens."""
-        hidden_ATD = self.normed(hidden_ATD)
+        """Return the states that classifiers read, [A, D], from the states of all tokens after a block."""
+        return self.pool(self.final_norm(hidden_ATD), context)
+
+    def pool(self, normed_ATD: Tensor, context: BlockCalls) -> Tensor:
+        """Return the normed state of each text's first token, or the mean over its tokens, [A, D]."""
         if getattr(self.lm.config, "classifier_pooling", "cls") == "mean":
             mask_AT1 = context.mask_AT.unsqueeze(-1)
-            return (hidden_ATD * mask_AT1).sum(1) / mask_AT1.sum(1)
-        return hidden_ATD[:, 0]
+            return (normed_ATD * mask_AT1).sum(1) / mask_AT1.sum(1)
+        return normed_ATD[:, 0]
 
     def classify(self, state_AD: Tensor) -> Tensor:
         """Return the logits [A, C] of the model's own classifier for pooled states [A, D]."""

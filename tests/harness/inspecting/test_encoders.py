@@ -45,6 +45,14 @@ def test_off_ramps_are_listed_in_text_and_json(three: Path, capsys: pytest.Captu
     assert (output["shape"]["blocks"], output["shape"]["labels"]) == (4, ["Bad", "So-so", "Good"])
 
 
+def test_off_ramps_with_attention_do_not_change_the_width(three: Path) -> None:
+    draw = torch.Generator().manual_seed(1)
+    save_off_ramps(three / OFF_RAMPS_FILE, "attention", new_off_ramps("attention", (1,), 16, 3, draw))
+    shape = inspect_classifier(three).shape
+    assert shape is not None and shape.width == 16 and shape.off_ramps is not None
+    assert shape.off_ramps.numel == 128 * 17 + 5 * 128 * 129 + 3 * 129
+
+
 def test_regression_model_refuses_gates_on_label_probabilities(classifier_folder: Callable[..., Path]) -> None:
     methods = {one.method: one.why_not for one in inspect_classifier(classifier_folder(("LABEL_0",))).methods}
     assert methods["pabee"] is None and methods["static"] is None

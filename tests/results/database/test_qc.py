@@ -337,9 +337,7 @@ def test_noise_floor_coverage_is_reported_once_with_counts(
 
 def test_coverage_of_the_noise_floor_is_counted_with_its_exact_interval(findings: Callable[..., Any]) -> None:
     """A session on a busy machine is not counted."""
-    rows: list[Rows] = [
-        {"metrics": [noise(1.001, 1.03) if number < 5 else noise(0.99, 1.01)]} for number in range(20)
-    ]
+    rows: list[Rows] = [{"metrics": [noise(1.001, 1.03) if number < 5 else noise(0.99, 1.01)]} for number in range(20)]
     busy: Rows = {"metrics": [noise(1.4, 1.6)], "device": [load(20)]}
     (row,) = findings(*rows, busy, kind="timing", cells=True, query=saved_query("noise_floor_coverage").sql)
     assert (row["intervals"], row["missed"], row["share"], row["documents"]) == (20, 5, 0.25, "8 to 8")

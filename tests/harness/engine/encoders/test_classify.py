@@ -178,12 +178,10 @@ def test_random_exit_layers_increase_with_the_draw_from_each_texts_seed(bert: Wo
 
 def test_learned_gate_exits_by_the_sigmoid_of_a_linear_map_of_the_state(bert: World) -> None:
     draw = torch.Generator().manual_seed(2)
-    fitted = {"weight": torch.randn(bert.model.d_model, generator=draw), "bias": torch.tensor(0.1)}
+    fitted = {"weight": torch.randn(D, generator=draw), "bias": torch.tensor(0.1)}
     answers = in_batches_of(bert, parts_of("berxit", {"threshold": 0.6}, fitted), size=5)
     w = fitted["weight"].double().numpy()
-    read = pooled_states(bert.model, bert.texts).double().numpy().swapaxes(0, 1)
-    np.testing.assert_allclose(read[:, :, :D], bert.states, atol=1e-5)
-    scores = 1 / (1 + np.exp(-(read @ w + 0.1)))
+    scores = 1 / (1 + np.exp(-(bert.states @ w + 0.1)))
     expected = [next((block for block in range(1, L) if own[block] > 0.6), L) for own in scores]
     assert [answer.record.exit_layer for answer in answers] == expected and len(set(expected)) > 1
 
@@ -276,6 +274,38 @@ def test_non_finite_logits_raise_an_error(classifier: Classifier) -> None:
         in_batches_of(result, parts_of("max-prob", {}), N)
 
 
+@pytest.mark.parametrize("states", ["raw", "normed"])
+def test_gates_on_states_ignore_the_attention_of_off_ramps(states: str, classifier: Classifier) -> None:
+    params = {"threshold": 1.0, "states": states}
+    with_attention, without = (
+        [
+            [one.score for one in answer.readings]
+            for answer in in_batches_of(world(classifier, "bert", kind), parts_of("calm-saturation", params), 5)
+        ]
+        for kind in ("attention", "linear")
+    )
+    assert with_attention == without and any(score for scores in without for score in scores[1:-1])
+
+
+@pytest.mark.parametrize(("family", "options"), [("modernbert", {"classifier_pooling": "mean"}), ("bert", {})])
+def test_attention_of_off_ramps_reads_normed_states_of_the_texts_own_tokens(
+    family: str, options: dict[str, Any], classifier: Classifier
+) -> None:
+    """In a batch with padding, each text has its own attention output, of states after the final norm."""
+    stack = find_encoder_stack(classifier(family, **options))
+    ramps = OffRamps("attention", (1, 2), new_off_ramps("attention", (1, 2), D, C, torch.Generator().manual_seed(5)))
+    model = EncoderClassifier(stack, ramps)
+    states_LBS = pooled_states(model, texts())
+    assert states_LBS.shape == (L + 1, N, D + 128)
+    for place, text in enumerate(texts()):
+        hidden_BTD, context = model.embed([text])
+        for block in (1, 2):
+            hidden_BTD = stack.block(block, hidden_BTD, context)
+            output = ramps.attention_output(block, stack.final_norm(hidden_BTD), torch.ones(1, len(text.ids)))
+            assert torch.allclose(states_LBS[block, place, D:], output[0], atol=1e-5)
+            assert torch.allclose(states_LBS[block, place, :D], stack.pooled(hidden_BTD, context)[0], atol=1e-5)
+
+
 # ------------------------------------------------------------------------------------------------------- costs
 
 
@@ -294,8 +324,36 @@ def test_text_flops_are_those_of_its_blocks_and_exit_heads(bert: World) -> None:
     products = bert.model.exit_head_numel(2)
     ramps = bert.model.off_ramps
     if ramps is not None and ramps.kind == "attention":
-        once = 3 * 128 * 128 + C * 128  # query, proj, pool, out
-        products = once + length * (128 * D + 2 * 128 * 128)  # down, key, value
-        products += 2 * length * 128  # attention
-        assert bert.model.exit_head_numel(2) == 128 * D + 5 * 128 * 128 + C * 128
+        assert products == 128 * 128 + C * 128  # pool, out
+        products += attention_products(length)
     assert cost.matmul_flops == pytest.approx(2 * bert.model.block_cost(length).matmul_flops + 2 * products)
+
+
+def attention_products(length: int) -> int:
+    """Return the multiplications of an attention: down, key and value of all tokens, query and proj of one."""
+    return length * (128 * D + 2 * 128 * 128) + 2 * 128 * 128 + 2 * length * 128
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "blocks"), [("calm-saturation", {}, 2), ("random", {"mean_exit": 2.5, "seed": 4}, 2)]
+)
+def test_attention_counts_wherever_it_runs(
+    name: str, params: dict[str, Any], blocks: int, classifier: Classifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It runs once for every block that is gated or remembered, whether or not a gate reads logits."""
+    model, parts, (text, *_) = world(classifier, "bert", "attention").model, parts_of(name, params), texts()
+    calls: list[int] = []
+    run = OffRamps.attention_output
+
+    def counted(ramps: OffRamps, block: int, *given: Tensor) -> Tensor:
+        calls.append(block)
+        return run(ramps, block, *given)
+
+    monkeypatch.setattr(OffRamps, "attention_output", counted)
+    (answer,) = classify(model, [text], parts, traced=False)
+    assert len(calls) == len(set(calls)), "once per block"
+    layer = answer.record.exit_layer
+    ran = [block for block in calls if block in model.exit_blocks]
+    costs = [text_cost(one, parts, 7, layer, []) for one in (model, world(classifier, "bert", "linear").model)]
+    assert costs[0].matmul_flops - costs[1].matmul_flops == pytest.approx(2 * len(ran) * attention_products(7))
+    assert len(ran) == min(blocks, layer)

@@ -114,11 +114,12 @@ def test_two_stage_loss_sums_off_ramp_losses_and_has_no_gradient_in_the_model(
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@pytest.mark.parametrize("kind", ["pooler-linear", "attention"])
 def test_self_distillation_loss_is_the_divergence_of_off_ramps_from_the_last_block(
-    write_recipe: WriteRecipe,
+    kind: str, write_recipe: WriteRecipe
 ) -> None:
     model = bert()
-    objective, readers = make_classifier_objective(recipe_of(write_recipe, "self-distillation", "pooler-linear"), model)
+    objective, readers = make_classifier_objective(recipe_of(write_recipe, "self-distillation", kind), model)
     *off_ramps, last = readers.logits(BATCH)
     slow = 0.0
     for logits in off_ramps:
