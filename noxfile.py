@@ -99,7 +99,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def snapshot(session: nox.Session) -> None:
-    """Run the suites of real models into runs/real (3 to 5 hours; parts were run, not the whole), and write the snapshot of their results."""
+    """Run the suites of real models into runs/real, which takes hours, and write the snapshot of their results."""
     install(session)
     for name in SNAPSHOT_SUITES:
         run_suite(session, [name, "--runs", "runs/real", "--no-report", *session.posargs])
