@@ -277,7 +277,7 @@ def _write_table(duck: Any, query: str, path: Path, names_paths: Sequence[str]) 
     try:
         split, others = _leaf_paths(reader.schema)
         encoding = {"use_byte_stream_split": split, "use_dictionary": others, "dictionary_pagesize_limit": _GROUP_BYTES}
-        with pq.ParquetWriter(path, reader.schema, compression="zstd", compression_level=15, **encoding) as writer:
+        with pq.ParquetWriter(path, reader.schema, compression="zstd", compression_level=19, **encoding) as writer:
             rows, group, group_bytes = 0, list[pa.RecordBatch](), 0
             for batch in reader:
                 for name in names_paths:
