@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -124,6 +125,19 @@ def test_the_twin_is_compared_only_with_full_depth() -> None:
 def test_order_of_arms_is_a_palindrome() -> None:
     assert tuple(reversed(ORDER)) == ORDER
     assert {place for place, arm in enumerate(ORDER) if arm == ("method", False)} == {2, 3}
+
+
+def test_full_depth_and_its_twin_take_every_place_equally_often_for_every_document(worded_model: Path) -> None:
+    """Otherwise the noise floor would be off 1: a document's first request is slower than the others."""
+    checkpoint = load_checkpoint(worded_model)
+    full = baseline_method()().parts(checkpoint.model.n_blocks)
+    units = [Unit(str(n), (Request([5, 6, 7 + n], n),)) for n in range(3)]
+    settings = TimingSettings(documents=3, max_rounds=2, target_half_width=0.0, warm_up=0)
+    timing = measure(TimedGeneration(checkpoint, GenerationSettings(2)), full, full, units, settings, 0, lambda _: None)
+    totals = [one for one in timing.readings if one.phase == "total" and one.arm == "full"]
+    places = Counter((one.doc_key, one.position, one.twin) for one in totals)
+    assert places == {(unit.doc_key, at, twin): 1 for unit in units for at in (0, 1, 4, 5) for twin in (False, True)}
+    assert Counter((one.doc_key, one.round, one.twin) for one in totals).most_common()[-1][1] == 2, "twice a round"
 
 
 @pytest.mark.parametrize(
