@@ -62,15 +62,19 @@ def environment() -> dict[str, Any]:
     }
 
 
+_RAM_STEP = 1 << 28
+
+
 def hardware(threads: int) -> dict[str, Any]:
     """Return a record of the machine: CPU, cores this process may use, memory in bytes, GPU (None if there is none).
 
-    `threads`, the number of torch threads, is included.
+    `threads`, the number of torch threads, is included. Times are compared only between equal records. So memory is
+    rounded: what the kernel keeps for itself differs by a few pages from start to start.
     """
     return {
         "cpu": cpu_model(),
         "cores": available_cores(),
-        "ram_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "ram_bytes": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / _RAM_STEP) * _RAM_STEP,
         **_gpu(),
         "threads": threads,
     }

@@ -40,6 +40,17 @@ def test_environment_record_is_json_with_every_key_of_the_spool() -> None:
     assert record["environment"]["python"] == ".".join(map(str, sys.version_info[:3]))
 
 
+def test_memory_that_differs_by_a_few_pages_is_the_same_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two starts of one machine: otherwise their times would not be compared."""
+    sizes = []
+    for pages in (6_171_024, 6_171_023, 6_171_021):
+        monkeypatch.setattr(
+            "os.sysconf", lambda name, pages=pages: {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": pages}[name]
+        )
+        sizes.append(hardware(threads=1)["ram_bytes"])
+    assert len(set(sizes)) == 1 and abs(sizes[0] - 6_171_024 * 4096) < 2**28
+
+
 def test_environment_lists_required_packages_with_versions() -> None:
     packages = environment()["packages"]
     import numpy
