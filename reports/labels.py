@@ -30,6 +30,8 @@ FLOAT32 = "float32"
 
 _KV_POLICY = "kv_policy"
 _THRESHOLD = "threshold"
+_MAIN = (_THRESHOLD, "patience")
+"""Parameters that decide most about a method's exits; a method has one of them or none."""
 _FEW = 2  # most parameters shown for a method with one setting
 
 
@@ -49,7 +51,8 @@ def describe(params: dict[str, Any], *, brief: bool = False) -> str:
 def labels(rows: Iterable[Row], *, brief: bool = False) -> dict[Setting, str]:
     """Return a unique label per setting: the method, its swept parameters, and parameters with unusual values.
 
-    A method with one setting shows its parameters (except those switched off) if they are few, else its threshold.
+    A method with one setting shows its parameters (except those switched off) if they are few, else its threshold or
+    patience.
 
     Examples:
         >>> row = {"method": "calm-softmax", "kv_policy": "state-copy"}
@@ -173,7 +176,7 @@ def _parameters_to_show(settings: dict[Setting, dict[str, Any]]) -> dict[Setting
         return {
             key: set_values
             if len(set_values) <= _FEW
-            else {name: set_values[name] for name in set_values if name == _THRESHOLD}
+            else {name: set_values[name] for name in set_values if name in _MAIN}
         }
     varying = sorted(_varying(list(settings.values())))
     texts = {name: [json.dumps(params.get(name)) for params in settings.values()] for name in varying}

@@ -69,7 +69,7 @@ def hardware(threads: int) -> dict[str, Any]:
     """Return a record of the machine: CPU, cores this process may use, memory in bytes, GPU (None if there is none).
 
     `threads`, the number of torch threads, is included. Times are compared only between equal records. So memory is
-    rounded: what the kernel keeps for itself differs by a few pages from start to start.
+    rounded to 256 MiB: what the kernel keeps for itself differs by a few pages from one start to the next.
     """
     return {
         "cpu": cpu_model(),

@@ -5,7 +5,7 @@ The object that is timed is a `TimedWork`: it answers prompts, scores given text
 A unit is a batch of documents. It is run in the order full, twin, method, method, twin, full, where twin is full depth
 again. Both comparisons are ABBA, so a machine that slowly warms up or cools down favours neither. Full depth and its
 twin change places from unit to unit and from round to round: of requests of a few milliseconds, a unit's first one is
-slower, and the one after an early exit is faster.
+slower, and the one after an early exit is faster. An odd number of units and rounds leaves one place uneven.
 
 Nothing is traced, checked or scored while the clock runs; this is done in an untimed run before. All units are run in
 several rounds, so that a document's time is a median, robust to a few stalled readings (`results.statistics.speed`).
@@ -114,9 +114,9 @@ def measure(
     while stop_reason is None:
         device.append(read_device(kind, round_, "start"))
         for index, unit in enumerate(units):
-            for position, (arm, is_twin) in enumerate(ORDER):
+            for position, (arm, is_twin_place) in enumerate(ORDER):
                 parts, timed_units = arms[arm]
-                twin = arm == "full" and is_twin == ((index + round_) % 2 == 0)
+                twin = arm == "full" and is_twin_place == ((index + round_) % 2 == 0)
                 with energy.around(DecodeKey(unit.doc_key, round_, position, arm, twin)):
                     phases = _timed(work, parts, timed_units[index])
                 readings += [PhaseTiming(unit.doc_key, round_, position, arm, twin, *phase) for phase in phases]

@@ -23,9 +23,7 @@ READINGS: Final = (
             _ROUND,
             _PLACE,
             Column("arm", "VARCHAR", "method, full (full depth) or twin (full depth again: the noise floor)"),
-            Column(
-                "twin", "BOOLEAN", "this is the second decode of full depth in the round: the noise floor", key=True
-            ),
+            Column("twin", "BOOLEAN", "full depth timed again: the noise floor", key=True),
             Column("phase", "VARCHAR", "prefill, decode or total (both)", key=True),
             Column("n_tokens", "INTEGER", "number of tokens of the answer"),
             Column("wall_ns", "BIGINT", "elapsed time"),
@@ -79,7 +77,7 @@ READINGS: Final = (
             _ROUND,
             _PLACE,
             Column("arm", "VARCHAR", "method, full (full depth) or twin (full depth again)"),
-            Column("twin", "BOOLEAN", "this is the second decode of full depth in the round", key=True),
+            Column("twin", "BOOLEAN", "full depth timed again: the noise floor", key=True),
             _DOMAIN,
             Column("energy_uj", "BIGINT", "energy in microjoules, gross"),
             Column("wall_ns", "BIGINT", "time between the two readings of the counter"),

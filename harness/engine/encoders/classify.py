@@ -142,8 +142,8 @@ class _Batch:
         self._memory: dict[str, Tensor] = {}
         self._answer_memory = parts.gate.start_answers(len(texts), self._hidden_ATD.device)
         self._previous_score_A: Tensor | None = None
-        self._state_AS = model.state(0, self._hidden_ATD, self._context)
-        self._earlier = [self._state_AS] if parts.gate.needs_history else []
+        self._state_AS: Tensor
+        self._earlier = [self._state(0)] if parts.gate.needs_history else []
         self._ahead_LAS = self._run_ahead() if parts.gate.looks_ahead else None
 
     def run(self, block: int) -> None:

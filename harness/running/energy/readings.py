@@ -23,9 +23,9 @@ class DecodeKey:
 
     Attributes:
         doc_key: Key of the first document of the unit (batch).
-        position: Place of the decode in a round's order (full, twin, method, method, twin, full), from 0.
+        position: Place of the decode in a round's order (`timing.ORDER`), from 0.
         arm: ``full`` for full depth, or ``method``.
-        twin: Whether this is the second run of full depth, for the noise floor.
+        twin: Whether this is full depth timed again, for the noise floor.
     """
 
     doc_key: str
