@@ -91,7 +91,7 @@ def test_labels_omit_common_values_and_put_the_threshold_first() -> None:
     ]
 
 
-def test_the_only_setting_of_a_method_with_many_parameters_names_its_threshold() -> None:
+def test_the_only_setting_of_a_method_with_many_parameters_names_its_threshold_or_patience() -> None:
     (label,) = labels([row("calm", threshold=0.5, rule="constant", every=1, min_exit=1)]).values()
     assert label == "calm threshold=0.5"
     (label,) = labels([row("pabee", patience=3, batch="row", every=1, min_exit=1)]).values()

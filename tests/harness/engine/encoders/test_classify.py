@@ -259,6 +259,7 @@ def test_untraced_answers_equal_traced_answers(case: str, bert: World) -> None:
 def test_scores_of_stored_states_equal_those_of_a_run(bert: World) -> None:
     parts = parts_of("deebert", {"threshold": 0.0})
     states_LND = pooled_states(bert.model, bert.texts)
+    np.testing.assert_allclose(states_LND[..., :D].double().numpy().swapaxes(0, 1), bert.states, atol=1e-5)
     scores_LN, emitted_LN = score_states(parts, bert.model, states_LND)
     for place, answer in enumerate(in_batches_of(bert, parts, N)):
         noted = [one.score for one in answer.readings[:-1]]
@@ -334,11 +335,9 @@ def attention_products(length: int) -> int:
     return length * (128 * D + 2 * 128 * 128) + 2 * 128 * 128 + 2 * length * 128
 
 
-@pytest.mark.parametrize(
-    ("name", "params", "blocks"), [("calm-saturation", {}, 2), ("random", {"mean_exit": 2.5, "seed": 4}, 2)]
-)
+@pytest.mark.parametrize(("name", "params"), [("calm-saturation", {}), ("random", {"mean_exit": 2.5, "seed": 4})])
 def test_attention_counts_wherever_it_runs(
-    name: str, params: dict[str, Any], blocks: int, classifier: Classifier, monkeypatch: pytest.MonkeyPatch
+    name: str, params: dict[str, Any], classifier: Classifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It runs once for every block that is gated or remembered, whether or not a gate reads logits."""
     model, parts, (text, *_) = world(classifier, "bert", "attention").model, parts_of(name, params), texts()
@@ -356,4 +355,4 @@ def test_attention_counts_wherever_it_runs(
     ran = [block for block in calls if block in model.exit_blocks]
     costs = [text_cost(one, parts, 7, layer, []) for one in (model, world(classifier, "bert", "linear").model)]
     assert costs[0].matmul_flops - costs[1].matmul_flops == pytest.approx(2 * len(ran) * attention_products(7))
-    assert len(ran) == min(blocks, layer)
+    assert len(ran) == min(2, layer), "blocks 1 and 2 have off-ramps"

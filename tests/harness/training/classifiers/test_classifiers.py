@@ -186,7 +186,7 @@ def test_shared_steps_keep_block_weights_equal(write_recipe: WriteRecipe, data_d
         ((("num_layers = 3", "num_layers = 3"), ('family = "bert"', "")), "must be at least 1: t5 has a decoder"),
         (
             (('kind = "pooler-linear"', 'kind = "mlp"'),),
-            "kind: is 'mlp'.*Allowed: attention, linear, pooler-linear, shared",
+            "kind: is 'mlp'.*Allowed: attention, linear, pooler-linear, shared-head",
         ),
     ],
 )
