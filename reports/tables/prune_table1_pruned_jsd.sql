@@ -1,19 +1,12 @@
 -- The contrastive gate (JSD) over pruned heads: mean and standard deviation over first gated blocks, of the late ones
 -- as published (15 to 20 of 24, ours from 15/24 to 7/8) and of all. One row per task, model and head.
-WITH asked AS (
-    SELECT f.full_depth_cell_id, f.task, f.task_label, f.model, t.loss,
-           concat_ws(', ', f.conditions, 'threshold ' || (f.params ->> 'threshold'),
-                     nullif(f.kv_policy, 'state-copy')) AS setting,
-           f.params ->> 'head' AS head, CAST(f.params ->> 'min_exit' AS INTEGER) AS min_exit, f.blocks, f.metric, f.lower_is_better, f.value,
-           f.full_value, f.mean_exit_layer, f.n
-    FROM frontier AS f
-    JOIN objectives AS t USING (model)
-    WHERE NOT f.random_weights AND f.execution = 'real' AND t.loss IN ('last', 'weighted', 'unknown')
-          AND f.method = 'contrastive-jsd' AND f.params ->> 'rule' = 'constant' AND f.params ->> 'decay' = 'none'
-          AND f.params ->> 'every' = '1' AND coalesce(f.params ->> 'emit_score', 'plain') = 'plain'
-          AND f.conforms IS DISTINCT FROM false
+WITH
+-- continues in ../figures/prune/shared/prune_gates.sql
+asked AS (
+    SELECT * FROM gates
+    WHERE loss IN ('last', 'weighted', 'unknown') AND method = 'contrastive-jsd' AND conforms IS DISTINCT FROM false
     QUALIFY row_number() OVER (  -- if lists of several sizes were run, the latest run
-        PARTITION BY f.model, setting, f.full_depth_cell_id, head, min_exit ORDER BY f.attempt_id DESC
+        PARTITION BY model, setting, full_depth_cell_id, head, min_exit ORDER BY attempt_id DESC
     ) = 1
 ),
 means AS (

@@ -213,8 +213,10 @@ def _write_tables(engine: sa.Engine, folder: Path, redistributable: Collection[s
         tables = {}
         for name in sorted(name for name, table in TABLES.items() if not table.local):
             path = folder / f"{name}.parquet"
-            # Sorted by key, so that equal rows give equal bytes; neighbors are alike, which also makes files smaller.
-            query = f"FROM ({select_rows(name, licensed)}) ORDER BY {_names(TABLES[name].key)}"
+            # Sorted by key, so that equal rows give equal bytes. Rows of one block are more alike than those of one
+            # document, so documents come last, which makes files smaller.
+            order = sorted(TABLES[name].key, key=lambda column: column == "doc_key")
+            query = f"FROM ({select_rows(name, licensed)}) ORDER BY {_names(order)}"
             rows = _write_table(duck, query, path, _NAMES_PATHS[name])
             tables[name] = {"rows": rows, "sha256": sha256(path)}
     manifest = {

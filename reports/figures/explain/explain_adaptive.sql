@@ -1,16 +1,12 @@
 -- Adaptive pruning as published and as intended, each against fixed pruning, token by token. One row per head and
 -- block.
 -- Intervals: 95 %, of ratios of sums over documents (linearised).
-WITH asked AS (
-    SELECT attempt_id, cell_id, task_label AS task, model,
-           concat_ws(', ', conditions, 'threshold ' || (params ->> 'threshold'),
-                     nullif(kv_policy, 'state-copy')) AS setting,
-           params ->> 'head' AS head, CAST(params ->> 'min_exit' AS INTEGER) AS min_exit, mean_exit_layer, blocks,
+WITH
+-- continues in ../prune/shared/prune_gates.sql
+asked AS (
+    SELECT attempt_id, cell_id, task_label AS task, model, setting, head, min_exit, mean_exit_layer, blocks,
            full_depth_attempt_id
-    FROM frontier
-    WHERE NOT random_weights AND execution = 'real' AND method = 'calm-softmax'
-          AND params ->> 'head' IN ('pruned-fixed', 'pruned-adaptive', 'pruned-adaptive-code')
-          AND params ->> 'rule' = 'constant' AND params ->> 'decay' = 'none' AND params ->> 'every' = '1'
+    FROM gates WHERE method = 'calm-softmax' AND head IN ('pruned-fixed', 'pruned-adaptive', 'pruned-adaptive-code')
     QUALIFY count(DISTINCT head) OVER (PARTITION BY task_label, model, setting, full_depth_attempt_id) > 1
 ),
 vocabulary AS (  -- full depth reads the whole head once per token

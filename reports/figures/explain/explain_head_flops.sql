@@ -2,16 +2,11 @@
 -- token reads and the published counters omit. A row costs 2 d_model FLOPs in both, so ratios of rows are ratios of
 -- FLOPs. One row per pruned head and first gated block. Intervals: 95 %, of log ratios of sums over documents
 -- (linearised).
-WITH asked AS (
-    SELECT attempt_id, cell_id, task_label AS task, model,
-           concat_ws(', ', conditions, 'threshold ' || (params ->> 'threshold'),
-                     nullif(kv_policy, 'state-copy')) AS setting,
-           params ->> 'head' AS head, CAST(params ->> 'min_exit' AS INTEGER) AS min_exit, mean_exit_layer, blocks,
-           full_depth_attempt_id
-    FROM frontier
-    WHERE NOT random_weights AND execution = 'real' AND method = 'calm-softmax'
-          AND params ->> 'head' IN ('full', 'pruned-fixed', 'pruned-decaying-idsorted')
-          AND params ->> 'rule' = 'constant' AND params ->> 'decay' = 'none' AND params ->> 'every' = '1'
+WITH
+-- continues in ../prune/shared/prune_gates.sql
+asked AS (
+    SELECT attempt_id, task_label AS task, model, setting, head, min_exit, mean_exit_layer, blocks, full_depth_attempt_id
+    FROM gates WHERE method = 'calm-softmax' AND head IN ('full', 'pruned-fixed', 'pruned-decaying-idsorted')
 ),
 vocabulary AS (  -- full depth reads the whole head once per token
     SELECT attempt_id AS full_depth_attempt_id, max(head_rows) AS vocabulary FROM token_exit GROUP BY ALL

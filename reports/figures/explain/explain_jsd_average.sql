@@ -2,17 +2,11 @@
 -- over all settings, over those where neither output has collapsed (below half of full depth's value), and over those
 -- where the contrastive gate keeps 95 % of the baseline's value. Intervals: 95 %, linearised over documents, which all
 -- settings share.
-WITH asked AS (
-    SELECT f.attempt_id, f.full_depth_attempt_id, f.task_label AS task, f.model,
-           concat_ws(', ', f.conditions, 'threshold ' || (f.params ->> 'threshold'),
-                     nullif(f.kv_policy, 'state-copy')) AS setting, f.method,
-           CAST(f.params ->> 'min_exit' AS INTEGER) AS min_exit, f.metric, f.lower_is_better, f.value, f.ci_low, f.ci_high, f.full_value,
-           f.mean_exit_layer, f.blocks, f.n
-    FROM frontier AS f
-    WHERE NOT f.random_weights AND f.execution = 'real' AND f.value IS NOT NULL
-          AND f.method IN ('contrastive-jsd', 'calm-softmax') AND f.params ->> 'head' = 'full'
-          AND f.params ->> 'rule' = 'constant' AND f.params ->> 'decay' = 'none' AND f.params ->> 'every' = '1'
-          AND coalesce(f.params ->> 'emit_score', 'plain') = 'plain'
+WITH
+-- continues in ../prune/shared/prune_gates.sql
+asked AS (
+    SELECT * RENAME (task AS task_name, task_label AS task) FROM gates
+    WHERE value IS NOT NULL AND method IN ('contrastive-jsd', 'calm-softmax') AND head = 'full'
 ),
 pairs AS (
     SELECT b.task, b.model, b.setting, b.min_exit, b.metric, b.lower_is_better, b.blocks, b.full_value, b.n,

@@ -1,12 +1,7 @@
 -- Pruned heads by first gated block: is a shrinking list cut by rank or by token id? One row per head and block.
-WITH asked AS (
-    SELECT *, params ->> 'head' AS head, CAST(params ->> 'min_exit' AS INTEGER) AS min_exit,
-           concat_ws(', ', conditions, 'threshold ' || (params ->> 'threshold'),
-                     nullif(kv_policy, 'state-copy')) AS setting
-    FROM frontier
-    WHERE NOT random_weights AND execution = 'real' AND method = 'calm-softmax'
-          AND params ->> 'rule' = 'constant' AND params ->> 'decay' = 'none' AND params ->> 'every' = '1'
-),
+WITH
+-- continues in ../prune/shared/prune_gates.sql
+asked AS (FROM gates WHERE method = 'calm-softmax'),
 pruned AS (
     SELECT DISTINCT task_label, model, setting, full_depth_attempt_id, min_exit FROM asked WHERE head = 'pruned-decaying'
 )

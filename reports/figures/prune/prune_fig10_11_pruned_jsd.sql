@@ -7,4 +7,5 @@ WITH shown (method, head) AS (
            ('contrastive-jsd', 'pruned-decaying-idsorted'), ('contrastive-jsd', 'pruned-decaying'),
            ('contrastive-jsd', 'pruned-adaptive-code'), ('contrastive-jsd', 'pruned-adaptive')
 ),
+-- continues in shared/prune_gates.sql
 -- continues in shared/prune_sweep.sql

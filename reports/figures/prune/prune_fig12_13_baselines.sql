@@ -5,4 +5,5 @@ WITH shown (method, head) AS (
     VALUES ('calm-softmax', 'full'), ('contrastive-reweighted', 'full'), ('contrastive-jsd', 'full'),
            ('contrastive-jsd', 'pruned-adaptive-code')
 ),
+-- continues in shared/prune_gates.sql
 -- continues in shared/prune_sweep.sql

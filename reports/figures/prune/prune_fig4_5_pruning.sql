@@ -10,4 +10,5 @@ WITH shown (method, head, published_as) AS (
 ),
 printed_in (figures) AS (VALUES ('^PRUNE Fig 4/5')),
 printed_at (loss, block) AS (VALUES ('weighted', 2), ('last', 7), ('unknown', 7)),  -- first gated block, of 24
+-- continues in shared/prune_gates.sql
 -- continues in shared/prune_cost.sql

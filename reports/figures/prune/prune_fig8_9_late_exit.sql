@@ -10,4 +10,5 @@ WITH shown (method, head, published_as) AS (
 ),
 printed_in (figures) AS (VALUES ('^(PRUNE Fig 8[ab]/9[ab] draft|final blog )')),
 printed_at (loss, block) AS (VALUES ('weighted', 19), ('last', 19), ('unknown', 19)),  -- first gated block, of 24
+-- continues in shared/prune_gates.sql
 -- continues in shared/prune_cost.sql

@@ -34,7 +34,8 @@ def query(sql: str, runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     connection = duckdb.connect()
     connection.execute(MACROS)
     connection.execute(
-        """CREATE TABLE frontier (attempt_id INT, cell_id INT, suite TEXT, task_label TEXT, model TEXT, conditions TEXT,
+        """CREATE TABLE objectives AS SELECT 'm' AS model, 'last' AS loss;
+        CREATE TABLE frontier (attempt_id INT, cell_id INT, suite TEXT, task_label TEXT, model TEXT, conditions TEXT,
         random_weights BOOLEAN, execution TEXT, method TEXT, params JSON, kv_policy TEXT,
         metric TEXT, value DOUBLE, ci_low DOUBLE, ci_high DOUBLE, full_value DOUBLE, mean_exit_layer DOUBLE,
         blocks INT, n INT, lower_is_better BOOLEAN, full_depth_attempt_id INT)"""

@@ -1,19 +1,9 @@
 asked AS (
-    SELECT f.attempt_id, f.full_depth_attempt_id, f.task, f.task_label, f.model, t.loss,
-           concat_ws(', ', f.conditions, 'threshold ' || (f.params ->> 'threshold'),
-                     nullif(f.kv_policy, 'state-copy')) AS setting,
-           f.method, f.params ->> 'head' AS head, CAST(f.params ->> 'min_exit' AS INTEGER) AS min_exit, f.blocks, f.params,
-           f.metric, f.value, f.ci_low, f.ci_high, f.full_value, f.aa_low, f.aa_high, f.timing_attempt_id, f.n,
-           f.speedup, f.speedup_low, f.speedup_high, f.speedup_per_token, f.is_other_length, f.timed_documents,
-           (SELECT block FROM printed_at AS p WHERE p.loss = t.loss) / 24 AS published_depth
-    FROM frontier AS f
-    JOIN objectives AS t USING (model)
-    WHERE NOT f.random_weights AND f.execution = 'real' AND t.loss IN ('last', 'weighted', 'unknown')
-          AND (f.method, f.params ->> 'head') IN (SELECT (method, head) FROM shown)
-          AND f.params ->> 'rule' = 'constant' AND f.params ->> 'decay' = 'none' AND f.params ->> 'every' = '1'
-          AND coalesce(f.params ->> 'emit_score', 'plain') = 'plain'
+    SELECT *, (SELECT block FROM printed_at AS p WHERE p.loss = g.loss) / 24 AS published_depth
+    FROM gates AS g
+    WHERE loss IN ('last', 'weighted', 'unknown') AND (method, head) IN (SELECT (method, head) FROM shown)
     QUALIFY row_number() OVER (  -- if lists of several sizes were run, the latest run
-        PARTITION BY f.model, setting, f.full_depth_attempt_id, f.method, head, min_exit ORDER BY f.attempt_id DESC
+        PARTITION BY model, setting, full_depth_attempt_id, method, head, min_exit ORDER BY attempt_id DESC
     ) = 1
 ),
 panels AS (  -- documents and first gated block: where most were run, and of these the nearest to the published block

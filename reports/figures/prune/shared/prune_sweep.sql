@@ -1,17 +1,8 @@
 asked AS (
-    SELECT f.attempt_id, f.full_depth_cell_id, f.task, f.task_label, f.model, t.loss,
-           concat_ws(', ', f.conditions, 'threshold ' || (f.params ->> 'threshold'),
-                     nullif(f.kv_policy, 'state-copy')) AS setting,
-           f.method, f.params ->> 'head' AS head, CAST(f.params ->> 'min_exit' AS DOUBLE) AS min_exit, f.blocks, f.metric,
-           f.full_value, f.n
-    FROM frontier AS f
-    JOIN objectives AS t USING (model)
-    WHERE NOT f.random_weights AND f.execution = 'real' AND t.loss IN ('last', 'weighted', 'unknown')
-          AND (f.method, f.params ->> 'head') IN (SELECT (method, head) FROM shown)
-          AND f.params ->> 'rule' = 'constant' AND f.params ->> 'decay' = 'none' AND f.params ->> 'every' = '1'
-          AND coalesce(f.params ->> 'emit_score', 'plain') = 'plain'
+    SELECT * FROM gates
+    WHERE loss IN ('last', 'weighted', 'unknown') AND (method, head) IN (SELECT (method, head) FROM shown)
     QUALIFY row_number() OVER (  -- if lists of several sizes were run, the latest run
-        PARTITION BY f.model, setting, f.full_depth_cell_id, f.method, head, min_exit ORDER BY f.attempt_id DESC
+        PARTITION BY model, setting, full_depth_cell_id, method, head, min_exit ORDER BY attempt_id DESC
     ) = 1
 ),
 panels AS (  -- a sweep: gates with several first gated blocks, over the documents on which most of them were run
