@@ -1,6 +1,6 @@
 """AdaInfer: exit if a linear classifier of two logit features and the depth predicts that the token is right."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -8,17 +8,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from exitbench.methods.base import BlockView, Cost, FitData, Gate, ModelInterface, param
+from exitbench.methods.base import BlockView, FitData, param
 from exitbench.methods.exit_networks import TrainedGate, exit_probability
-from exitbench.methods.gates import margin, softmax_cost
+from exitbench.methods.gates import OneSoftmax, margin
 from exitbench.methods.offline import CHUNK_BYTES
 from exitbench.methods.registry import register
 
 
-class LogitFeatures(Gate):
+class LogitFeatures(OneSoftmax):
     """Gate whose score is P(exit) from a linear classifier that all blocks share.
 
     Its features are the largest probability p_(1), the margin p_(1) - p_(2), and the depth l / L.
+    The cost leaves out its 6 weights.
     """
 
     def __init__(self, fitted: Mapping[str, Tensor]) -> None:
@@ -28,13 +29,6 @@ class LogitFeatures(Gate):
         """Return the classifier's P(exit) for each active row, [A]."""
         features_A3 = features_of(view.logits_AK, view.block / view.model.n_blocks)
         return exit_probability(F.linear(features_A3, self.fitted["weight"], self.fitted["bias"]))
-
-    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Return the cost of a softmax and a top-2 search over the vocabulary per gate block.
-
-        The classifier itself is not counted, since it has 6 weights only.
-        """
-        return softmax_cost(model, len(gate_blocks))
 
 
 def features_of(logits_AK: Tensor, depth: float) -> Tensor:

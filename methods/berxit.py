@@ -53,6 +53,7 @@ class Berxit(Thresholded, PeriodicGating):
 
     name: ClassVar[str] = "berxit"
     source: ClassVar[str] = "BERxiT (learning to exit)"
+    head_class: ClassVar[type[Head]] = TrainedHead
 
     epochs: int = param(5, "passes over the train split", low=1)
     learning_rate: float = param(1e-2, "learning rate of AdamW", low=0.0)
@@ -63,10 +64,6 @@ class Berxit(Thresholded, PeriodicGating):
         super().check(n_blocks)
         if n_blocks < 2:
             raise UserError(f"{self.name} needs a model of at least 2 blocks, not {n_blocks}.")
-
-    def make_head(self) -> Head:
-        """Return the head that reads a block's off-ramp, or the model's own classifier where there is none."""
-        return TrainedHead()
 
     def gate(self, fitted: Mapping[str, Tensor]) -> LearnedCorrectness:
         """Return the gate with the fitted module."""

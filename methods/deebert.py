@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Cost, Gate, Head, ModelInterface, param
+from exitbench.methods.base import BlockView, Gate, Head, param
 from exitbench.methods.entropy import InversePerplexity
 from exitbench.methods.gated import PeriodicGating, Thresholded
-from exitbench.methods.gates import softmax_cost
+from exitbench.methods.gates import OneSoftmax
 from exitbench.methods.heads import TrainedHead
 from exitbench.methods.registry import register
 
 
-class PublishedEntropy(Gate):
+class PublishedEntropy(OneSoftmax):
     """Gate whose score is exp(-H), with entropy H as in the published code: NaN if a probability is rounded to 0."""
 
     def score(self, view: BlockView) -> Tensor:
         """Return exp(-H) of each active row, [A]; NaN if a probability is 0, so that the row does not exit."""
         p_AK = torch.softmax(view.logits_AK.float(), dim=-1)
         return (p_AK * p_AK.log()).sum(-1).exp()
-
-    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Return the cost of a softmax and a sum over the labels per gate block."""
-        return softmax_cost(model, len(gate_blocks))
 
 
 @register
@@ -41,6 +37,7 @@ class DeeBert(Thresholded, PeriodicGating):
 
     name: ClassVar[str] = "deebert"
     source: ClassVar[str] = "DeeBERT section 3"
+    head_class: ClassVar[type[Head]] = TrainedHead
 
     threshold: float = param(0.3, "S: exit if the entropy in nats < threshold", low=0.0)
     underflow: str = param(
@@ -52,10 +49,6 @@ class DeeBert(Thresholded, PeriodicGating):
     def level(self, threshold: float) -> float:
         """Convert an entropy threshold in nats to the scale of the score: exp(-threshold)."""
         return math.exp(-threshold)
-
-    def make_head(self) -> Head:
-        """Return the head that reads a block's off-ramp, or the model's own classifier where there is none."""
-        return TrainedHead()
 
     def gate(self, fitted: Mapping[str, Tensor]) -> Gate:
         """Return the gate that scores the entropy of the off-ramp's probabilities."""

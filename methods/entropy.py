@@ -8,13 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Cost, Gate, ModelInterface, param
+from exitbench.methods.base import BlockView, param
 from exitbench.methods.gated import SoftmaxGated
-from exitbench.methods.gates import softmax_cost, softmax_rounding
+from exitbench.methods.gates import OneSoftmax, softmax_rounding
 from exitbench.methods.registry import register
 
 
-class InversePerplexity(Gate):
+class InversePerplexity(OneSoftmax):
     """Gate whose score is the inverse perplexity exp(-H), where H is the entropy in nats.
 
     It is 1 if one token has probability 1, and 1/V if all V tokens have the same probability.
@@ -50,10 +50,6 @@ class InversePerplexity(Gate):
         depend on ``gate_blocks``, the blocks at which the gate is evaluated.
         """
         return "exp(-entropy[l])"
-
-    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Return the cost of a softmax and a sum over the vocabulary per gate block."""
-        return softmax_cost(model, len(gate_blocks))
 
 
 def negative_entropy(logits_AK: Tensor) -> Tensor:

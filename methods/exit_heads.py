@@ -1,16 +1,16 @@
 """Exit heads: exit on the confidence of read-outs that were trained for blocks before the last."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
 from exitbench.errors import UserError
-from exitbench.methods.base import BlockView, Cost, FitData, Fitted, Head, ModelInterface, param
+from exitbench.methods.base import BlockView, FitData, Fitted, Head, param
 from exitbench.methods.entropy import InversePerplexity
 from exitbench.methods.gated import Thresholded
-from exitbench.methods.gates import SoftmaxMargin, margin, softmax_cost
+from exitbench.methods.gates import OneSoftmax, SoftmaxMargin, margin
 from exitbench.methods.heads import TrainedHead
 from exitbench.methods.max_prob import LargestProbability
 from exitbench.methods.registry import register
@@ -26,7 +26,7 @@ CONFIDENCES: Mapping[str, Callable[[BlockView], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class HeadConfidence(Sampling):
+class HeadConfidence(OneSoftmax, Sampling):
     """Gate whose score is a confidence measure of the exit head's logits.
 
     Attributes:
@@ -38,10 +38,6 @@ class HeadConfidence(Sampling):
     def score(self, view: BlockView) -> Tensor:
         """Return the selected confidence measure of each active row, [A]."""
         return CONFIDENCES[self.confidence](view)
-
-    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Return the cost of one softmax over the vocabulary per gate block."""
-        return softmax_cost(model, len(gate_blocks))
 
 
 @register
@@ -56,6 +52,7 @@ class TrainedExitHeads(Thresholded):
 
     name: ClassVar[str] = "heads"
     source: ClassVar[str] = "HEADS; kind lens: tuned lens"
+    head_class: ClassVar[type[Head]] = TrainedHead
     needs_exit_heads: ClassVar[bool] = True
 
     threshold: float = param(0.9, "exit if the confidence > threshold, on the scale of the confidence")
@@ -97,10 +94,6 @@ class TrainedExitHeads(Thresholded):
     def blocks(self, n_blocks: int) -> frozenset[int]:
         """Return the blocks with an exit head in use, at which the gate is evaluated."""
         return frozenset(self.exit_blocks)
-
-    def make_head(self) -> Head:
-        """Return the head that reads a block's trained exit head, or the LM head where there is none."""
-        return TrainedHead()
 
     def gate(self, fitted: Mapping[str, Tensor]) -> HeadConfidence:
         """Return the gate that scores the selected confidence measure."""

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Cost, Gate, Head, ModelInterface, param
+from exitbench.methods.base import BlockView, Head, param
 from exitbench.methods.entropy import negative_entropy
 from exitbench.methods.gated import PeriodicGating, Thresholded
-from exitbench.methods.gates import softmax_cost
+from exitbench.methods.gates import OneSoftmax
 from exitbench.methods.heads import TrainedHead
 from exitbench.methods.registry import register
 
 
-class Certainty(Gate):
+class Certainty(OneSoftmax):
     """Gate whose score is the certainty 1 - H / log C, where H is the entropy of the C labels' probabilities.
 
     It is 1 if one label has probability 1, and 0 if all labels have the same probability.
@@ -26,10 +26,6 @@ class Certainty(Gate):
     def score(self, view: BlockView) -> Tensor:
         """Return the certainty 1 - H / log C of each active row, [A]."""
         return 1 + negative_entropy(view.logits_AK) / math.log(view.logits_AK.shape[-1])
-
-    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Return the cost of a softmax and a sum over the labels per gate block."""
-        return softmax_cost(model, len(gate_blocks))
 
 
 @register
@@ -43,16 +39,13 @@ class FastBert(Thresholded, PeriodicGating):
 
     name: ClassVar[str] = "fastbert"
     source: ClassVar[str] = "FastBERT section 3.3 (adaptive inference)"
+    head_class: ClassVar[type[Head]] = TrainedHead
 
     threshold: float = param(0.5, "speed: exit if H / log C < threshold", low=0.0, high=1.0)
 
     def level(self, threshold: float) -> float:
         """Convert an uncertainty threshold to the scale of the score: 1 - threshold."""
         return 1 - threshold
-
-    def make_head(self) -> Head:
-        """Return the head that reads a block's branch (off-ramp), or the model's own classifier where there is none."""
-        return TrainedHead()
 
     def gate(self, fitted: Mapping[str, Tensor]) -> Certainty:
         """Return the gate that scores the certainty of a branch's prediction."""

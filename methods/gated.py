@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -47,6 +47,8 @@ class Skipping(Method):
 class Gating(Skipping):
     """Base class of methods that evaluate a gate at some of the blocks and compare its score with a threshold."""
 
+    head_class: ClassVar[type[Head]] = LMHead
+
     kv_policy: str = param(
         "state-copy",
         "policy that computes keys and values of skipped blocks; under self-speculation, the full model verifies up to "
@@ -81,8 +83,8 @@ class Gating(Skipping):
         """Return the threshold rule with which the gate's score is compared."""
 
     def make_head(self) -> Head:
-        """Return the head; by default the model's own LM head."""
-        return LMHead()
+        """Return the head; by default of the class `head_class`."""
+        return self.head_class()
 
     def parts(self, n_blocks: int, fitted: Mapping[str, Tensor] = NOTHING_FITTED) -> Parts:
         """Return gate, threshold, head and KV policy; the gate is evaluated at the blocks that `blocks` returns."""

@@ -33,7 +33,15 @@ class Always(Sampling):
         return "1"
 
 
-class SoftmaxMargin(Gate):
+class OneSoftmax(Gate):
+    """Base class of gates that compute one softmax over the head's vocabulary, or the labels, per gate block."""
+
+    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
+        """Return the cost of a softmax, and of a search or sum over its values, per gate block."""
+        return softmax_cost(model, len(gate_blocks))
+
+
+class SoftmaxMargin(OneSoftmax):
     """Gate whose score is CALM's softmax measure: the difference between the two largest probabilities, in [0, 1]."""
 
     def score(self, view: BlockView) -> Tensor:
@@ -50,10 +58,6 @@ class SoftmaxMargin(Gate):
     def score_sql(self, gate_blocks: Sequence[int]) -> str:
         """Return SQL for the score at block ``l``, from a probe's columns (stored predictions of every block)."""
         return "p1[l] - p2[l]"
-
-    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Return the cost of a softmax and a top-2 search over the vocabulary per gate block."""
-        return softmax_cost(model, len(gate_blocks))
 
 
 class IntervalExponentials(NamedTuple):

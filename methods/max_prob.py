@@ -7,13 +7,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from exitbench.methods.base import BlockView, Cost, Gate, ModelInterface
+from exitbench.methods.base import BlockView
 from exitbench.methods.gated import SoftmaxGated
-from exitbench.methods.gates import IntervalExponentials, softmax_cost
+from exitbench.methods.gates import IntervalExponentials, OneSoftmax
 from exitbench.methods.registry import register
 
 
-class LargestProbability(Gate):
+class LargestProbability(OneSoftmax):
     """Gate whose score is the largest token probability p_(1), in [0, 1]."""
 
     def score(self, view: BlockView) -> Tensor:
@@ -29,10 +29,6 @@ class LargestProbability(Gate):
     def score_sql(self, gate_blocks: Sequence[int]) -> str:
         """Return SQL for the score at block ``l``, from a probe's columns (stored predictions of every block)."""
         return "p1[l]"
-
-    def cost(self, model: ModelInterface, gate_blocks: Sequence[int]) -> Cost:
-        """Return the cost of a softmax and a maximum over the vocabulary per gate block."""
-        return softmax_cost(model, len(gate_blocks))
 
 
 @register

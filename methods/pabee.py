@@ -66,6 +66,7 @@ class Pabee(PeriodicGating):
 
     name: ClassVar[str] = "pabee"
     source: ClassVar[str] = "PABEE section 3"
+    head_class: ClassVar[type[Head]] = TrainedHead
 
     patience: int = param(2, "t: number of consecutive off-ramps that must confirm the prediction", low=1)
     tolerance: float = param(0.5, "tau, for regression: predictions closer than this confirm each other", low=0.0)
@@ -74,10 +75,6 @@ class Pabee(PeriodicGating):
         "row: each row of a batch exits on its own; whole: no row exits before all can (as published)",
         choices=("row", "whole"),
     )
-
-    def make_head(self) -> Head:
-        """Return the head that reads a block's off-ramp, or the model's own classifier where there is none."""
-        return TrainedHead()
 
     def gate(self, fitted: Mapping[str, Tensor]) -> PredictionStreak:
         """Return the gate that counts consecutive equal predictions."""

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 from exitbench.errors import UserError, suggestion
 
 T = TypeVar("T")
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _JSON_TYPES = {dict: "an object", list: "a list", str: "a string", int: "a whole number", float: "a number"}
 _SHOWN_NAMES = 10
 MAX_BYTES = 1 << 30
@@ -86,14 +85,7 @@ def read_text(path: Path) -> str:
     Raises:
         UserError: The file is missing or unreadable, damaged gzip, or not UTF-8; the message names the line.
     """
-    data = _read_bytes(path).removeprefix(_BYTE_ORDER_MARK)
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(
-            f"{path}, line {line}: byte 0x{data[error.start]:02x} is not UTF-8. Only UTF-8 text is read."
-        ) from error
+    return _decoded(_read_bytes(path), str(path))
 
 
 def read_lines(path: Path) -> list[str]:
@@ -309,8 +301,8 @@ def _decoded(data: bytes, location: str) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{location}, line {line}: not UTF-8.") from None
+        line, byte = error.object.count(b"\n", 0, error.start) + 1, error.object[error.start]
+        raise UserError(f"{location}, line {line}: byte 0x{byte:02x} is not UTF-8. Only UTF-8 text is read.") from error
 
 
 _FORMS = ("json", "jsonl", "csv", "tsv", "parquet")

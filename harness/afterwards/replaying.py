@@ -16,7 +16,7 @@ import pyarrow as pa
 from exitbench.errors import UserError
 from exitbench.methods.base import Method
 from exitbench.methods.registry import get_method
-from exitbench.results.analysis.replay import ThresholdSweep, sweep, thresholds_by_position
+from exitbench.results.analysis.replay import sweep, thresholds_by_position
 from exitbench.results.database.connection import Database
 from exitbench.results.files.duckdb_files import in_memory
 
@@ -118,10 +118,17 @@ def replay(probe: Probe, method: str, thresholds: Sequence[float], **params: Any
             f"method {method!r}: its score cannot be computed from a probe. Run it in a suite, as a replay cell."
         )
     rules = [parts.threshold.sql(probe.max_new_tokens) for parts in all_parts]
+    longest = max(probe.table.column("position").to_pylist())
     with in_memory() as connection:
         connection.register("probe", probe.table)
-        score_and_emitted = (score_sql, emitted_sql)
-        swept = _swept(connection, probe, score_and_emitted, all_parts[0].gate_blocks(probe.n_blocks), rules)
+        try:
+            table = thresholds_by_position(connection, rules, longest)
+        except duckdb.Error as error:
+            raise UserError("replay: thresholds that differ by block cannot be swept together.") from error
+        gate_blocks, first = all_parts[0].gate_blocks(probe.n_blocks), 2 if probe.is_causal else 1
+        swept = sweep(
+            connection, "probe", score_sql, emitted_sql, gate_blocks, probe.n_blocks, table, first_position=first
+        )
     return pa.table(
         {
             "threshold": pa.array(thresholds, pa.float64()),
@@ -170,19 +177,3 @@ def _scores(database: Database, probe_cell_id: str, method: Method) -> str | Non
     params = json.loads(json.dumps(method.score_params()))
     rows = database.query(_SCORES, [probe_cell_id, method.name]).to_pylist()
     return next((row["attempt_id"] for row in rows if json.loads(row["params"]) == params), None)
-
-
-def _swept(
-    connection: duckdb.DuckDBPyConnection,
-    probe: Probe,
-    score_and_emitted: tuple[str, str],
-    exit_blocks: Sequence[int],
-    rules: Sequence[str],
-) -> ThresholdSweep:
-    longest = max(probe.table.column("position").to_pylist())
-    first = 2 if probe.is_causal else 1
-    try:
-        table = thresholds_by_position(connection, rules, longest)
-    except duckdb.Error as error:
-        raise UserError("replay: thresholds that differ by block cannot be swept together.") from error
-    return sweep(connection, "probe", *score_and_emitted, exit_blocks, probe.n_blocks, table, first_position=first)

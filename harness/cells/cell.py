@@ -8,9 +8,9 @@ method and metric. The code that implements them is not.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from exitbench.harness.cells.seeds import derivations
 from exitbench.results.files.formats import content_id
@@ -420,33 +420,18 @@ class Cell:
     def from_json(cls, record: Mapping[str, Any]) -> Cell:
         """Rebuild a cell from ``cell.json``; derived keys (id, execution, identity) are computed again."""
         generation, timing, calibration = record["generation"], record["timing"], record["calibration"]
-        method = record["method"]
-        recorded = record["record"]
-        return cls(
-            suite=record["suite"],
-            kind=cast(Kind, record["kind"]),
+        method, recorded = record["method"], record["record"]
+        rebuilt: dict[str, Any] = dict(
             method=MethodRef(**{**method, "unused_params": tuple(method["unused_params"])}),
-            engine_version=record["engine_version"],
-            kv_policy=record["kv_policy"],
             model=ModelRef(**record["model"]),
             task=TaskRef(**record["task"]),
             generation=GenerationSettings(**{**generation, "stop": tuple(generation["stop"])}),
-            dtype=record["dtype"],
-            device=record["device"],
-            batch_size=record["batch_size"],
-            seed=record["seed"],
-            random_weights=record["random_weights"],
-            limited=record["limited"],
             timing=None if timing is None else TimingSettings(**timing),
             calibration=calibration and CalibrationSettings(**{**calibration, "levels": tuple(calibration["levels"])}),
             record=recorded and RecordSettings(tuple(recorded["what"]), recorded["documents"]),
-            full_depth_cell_id=record["full_depth_cell_id"],
-            **{name: record[name] for name in INPUTS},
-            batch_rows=record["batch_rows"],
-            engine=cast(EngineName, record["engine"]),
             device_map=_device_map(record["device_map"]),
-            head_precision=cast(HeadPrecision, record["head_precision"]),
         )
+        return cls(**{field.name: record[field.name] for field in fields(cls)} | rebuilt)
 
 
 def _device_map(stored: Sequence[Sequence[Any]] | None) -> DeviceMap | None:

@@ -53,9 +53,12 @@ def shortages(plan: Plan, retry: Retry) -> Iterator[str]:
 
 def _needed_bytes(folder: Path, cells: Sequence[Cell]) -> Iterator[tuple[str, int]]:
     """Yield (description, bytes) of the weights, the int8 LM head if certified, and the KV cache."""
-    from exitbench.harness.engine.checkpoints.loading import head_numel
+    import torch
 
-    yield "its weights take", _weights_bytes(folder, cells[0].dtype)
+    from exitbench.harness.engine.checkpoints.loading import head_numel
+    from exitbench.harness.engine.checkpoints.sizes import weights_bytes
+
+    yield "its weights take", weights_bytes(folder, getattr(torch, cells[0].dtype))
     if cells[0].model.kind == "encoder":  # encoders have no KV cache
         return
     if any(cell.head_precision == "certified" for cell in cells):
@@ -63,14 +66,6 @@ def _needed_bytes(folder: Path, cells: Sequence[Cell]) -> Iterator[tuple[str, in
     cache, largest = _largest_cache(folder, cells)
     tokens = number_of(_positions(largest), "token")
     yield f"keys and values of {number_of(largest.rows, 'row')} of {tokens}", cache
-
-
-def _weights_bytes(folder: Path, dtype: str) -> int:
-    import torch
-
-    from exitbench.harness.engine.checkpoints.sizes import weights_bytes
-
-    return weights_bytes(folder, getattr(torch, dtype))
 
 
 def _largest_cache(folder: Path, cells: Sequence[Cell]) -> tuple[int, Cell]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Literal, Protocol, Self, cast, get_args
 
 import torch
@@ -204,7 +204,7 @@ def early_exit_weights(
     return (weights / weights.sum()).float()
 
 
-class LayerDropout:
+class LayerDropout(ExitStack):
     """Context manager in which decoder blocks (in training mode) are randomly skipped for whole sequences of a batch.
 
     A skipped sequence keeps the block's input as its state. Other outputs of a block (T5's position biases, which block
@@ -223,24 +223,17 @@ class LayerDropout:
         Raises:
             UserError: The number of rates differs from the number of blocks, or a rate is not a probability.
         """
+        super().__init__()
         self._blocks = decoder_blocks(model)
         if len(rates) != len(self._blocks) or not all(0 <= rate <= 1 for rate in rates):
             raise UserError(f"Layer dropout {list(rates)}. Allowed: {len(self._blocks)} rates, each 0 to 1.")
         self._rates, self._generator = tuple(rates), generator
-        self._handles: list[RemovableHandle] = []
 
     def __enter__(self) -> Self:
         for block, rate in zip(self._blocks, self._rates, strict=True):
             if rate > 0:
-                self._handles.append(self._hook(block, rate))
+                self.callback(self._hook(block, rate).remove)
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
 
     def _hook(self, block: nn.Module, rate: float) -> RemovableHandle:
         def skip(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +182,7 @@ def score_texts(
     groups = sorted(_windows_by_context(requests), key=lambda group: (_length(group, requests), group))
     scored: dict[tuple[int, int], Scored] = {}
     n_done = 0
-    n_left = {key: sum(map(len, group)) for key, group in _by_document(groups, requests).items()}
+    n_left = Counter(request.doc_key for request in requests for _ in request.pairs)
     longest = longest_of(requests)
 
     def run(batch: Sequence[Sequence[tuple[int, int]]]) -> None:
@@ -232,13 +232,6 @@ def _context(
 def _length(group: Sequence[tuple[int, int]], requests: Sequence[TextRequest]) -> int:
     pairs = [requests[number].pairs[at] for number, at in group]
     return len(pairs[0].context_ids) + max(len(pair.continuation_ids) for pair in pairs)
-
-
-def _by_document(
-    groups: Sequence[Sequence[tuple[int, int]]], requests: Sequence[TextRequest]
-) -> dict[str, list[Sequence[tuple[int, int]]]]:
-    ordered = sorted(groups, key=lambda group: requests[group[0][0]].doc_key)
-    return {key: list(of_key) for key, of_key in groupby(ordered, key=lambda group: requests[group[0][0]].doc_key)}
 
 
 @dataclass(frozen=True)

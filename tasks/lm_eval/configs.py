@@ -195,11 +195,12 @@ def _apply_settings(settings: LmEvalSettings, leaf: LeafConfig) -> LeafConfig:
         if leaf.output_type != "generate_until":
             raise UserError(f"lm-eval: {leaf.task_name!r} generates no text, so gen_kwargs have no meaning for it.")
         overrides = {name: list(value) if isinstance(value, tuple) else value for name, value in settings.gen_kwargs}
-        config["generation_kwargs"] = {**_generation(config), **overrides}
+        config["generation_kwargs"] = {**generation_of(config), **overrides}
     return LeafConfig(leaf.task_name, config, leaf.is_users)
 
 
-def _generation(config: Mapping[str, Any]) -> dict[str, Any]:
+def generation_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the generation arguments of a generation task, such as `until`; lm-eval's defaults if it has none."""
     from lm_eval.defaults import default_gen_kwargs
 
     delimiter = config.get("fewshot_delimiter", "\n\n")
@@ -226,11 +227,6 @@ def _mixed_group_error(name: str, leaves: list[LeafConfig], why: str) -> UserErr
     more = len(names) - _SHOWN_LEAVES
     listing = ", ".join(names[:_SHOWN_LEAVES]) + (f" and {more} more" if more > 0 else "")
     return UserError(f"lm-eval: {name!r} is no single task: {why}. Name its tasks singly: {listing}.")
-
-
-def generation_of(leaf: LeafConfig) -> dict[str, Any]:
-    """Return the generation arguments of a generation task, such as `until`; lm-eval's defaults if it has none."""
-    return _generation(leaf.config)
 
 
 def lm_eval_version() -> str:

@@ -176,11 +176,10 @@ class LmEvalMetric:
 
     Attributes:
         name: Name in results, such as `exact_match,strict-match`; without the filter if the filter has no name.
-        metric: lm-eval's name of the metric.
+        metric: lm-eval's name of the metric, and of its result for a document.
         filter: lm-eval's name of the filter.
         aggregation: Computes the metric from sums over documents.
         scale: Factor from lm-eval's value to this project's: 100 for proportions, else 1.
-        result_key: lm-eval's name of the per-document result that this metric sums.
     """
 
     name: str
@@ -189,7 +188,6 @@ class LmEvalMetric:
     aggregation: Aggregation
     scale: float
     higher_is_better: bool
-    result_key: str
 
     def aggregate(self, total: FloatArray, n: FloatArray) -> FloatArray:
         """Return the metric's value [...] from sums [..., S] over `n` documents [...].
@@ -223,11 +221,9 @@ def metrics_of(leaf: LeafConfig) -> tuple[LmEvalMetric, ...]:
             unsupported.append(metric)
             continue
         scale = _scale(metric, sums)
-        supported += [
-            LmEvalMetric(name_of(metric, kind), metric, kind, sums, scale, higher, metric) for kind in _filters(leaf)
-        ]
+        supported += [LmEvalMetric(name_of(metric, kind), metric, kind, sums, scale, higher) for kind in _filters(leaf)]
         if metric == _BITS:
-            supported.append(LmEvalMetric(PER_BYTE_NAME, metric, "none", PER_BYTE, 1.0, True, metric))
+            supported.append(LmEvalMetric(PER_BYTE_NAME, metric, "none", PER_BYTE, 1.0, True))
     if not supported:
         raise UserError(
             f"lm-eval: task {leaf.task_name!r}: its metrics ({', '.join(unsupported) or 'none'}) are aggregated by "
@@ -270,9 +266,9 @@ def document_score(metrics: Sequence[LmEvalMetric], by_filter: Mapping[str, Mapp
     values: dict[str, float] = {}
     statistics: dict[str, list[float]] = {}
     for metric in metrics:
-        if metric.result_key not in by_filter.get(metric.filter, ()):
+        if metric.metric not in by_filter.get(metric.filter, ()):
             continue
-        item = by_filter[metric.filter][metric.result_key]
+        item = by_filter[metric.filter][metric.metric]
         values[metric.name] = metric.scale * metric.aggregation.document_value(item)
         if not metric.is_mean:
             statistics[metric.name] = metric.aggregation.summands(item)
@@ -449,7 +445,7 @@ def _aggregated(results: Mapping[str, Any], names: Iterable[str], metrics: Seque
 
     aggregated = {}
     for metric in metrics:
-        key = f"{metric.result_key},{metric.filter}"
+        key = f"{metric.metric},{metric.filter}"
         rows = [results[name] for name in names if key in results[name]]
         if not rows or metric.name != name_of(metric.metric, metric.filter):
             continue

@@ -66,7 +66,8 @@ class LmEvalTask(Task):
         self.consistency_metric = self.metrics[0]
         self.output_type = cast(OutputType, first.output_type)
         self.metric_version = _version(configs)
-        self.generation_kwargs: dict[str, Any] = generation_of(first) if self.output_type == "generate_until" else {}
+        is_generating = self.output_type == "generate_until"
+        self.generation_kwargs: dict[str, Any] = generation_of(first.config) if is_generating else {}
         """Generation arguments with the settings applied: until, max_gen_toks, ...; empty for other output types."""
         max_gen_toks = self.generation_kwargs.get("max_gen_toks")
         self.default_max_new_tokens = int(max_gen_toks) if max_gen_toks else _DEFAULT_MAX_NEW_TOKENS

@@ -7,8 +7,8 @@ Shape suffixes: A rows that leave a block, B rows of the batch, V vocabulary.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import GenerationSettings
-from exitbench.methods.base import BlockView, Head, Parts, Reading
+from exitbench.methods.base import BlockView, Parts
 
 if TYPE_CHECKING:
     from exitbench.harness.engine.checkpoints.loading import Checkpoint
@@ -71,7 +71,9 @@ class LogitRules:
         """
         if view.ids_AK is not None:
             raise UserError(f"{', '.join(self._settings.logit_rules)}: the head must read the whole vocabulary.")
-        return _with_logits(view, self(view.logits_AK, view.active.rows))
+        changed = copy.copy(view)
+        changed.set_logits(self(view.logits_AK, view.active.rows))
+        return changed
 
     def __call__(self, logits_AV: Tensor, rows: Sequence[int]) -> Tensor:
         """Return the logits [A, V] changed by the rules, in float32; ``rows`` are the rows' indices in the batch."""
@@ -113,32 +115,6 @@ class LogitRules:
         if self._settings.min_length is not None and len(history) < self._settings.min_length:
             banned |= self._eos
         return sorted(banned)
-
-
-@dataclass(frozen=True)
-class _Changed(Head):
-    """Head that returns given logits, which the rules have changed."""
-
-    logits_AV: Tensor
-
-    def read(self, view: BlockView) -> Reading:
-        return Reading(self.logits_AV)
-
-    def earlier_logits(self, view: BlockView, block: int) -> Tensor:
-        raise NotImplementedError("tokens are chosen from this block's logits only")
-
-
-def _with_logits(view: BlockView, logits_AV: Tensor) -> BlockView:
-    """Return a copy of a `BlockView` with other logits, reduced to the data that choosing a token needs."""
-    return BlockView(
-        block=view.block,
-        active=view.active,
-        max_new_tokens=view.max_new_tokens,
-        hidden_AD=view.hidden_AD,
-        memory={},
-        model=view.model,
-        head=_Changed(logits_AV),
-    )
 
 
 def why_not(parts: Parts) -> str | None:

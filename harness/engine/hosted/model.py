@@ -197,21 +197,10 @@ class HostedTransformer(Headed):
     def start(
         self, prompts: Sequence[Sequence[int]], room: int, *, holds_last: bool = False, depth: int | None = None
     ) -> tuple[HostedCache, Tensor | None]:
-        """Prefill a batch of prompts: run the encoder, or the blocks of a decoder-only model.
-
-        Args:
-            prompts: Token ids of each prompt.
-            room: Number of decoder positions to allocate for new tokens.
-            holds_last: Decoder-only models: leave out each prompt's last token, which the caller feeds next.
-            depth: Decoder-only models: number of blocks to run, from block 1 on; None means all.
-
-        Returns:
-            The cache, and the state of each prompt's last token, [B, D]. The state is None for an encoder-decoder, and
-            if the last token is left out.
+        """Prefill a batch of prompts; arguments and result as in `Engine.start`.
 
         Raises:
-            UserError: Prompt and answer exceed the model's maximum number of positions, prompts of different length
-                cannot be padded, or ``holds_last`` is set for an encoder-decoder.
+            UserError: As there, or prompts of different length cannot be padded.
         """
         if self.stack.encoder is None:
             return self._start_decoder_only(prompts, room, holds_last, depth or self.n_blocks)
@@ -337,18 +326,9 @@ class HostedTransformer(Headed):
         places: HostedPlaces | None = None,
         exited_BD: Tensor | None = None,
     ) -> Tensor:
-        """Run decoder block ``block`` (1..L), and write its keys and values to the cache.
+        """Run decoder block ``block`` (1..L), and write its keys and values; arguments and result as in `Engine.block`.
 
-        Args:
-            block: Number of the block.
-            hidden: Output of the block before, [A, T, D]; [A, D] if each row has one new position.
-            context: The decode step, with the arguments that the blocks share.
-            rows_A: Indices of the batch rows that run the block, ascending; None means all.
-            places: Cache positions to run at, if they are not those of the step.
-            exited_BD: Must be None; this engine does not fill keys and values of rows that do not run.
-
-        Returns:
-            The residual stream after the block, shaped like ``hidden``.
+        ``exited_BD`` must be None: this engine does not fill keys and values of rows that do not run.
         """
         assert exited_BD is None, "the modules of transformers know no keys and values without queries"
         if places is not None:
