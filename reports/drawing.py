@@ -16,7 +16,6 @@ from functools import cache
 from importlib.metadata import version
 from multiprocessing import get_context, parent_process
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 from exitbench import reports
@@ -185,9 +184,7 @@ class Drawings:
         gc.set_threshold(_COLLECTED_AT, *self._collected_at[1:])
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
         gc.set_threshold(*self._collected_at)

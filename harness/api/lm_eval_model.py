@@ -85,19 +85,10 @@ class ModelArguments:
     params: Mapping[str, Any] = field(default_factory=dict)
 
 
-_ARGUMENT_TYPES: Final = {
-    "pretrained": str,
-    "method": str,
-    "dtype": str,
-    "device": str,
-    "engine": str,
+_ARGUMENT_TYPES: Final[Mapping[str, type[Any]]] = {
+    **{item.name: str for item in dataclasses.fields(ModelArguments) if item.name not in ("rows", "params")},
     "max_length": int,
-    "first_token": str,
-    "scope": str,
     "hub": bool,
-    "trace": str,
-    "include": str,
-    "data_dir": str,
 }
 _OF_LM_EVAL: Final = ("batch_size", "max_batch_size", "trust_remote_code")
 _CHOICES: Final = {"dtype": DTYPES, "engine": ENGINES, "first_token": FIRST_TOKENS, "scope": SCOPES}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from exitbench.harness.running.environment import available_cores
 from exitbench.harness.service.folders import Runs
+from exitbench.results.database.access import retry_while_in_use
 from exitbench.results.database.connection import open_database
 from exitbench.terminal import number_of, print_escaped, without_middle
 
@@ -58,8 +59,6 @@ def print_left_out(path: Path, suite: str) -> None:
 
     `path` is the database.
     """
-    from exitbench.results.database.connection import open_database
-
     with open_database(path) as database:
         rows = database.query(LEFT_OUT_QUERY, [suite]).to_pylist()
     for row in rows:
@@ -70,8 +69,6 @@ def print_left_out(path: Path, suite: str) -> None:
 
 def _print_results(runs: Runs, plan: Plan, *, every_setting: bool) -> None:
     """Print one sentence per task, and a table of every setting if requested."""
-    from exitbench.results.database.access import retry_while_in_use
-
     if every_setting:
         from exitbench.reports.tables.text import calibration_text, summary_text
 
@@ -84,7 +81,6 @@ def _print_results(runs: Runs, plan: Plan, *, every_setting: bool) -> None:
 
 def _gist(path: Path, plan: Plan) -> list[str]:
     from exitbench.reports.tables.text import recommendation_lines
-    from exitbench.results.database.connection import open_database
 
     with open_database(path) as database:
         return recommendation_lines(database, plan.cell_ids) or [_NO_GIST]
@@ -92,7 +88,6 @@ def _gist(path: Path, plan: Plan) -> list[str]:
 
 def _print_report(runs: Runs) -> None:
     from exitbench.reports.current import current_report
-    from exitbench.results.database.access import retry_while_in_use
 
     options: dict[str, Any] = {"draft": True, "workers": available_cores(), "progress": True}
     report = retry_while_in_use(lambda: current_report(runs.database, runs.report, **options), print_escaped)

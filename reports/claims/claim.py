@@ -35,12 +35,12 @@ class Claim:
             other; `question`: raised by this project from what a paper shows, not claimed by its authors.
         paper: Source of the words or numbers, or of the question: MEE, MEEBLOG, PRUNE, NATCAP, HEADS, or another paper.
         place: Section, figure or table.
+        text: The statement that is tested.
+        conditions: Models, data and settings that the statement is about.
         shown_in: Name of the report's figure or table on the subject; None without one.
         quotation: The authors' words for a claim, at most `MOST_WORDS`; None for the other kinds, and for a claim with
             `unquoted`.
         unquoted: Reason why a claim has no quotation.
-        text: The statement that is tested.
-        conditions: Models, data and settings that the statement is about.
         unit: Unit of the evidence, `bound`, `tolerance` and `published`.
         direction: `at_least`, `at_most`, or `within` (a value).
         bound: Value that the evidence must reach, must not exceed, or must equal.
@@ -66,25 +66,25 @@ class Claim:
     kind: str
     paper: str
     place: str
-    shown_in: str | None
-    quotation: str | None
-    unquoted: str | None
     text: str
     conditions: str
-    unit: str
-    direction: str
-    bound: float
-    tolerance: float
-    published: float | None
-    n_of: str
-    limits: tuple[float, float] | None
-    simulated: bool
-    exact: bool
-    suite: str | None
-    follow_up_command: str | None
-    caveat: str | None
-    reason: str | None
-    evidence_sql: str | None
+    shown_in: str | None = None
+    quotation: str | None = None
+    unquoted: str | None = None
+    unit: str = ""
+    direction: str = DIRECTIONS[0]
+    bound: float = 0.0
+    tolerance: float = 0.0
+    published: float | None = None
+    n_of: str = ""
+    limits: tuple[float, float] | None = None
+    simulated: bool = False
+    exact: bool = False
+    suite: str | None = None
+    follow_up_command: str | None = None
+    caveat: str | None = None
+    reason: str | None = None
+    evidence_sql: str | None = None
 
     def admits(self, value: float) -> bool:
         """Return whether the statement holds if the evidence is exactly `value`."""
@@ -249,25 +249,10 @@ def _claim(file: str, number: int, entry: Mapping[str, Any]) -> Claim:
     if words > MOST_WORDS:
         raise UserError(f"{prefix}: quotation has {words} words; at most {MOST_WORDS} are quoted.")
     return Claim(
-        **{key: entry[key] for key in _COMMON},
+        **{"exact": kind == CONSISTENCY, **{key: entry[key] for key in entry if key not in ("limits", "then")}},
         ledger=file.removesuffix(".toml"),
-        shown_in=entry.get("shown_in"),
-        quotation=entry.get("quotation"),
-        unquoted=entry.get("unquoted"),
-        unit=entry.get("unit", ""),
-        direction=direction,
-        bound=entry.get("bound", 0.0),
-        tolerance=entry.get("tolerance", 0.0),
-        published=entry.get("published"),
-        n_of=entry.get("n_of", ""),
         limits=_limits(prefix, entry.get("limits")),
-        simulated=entry.get("simulated", False),
-        exact=entry.get("exact", kind == CONSISTENCY),
-        suite=entry.get("suite"),
         follow_up_command=entry.get("then"),
-        caveat=entry.get("caveat"),
-        reason=entry.get("reason"),
-        evidence_sql=entry.get("evidence_sql"),
     )
 
 

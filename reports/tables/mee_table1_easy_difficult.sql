@@ -20,22 +20,8 @@ chosen AS (
     FROM runs JOIN (SELECT attempt_id, count(*) AS probed FROM settled GROUP BY ALL) USING (attempt_id)
     QUALIFY row_number() OVER (PARTITION BY task_label, model ORDER BY probed DESC, attempt_id DESC) = 1
 ),
-ranked AS (
-    SELECT attempt_id, doc_key, count(*) OVER (PARTITION BY attempt_id) AS documents,
-           row_number() OVER (PARTITION BY attempt_id ORDER BY round(mean_s, 9) DESC, doc_key) AS place
-    FROM (
-        SELECT attempt_id, doc_key, sum(cosine_last) / sum(n) AS mean_s
-        FROM probe_by_document JOIN (SELECT attempt_id, blocks FROM chosen) USING (attempt_id)
-        WHERE block < blocks
-        GROUP BY ALL
-    )
-),
-classed AS (
-    SELECT attempt_id, doc_key, if(place <= documents // 4, 'easy', 'difficult') AS class
-    FROM ranked
-    WHERE place <= documents // 4 OR place > documents - documents // 4
-),
-printed AS (
+-- continues in ../figures/mee/shared/mee_classes.sql
+, printed AS (
     SELECT model, dataset AS task, split_part(setting, ' ', 1) AS class, metric, value, std,
            max(try_cast(regexp_extract(split, '(\d+) per class', 1) AS BIGINT)) OVER () AS n
     FROM published

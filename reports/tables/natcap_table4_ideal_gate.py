@@ -11,13 +11,12 @@ from exitbench.reports.tables.columns import (
     LENGTH_NOTE,
     TableCell,
     TableColumn,
-    format_number,
     metric_digits,
     number,
     text,
     with_interval,
 )
-from exitbench.reports.tables.summary import length, timed
+from exitbench.reports.tables.summary import delta, length, timed
 
 __all__ = ["CAPTION", "COLUMNS", "EMPTY", "TITLE"]
 
@@ -50,12 +49,6 @@ def _score(row: Row) -> TableCell:
     return TableCell(f"{row['metric']} {label}", row["metric"])
 
 
-def _delta(row: Row) -> TableCell:
-    if row["delta"] is None:
-        return TableCell("–", None)
-    return TableCell(format_number(row["delta"], f"{{:+.{metric_digits(row)}f}}"), row["delta"])
-
-
 COLUMNS = (
     text("From", "printed_in"),
     text("Data", "data"),
@@ -71,7 +64,7 @@ COLUMNS = (
     number("Decoding", "speedup_decode", "{:.2f}"),
     number("Ideal", "ideal_speedup_decode", "{:.2f}"),
     TableColumn("Score", _score, long=True),
-    TableColumn("Δ", _delta, numeric=True),
+    TableColumn("Δ", delta, numeric=True),
     number("Documents", "n", "{:,}"),
     TableColumn("Timed", timed, numeric=True),
 )

@@ -5,6 +5,7 @@ The ideal exit of a token is the first block whose most probable token is the la
 
 from exitbench.reports.figures.natcap import EMPTY
 from exitbench.reports.frame import Row
+from exitbench.reports.plotting.panels import interval_around
 from exitbench.reports.tables.columns import TableCell, TableColumn, number, text, with_interval
 
 __all__ = ["CAPTION", "COLUMNS", "EMPTY", "TITLE"]
@@ -23,18 +24,13 @@ CAPTION = (
 
 
 def _ideal_exit(row: Row) -> TableCell:
-    mean, half = row["ideal_exit"], row["ideal_half_width"]
-    has_interval = None not in (mean, half)
-    return TableCell(
-        with_interval(mean, mean - half if has_interval else None, mean + half if has_interval else None, 2), mean
-    )
+    mean = row["ideal_exit"]
+    return TableCell(with_interval(mean, *interval_around(mean, row["ideal_half_width"]), 2), mean)
 
 
 def _can_exit(row: Row) -> TableCell:
-    mean, half = row["can_exit"], row["can_exit_half_width"]
-    if mean is None or half is None:
-        return TableCell(with_interval(mean, None, None, 1), mean)
-    return TableCell(with_interval(mean, max(0.0, mean - half), min(100.0, mean + half), 1), mean)
+    mean = row["can_exit"]
+    return TableCell(with_interval(mean, *interval_around(mean, row["can_exit_half_width"], 0.0, 100.0), 1), mean)
 
 
 def _depth(row: Row) -> TableCell:

@@ -19,16 +19,15 @@ _WANTED: Final = """
     CREATE OR REPLACE TEMP TABLE wanted_difference AS
     WITH scored AS (SELECT attempt_id, max(scored_at) AS scored_at FROM metric GROUP BY attempt_id)
     SELECT
-        f.attempt_id, r.full_depth_attempt_id AS full_attempt_id, f.metric, f.delta, s.scored_at,
+        f.attempt_id, f.full_depth_attempt_id AS full_attempt_id, f.metric, f.delta, s.scored_at,
         t.scored_at AS full_scored_at,
         coalesce(m.scale_high - m.scale_low, CASE WHEN m.ci_method NOT LIKE 'Student%' THEN 100 END) AS scale,
         coalesce(m.scale_high, 1) AS greatest_value
     FROM frontier AS f
-    JOIN runs AS r USING (attempt_id)
     JOIN scored AS s ON s.attempt_id = f.attempt_id
-    JOIN scored AS t ON t.attempt_id = r.full_depth_attempt_id
+    JOIN scored AS t ON t.attempt_id = f.full_depth_attempt_id
     LEFT JOIN (FROM metric QUALIFY scored_at = max(scored_at) OVER (PARTITION BY attempt_id, metric)) AS m
-        ON m.attempt_id = r.full_depth_attempt_id AND m.metric = f.metric AND m.value = f.full_value
+        ON m.attempt_id = f.full_depth_attempt_id AND m.metric = f.metric AND m.value = f.full_value
     WHERE f.execution = 'real' AND NOT f.is_full_depth AND f.delta IS NOT NULL
 """
 _KEY: Final = "attempt_id, full_attempt_id, metric, scored_at, full_scored_at"

@@ -4,15 +4,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
 from exitbench.results.database.connection import open_database
+from exitbench.results.database.current import views_script
 from exitbench.results.tables import REFERENCES, TABLES
 
-_PACKAGE: Final = "exitbench.results.database"
 _SHARED: Final = "run_names"
 """View whose columns most other views share."""
 _VIEW: Final = re.compile(r"^CREATE VIEW (\w+) AS\n.*?;$(?=\nCOMMENT)", re.MULTILINE | re.DOTALL)
@@ -64,16 +63,23 @@ class Relation:
 @cache
 def described_views() -> tuple[Relation, ...]:
     """Return the documentation of every view, in the order of views.sql, from general to special."""
-    script = (files(_PACKAGE) / "views.sql").read_text(encoding="utf-8")
-    created = {match[1]: match[0] for match in _VIEW.finditer(script)}
-    relations = _relations("SELECT view_name, comment FROM duckdb_views() WHERE NOT internal", created)
-    return tuple(relations[name] for name in created)
+    created = {match[1]: match[0] for match in _VIEW.finditer(views_script())}
+    with TemporaryDirectory() as folder, open_database(Path(folder) / "empty.duckdb", read_only=False) as database:
+        comments = dict(database.rows("SELECT view_name, comment FROM duckdb_views() WHERE NOT internal")[1])
+        return tuple(
+            Relation(
+                name,
+                comments[name] or "",
+                tuple(ColumnDoc(*row) for row in database.rows(_COLUMNS, [name])[1]),
+                sql,
+            )
+            for name, sql in created.items()
+        )
 
 
 def described_macros() -> dict[str, str]:
     """Return the description of every macro in views.sql, by signature, such as ``is_measurable(low, high)``."""
-    script = (files(_PACKAGE) / "views.sql").read_text(encoding="utf-8")
-    return {match[1]: " ".join(match[2].replace("''", "'").split()) for match in _MACRO.finditer(script)}
+    return {match[1]: " ".join(match[2].replace("''", "'").split()) for match in _MACRO.finditer(views_script())}
 
 
 @cache
@@ -132,17 +138,3 @@ def _chapter(relation: Relation, shared: Sequence[str]) -> str:
         mark = "" if relation.sql else " key" if column.key else "" if column.nullable else " NOT NULL"
         lines.append(f"| {column.name} | {column.type}{mark} | {column.comment} |")
     return "\n".join(lines)
-
-
-def _relations(query: str, created: dict[str, str]) -> dict[str, Relation]:
-    with TemporaryDirectory() as folder, open_database(Path(folder) / "empty.duckdb", read_only=False) as database:
-        rows = [tuple(row.values()) for row in database.query(query).to_pylist()]
-        return {
-            name: Relation(
-                name,
-                comment or "",
-                tuple(ColumnDoc(*row.values()) for row in database.query(_COLUMNS, [name]).to_pylist()),
-                created.get(name, ""),
-            )
-            for name, comment in rows
-        }

@@ -896,13 +896,12 @@ COMMENT ON MACRO is_choosing IS 'Whether a document belongs to the third on whic
 CREATE VIEW paired AS
 WITH points AS (
     SELECT
-        f.* EXCLUDE (n), r.full_depth_attempt_id, f.value - f.ci_low AS value_down,
+        f.* EXCLUDE (n), f.value - f.ci_low AS value_down,
         f.ci_high - f.value AS value_up, m.value - m.ci_low AS full_down, m.ci_high - m.value AS full_up,
         coalesce(m.ci_method LIKE 'Student%', true) AS has_no_scale
     FROM frontier AS f
-    JOIN runs AS r USING (attempt_id)
     LEFT JOIN (FROM metric QUALIFY scored_at = max(scored_at) OVER (PARTITION BY attempt_id, metric)) AS m
-        ON m.attempt_id = r.full_depth_attempt_id AND m.metric = f.metric AND m.value = f.full_value
+        ON m.attempt_id = f.full_depth_attempt_id AND m.metric = f.metric AND m.value = f.full_value
     WHERE f.execution = 'real' AND NOT f.is_full_depth AND f.delta IS NOT NULL
 ),
 ends AS (
@@ -940,12 +939,11 @@ the two runs are combined in quadrature as if independent, which is too wide rat
 CREATE VIEW pareto AS
 WITH candidates AS (
     SELECT
-        p.* EXCLUDE (full_value, gained, lost, n), c.setting_id, p.method = 'static' AS is_static,
+        p.* EXCLUDE (full_value, gained, lost, n), f.setting_id, p.method = 'static' AS is_static,
         f.speedup, f.speedup_low, f.speedup_high, f.aa_high, a.value AS choosing_speedup,
         b.value AS confirming_speedup, b.ci_low AS confirming_speedup_low, b.ci_high AS confirming_speedup_high
     FROM paired AS p
     JOIN frontier AS f USING (attempt_id)
-    JOIN cell AS c ON c.cell_id = p.cell_id
     JOIN metric AS a ON a.attempt_id = f.timing_attempt_id AND a.metric = 'speedup_choosing'
     LEFT JOIN metric AS b ON b.attempt_id = f.timing_attempt_id AND b.metric = 'speedup_confirming'
         AND is_measurable(b.ci_low, b.ci_high)

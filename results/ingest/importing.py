@@ -8,7 +8,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final, Literal
@@ -144,16 +144,14 @@ def merge(source: Path, spool_root: Path, database_path: Path) -> MergeReport:
         with database.engine.connect() as connection:
             stored = attempt_digests(connection)
         keys = {table: key_rows(database.engine, table) for table in KEYS}
-    problems: tuple[str, ...] = ()
     if kind == "spool":
-        imported = import_spool(source, spool_root, stored)
-        added, existing, rescored, problems = imported.added, imported.existing, imported.rescored, imported.problems
+        report = import_spool(source, spool_root, stored)
     elif kind == "benchmarks":
-        added, existing, rescored = _merge_benchmarks(source, spool_root), 0, 0
+        report = MergeReport(kind, _merge_benchmarks(source, spool_root), 0, 0, ())
     else:
-        added, existing, rescored = _merge_snapshot(source, spool_root, stored, keys)
+        report = MergeReport(kind, *_merge_snapshot(source, spool_root, stored, keys), ())
     quarantined = ingest(spool_root, database_path).quarantined
-    return MergeReport(kind, added, existing, rescored, (*problems, *quarantined))
+    return replace(report, problems=(*report.problems, *quarantined))
 
 
 def _merge_benchmarks(source: Path, spool_root: Path) -> int:
@@ -244,29 +242,12 @@ _TABLE_BYTES: Final = 1 << 36
 """Maximum size of a Parquet or safetensors file; the largest, probes of thousands of documents, have a few GB."""
 
 
-@dataclass(frozen=True)
-class Imported:
-    """Result of importing a spool.
-
-    Attributes:
-        added: Number of new attempts.
-        existing: Number of attempts that were known already.
-        rescored: Number of new rescores (scores under another metric version) of attempts that were known already.
-        problems: One message per attempt or record that was not imported.
-    """
-
-    added: int
-    existing: int
-    rescored: int
-    problems: tuple[str, ...]
-
-
 def has_records(source: Path) -> bool:
     """Return whether a folder has records that a spool keeps next to its attempts, such as rescores or trainings."""
     return any(records(source, kind)[0] for kind in RECORD_KINDS)
 
 
-def import_spool(source: Path, spool_root: Path, stored: Mapping[str, str]) -> Imported:
+def import_spool(source: Path, spool_root: Path, stored: Mapping[str, str]) -> MergeReport:
     """Import from another spool all attempts and records that this spool lacks.
 
     Args:
@@ -307,7 +288,7 @@ def import_spool(source: Path, spool_root: Path, stored: Mapping[str, str]) -> I
                 problems.append(str(error))
             else:
                 rescored += kind is RESCORE and path.parent.name in stored
-    return Imported(added, existing, rescored, tuple(problems))
+    return MergeReport("spool", added, existing, rescored, tuple(problems))
 
 
 def _finished(source: Path, problems: list[str]) -> Iterator[tuple[Attempt, str]]:

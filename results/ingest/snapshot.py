@@ -120,23 +120,6 @@ def load_snapshot(engine: sa.Engine, folder: Path) -> int:
     return len(incoming.keys() - stored.keys())
 
 
-def is_loaded(engine: sa.Engine, folder: Path) -> bool:
-    """Return whether the database has all rows of the snapshot in a folder.
-
-    Raises:
-        UserError: The folder is not a snapshot that this version can read, or a table's file is missing or too small.
-        duckdb.Error: A file cannot be read.
-    """
-    manifest = Manifest.claimed(folder)
-    with engine.connect() as connection:
-        duck = driver_connection(connection)
-        return not any(
-            duck.execute(f"SELECT 1 {_new_rows(table, table_rows(folder, table))} LIMIT 1").fetchone()
-            for table in KEYS
-            if table in manifest.tables
-        )
-
-
 def _new_rows(table: str, rows: str) -> str:
     """Return an SQL FROM clause that selects from `rows` those that a database's table lacks and can add.
 
@@ -429,7 +412,14 @@ def _utc(text: str) -> datetime:
 def _is_fully_loaded(engine: sa.Engine, folder: Path) -> bool:
     """Return whether the database has all rows of a snapshot; False if the snapshot cannot be read."""
     try:
-        return is_loaded(engine, folder)
+        manifest = Manifest.claimed(folder)
+        with engine.connect() as connection:
+            duck = driver_connection(connection)
+            return not any(
+                duck.execute(f"SELECT 1 {_new_rows(table, table_rows(folder, table))} LIMIT 1").fetchone()
+                for table in KEYS
+                if table in manifest.tables
+            )
     except (UserError, duckdb.Error) as error:
         if is_system_error(error):
             raise

@@ -12,8 +12,8 @@ SELECT
     p.mean_blocks_run - s.mean_blocks_run AS blocks_run_more, p.token_match - s.token_match AS match_more,
     p.value - s.value AS value_more, p.speedup - s.speedup AS speedup_more
 FROM points AS p
-JOIN runs AS r ON r.attempt_id = p.attempt_id
-JOIN points AS s ON s.method = p.method AND s.method_params = p.method_params AND s.kv_policy = $reference
-JOIN runs AS o ON o.attempt_id = s.attempt_id AND o.setting_id = r.setting_id
+JOIN points AS s
+    ON s.setting_id = p.setting_id AND s.method = p.method AND s.method_params = p.method_params
+    AND s.kv_policy = $reference
 WHERE p.kv_policy <> $reference
 ORDER BY p.model, p.task_label, p.method, p.label, p.kv_policy, p.seed, p.cell_id, s.cell_id;

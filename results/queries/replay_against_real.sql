@@ -7,10 +7,8 @@ SELECT
     s.mean_exit_layer AS simulated_exit_layer, q.mean_exit_layer - s.mean_exit_layer AS exit_layer_off, q.token_match,
     s.token_match AS simulated_match, q.token_match - s.token_match AS match_off
 FROM frontier AS q
-JOIN runs AS r ON r.attempt_id = q.attempt_id
-JOIN runs AS simulated
-    ON simulated.kind = 'replay' AND simulated.full_depth_cell_id = r.full_depth_cell_id
-    AND simulated.method = r.method AND simulated.params = r.params
-JOIN frontier AS s ON s.attempt_id = simulated.attempt_id
+JOIN frontier AS s
+    ON s.execution = 'simulated' AND s.full_depth_cell_id = q.full_depth_cell_id AND s.method = q.method
+    AND s.params = q.params
 WHERE q.execution = 'real'
 ORDER BY q.model, q.task_label, q.method, q.label, q.kv_policy, q.seed, q.cell_id, s.cell_id;

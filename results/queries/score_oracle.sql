@@ -3,13 +3,12 @@
 -- the task's headline metric. One row per depth: number of documents that need it, and the mean over all n documents.
 WITH scored AS (
     SELECT
-        f.model, f.task_label, f.kv_policy, f.seed, r.setting_id, f.blocks, a.doc_key,
+        f.model, f.task_label, f.kv_policy, f.seed, f.setting_id, f.blocks, a.doc_key,
         (f.params ->> 'exit_layer')::INTEGER AS exit_layer, a.full_score,
         CASE WHEN f.lower_is_better THEN a.score <= a.full_score ELSE a.score >= a.full_score END AS is_as_good
     FROM frontier AS f
-    JOIN runs AS r USING (attempt_id)
     JOIN answers AS a USING (attempt_id)
-    WHERE f.method = 'static' AND r.kind = 'quality'
+    WHERE f.method = 'static' AND f.execution = 'real'
 ),
 needed AS (
     SELECT

@@ -1,6 +1,8 @@
 """Arguments of the commands that create and run: new, plan, run, train, tune, lm-eval, _cell."""
 
 import argparse
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from exitbench.harness.cli.arguments.common import (
@@ -17,6 +19,23 @@ from exitbench.harness.cli.arguments.common import (
     up_to,
 )
 from exitbench.harness.service.options import MOST_DOCUMENTS
+
+
+def _number(is_allowed: Callable[[float], bool], what: str, suffix: str = "") -> Callable[[str], float]:
+    """Return an argparse type for allowed numbers, which `what` describes; `suffix` may follow them."""
+
+    def read(text: str) -> float:
+        with suppress(ValueError):
+            if is_allowed(number := float(text.removesuffix(suffix))):
+                return number
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+
+    return read
+
+
+_MINUTES = _number(lambda it: 0.1 <= it <= 10_000, "a number of minutes from 0.1 to 10000")
+_PERCENT = _number(lambda it: 0 < it < 100, "a percentage above 0 and below 100, such as 1%", "%")
+_CHANCE = _number(lambda it: 0 < it < 1, "a chance between 0 and 1, such as 0.1")
 
 
 def add_commands(commands: Commands) -> None:
@@ -104,20 +123,13 @@ def _add_try(commands: Commands) -> None:
     about = "file of records in the task's original format; without it the data are generated"
     parser.add_argument("--data", type=Path, metavar="FILE", help=about)
     about = "time that it may take (10); more minutes give narrower intervals"
-    parser.add_argument("--minutes", type=_minutes, default=10.0, metavar="M", help=about)
+    parser.add_argument("--minutes", type=_MINUTES, default=10.0, metavar="M", help=about)
     about = "of full depth's quality, in percent: what may be lost (5%%)"
-    parser.add_argument("--max-loss", type=_percent, default=5.0, metavar="P%", help=about)
+    parser.add_argument("--max-loss", type=_PERCENT, default=5.0, metavar="P%", help=about)
     add_plugins(parser)
     add_runs(parser)
     add_threads(parser, default="the cores that no other process holds")
     parser.add_argument("--hub", action="store_true", help="allow downloads of hub:OWNER/NAME")
-
-
-def _minutes(text: str) -> float:
-    number = _number(text)
-    if not 0.1 <= number <= 10_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes from 0.1 to 10000")
-    return number
 
 
 def _add_tune(commands: Commands) -> None:
@@ -136,7 +148,7 @@ def _add_tune(commands: Commands) -> None:
     parser.add_argument("task", metavar="TASK", help="a task of the suite")
     parser.add_argument("--suite", default="builtin", metavar="SUITE", help="whose model and task (builtin)")
     about = "of full depth's quality, in percent: what may be lost (1%%)"
-    parser.add_argument("--max-loss", type=_percent, default=1.0, metavar="P%", help=about)
+    parser.add_argument("--max-loss", type=_PERCENT, default=1.0, metavar="P%", help=about)
     about = "methods with a threshold (those whose score can be computed from a probe and that need no training)"
     parser.add_argument("--methods", type=_names, default=(), metavar="NAME,..", help=about)
     about = "documents that thresholds are chosen on (200)"
@@ -148,7 +160,7 @@ def _add_tune(commands: Commands) -> None:
         "needs many --documents: of three finalists, to show 1%% at EPSILON 0.1, 339 if no document loses anything "
         "and 2,105 if they lose half of it"
     )
-    parser.add_argument("--guarantee", type=_chance, metavar="EPSILON", help=about)
+    parser.add_argument("--guarantee", type=_CHANCE, metavar="EPSILON", help=about)
     about = "at most N documents of the task at the end"
     parser.add_argument("--limit", type=up_to(MOST_DOCUMENTS), metavar="N", help=about)
     about = "write the suite that repeats the choice here (RUNS/tuned/MODEL-TASK.toml)"
@@ -161,27 +173,6 @@ def _add_tune(commands: Commands) -> None:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
-
-
-def _percent(text: str) -> float:
-    number = _number(text.removesuffix("%"))
-    if not 0 < number < 100:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a percentage above 0 and below 100, such as 1%")
-    return number
-
-
-def _chance(text: str) -> float:
-    number = _number(text)
-    if not 0 < number < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a chance between 0 and 1, such as 0.1")
-    return number
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return float("nan")
 
 
 def _add_lm_eval(commands: Commands) -> None:

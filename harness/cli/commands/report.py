@@ -29,11 +29,10 @@ from exitbench.reports.claims import (
 from exitbench.reports.claims.claim import KINDS, LEDGERS, Claim, read_claims
 from exitbench.results.database.access import DatabaseInUse
 from exitbench.results.database.connection import open_database
-from exitbench.terminal import print_escaped
+from exitbench.terminal import number_of, print_escaped, visible
 
 if TYPE_CHECKING:
     from exitbench.reports import ReportSummary
-    from exitbench.reports.drawing import DrawnFigure
 
 LOOK_S: Final = 20.0
 """Seconds between two looks of `report --watch` at the database."""
@@ -134,14 +133,9 @@ def _draw_figures(arguments: Namespace) -> int:
             other_formats = ", ".join(file.suffix[1:] for file in other_files)
             print(f"Figure  {first}  ({other_formats} next to it)\n{figure.caption}\n")
         else:
-            print_escaped(
-                f"{figure.source.name} could not be drawn: {figure.error}" if figure.error else _without_data(figure)
-            )
+            reason = f" could not be drawn: {figure.error}" if figure.error else f": {figure.source.empty}"
+            print_escaped(figure.source.name + reason)
     return 1 if any(figure.error for figure in drawn) else 0
-
-
-def _without_data(figure: "DrawnFigure") -> str:
-    return f"{figure.source.name}: {figure.source.empty}"
 
 
 def _print_tables(arguments: Namespace) -> int:
@@ -181,8 +175,6 @@ def check(arguments: Namespace) -> int:
         UserError: The database cannot be opened.
     """
     from exitbench.reports.material import DO_NOT_CITE
-    from exitbench.results.database.connection import open_database
-    from exitbench.terminal import number_of, visible
 
     with open_database(existing_database(arguments)) as database:
         rows = database.query(_QUERY, [arguments.severity]).to_pylist()

@@ -1,31 +1,17 @@
 -- Cosine of a block's state to the last block's, both after the final norm, mean over the tokens of easy and of
 -- difficult documents (the quarters of highest and lowest mean over tokens and blocks 1..L-1), and half its 95%
--- interval over documents. One row a model, task, class and block. If a model was probed several times on a task, the
+-- interval over documents. One row a model, task, class and block. If a model was chosen several times on a task, the
 -- run with the most documents counts. Rounded, because the last digits of sums depend on the order in which threads
 -- add.
-WITH probed AS (
+WITH chosen AS (
     SELECT attempt_id, task_label AS task, model, max(block) AS blocks
     FROM probe_by_document SEMI JOIN (SELECT attempt_id FROM plain_probes WHERE is_largest) USING (attempt_id)
     WHERE NOT random_weights
     GROUP BY attempt_id, task_label, model
 ),
-ranked AS (
-    SELECT attempt_id, doc_key, count(*) OVER (PARTITION BY attempt_id) AS documents,
-           row_number() OVER (PARTITION BY attempt_id ORDER BY round(mean_cosine, 9) DESC, doc_key) AS place
-    FROM (
-        SELECT attempt_id, doc_key, sum(cosine_last) / sum(n) AS mean_cosine
-        FROM probe_by_document JOIN (SELECT attempt_id, blocks FROM probed) USING (attempt_id)
-        WHERE block < blocks
-        GROUP BY ALL
-    )
-),
-classed AS (
-    SELECT attempt_id, doc_key, if(place <= documents // 4, 'easy', 'difficult') AS class
-    FROM ranked
-    WHERE place <= documents // 4 OR place > documents - documents // 4
-)
-SELECT probed.task, probed.model, class, block, blocks, round(sum(cosine_last) / sum(n), 6) AS cosine,
+-- continues in shared/mee_classes.sql
+SELECT chosen.task, chosen.model, class, block, blocks, round(sum(cosine_last) / sum(n), 6) AS cosine,
        round(half_width(cosine_last, n), 6) AS half_width, count(*) AS documents
-FROM probe_by_document JOIN classed USING (attempt_id, doc_key) JOIN probed USING (attempt_id)
-GROUP BY probed.task, probed.model, class, block, blocks
-ORDER BY probed.model, probed.task, class DESC, block;
+FROM probe_by_document JOIN classed USING (attempt_id, doc_key) JOIN chosen USING (attempt_id)
+GROUP BY chosen.task, chosen.model, class, block, blocks
+ORDER BY chosen.model, chosen.task, class DESC, block;

@@ -11,11 +11,10 @@ WITH timed AS (
            f.mean_exit_layer, f.is_full_depth, f.speedup_per_token, f.tokens_per_request, f.full_tokens_per_request,
            f.is_other_length, f.timed_documents, f.timed_rounds, f.timing_attempt_id, f.cell_id
     FROM frontier AS f
-    JOIN runs AS r USING (attempt_id)
     JOIN metric_values AS v
         ON v.attempt_id = f.attempt_id AND v.is_current AND v.metric = if(f.task = 'samsum', 'rouge1', f.metric)
     JOIN metric_values AS w
-        ON w.attempt_id = r.full_depth_attempt_id AND w.is_current AND w.metric = v.metric
+        ON w.attempt_id = f.full_depth_attempt_id AND w.is_current AND w.metric = v.metric
         AND w.metric_version = v.metric_version
     WHERE NOT f.random_weights AND f.execution = 'real' AND f.speedup IS NOT NULL
         AND (

@@ -1,21 +1,8 @@
 -- The token of each model that settles latest, of several the most probable: probability of its candidates by block.
 -- A candidate is the final token, at every block, or one of the three most probable, at blocks that give it more than
 -- 0.1, spelled where the tokenizer is recorded. Outputs of different models do not align, so each has its own token.
-WITH late AS (
-    SELECT model, task_label, attempt_id, doc_key, position, p_final[-1] AS sureness
-    FROM probe_trace
-    JOIN (
-        SELECT model, max(block) AS first_match FROM probe_by_document
-        WHERE NOT random_weights AND first_matches > 0
-        GROUP BY model
-    ) USING (model, first_match)
-    WHERE choice IS NULL AND NOT random_weights
-    QUALIFY rank() OVER (PARTITION BY model ORDER BY sureness DESC) = 1
-),
-first_of_equals AS (
-    SELECT model, attempt_id, doc_key, position FROM late
-    QUALIFY row_number() OVER (PARTITION BY model ORDER BY task_label, doc_key, position, attempt_id) = 1
-),
+WITH
+-- continues in ../natcap/shared/late_token.sql
 chosen AS (
     SELECT p.*, r.tokenizer_sha256
     FROM probe_trace AS p JOIN runs AS r USING (attempt_id)

@@ -1,18 +1,8 @@
 -- One token per model: of those that settle at the latest block, the one with the highest probability at the last
 -- block. Its three most probable tokens after each block, as text, one row per model, block and rank. Outputs of
 -- different models do not align, so each model has its own token.
-WITH late AS (
-    SELECT model, task_label, attempt_id, doc_key, position, p_final[-1] AS sureness
-    FROM probe_trace
-    JOIN (SELECT model, max(first_match) AS first_match FROM probe_trace WHERE choice IS NULL AND NOT random_weights GROUP BY model)
-        USING (model, first_match)
-    WHERE choice IS NULL AND NOT random_weights
-    QUALIFY rank() OVER (PARTITION BY model ORDER BY sureness DESC) = 1
-),
-first_of_equals AS (
-    SELECT model, attempt_id, doc_key, position FROM late
-    QUALIFY row_number() OVER (PARTITION BY model ORDER BY task_label, doc_key, position, attempt_id) = 1
-),
+WITH
+-- continues in shared/late_token.sql
 chosen AS (
     SELECT *, unnest(range(1, len(p1) + 1)) AS block FROM probe_trace SEMI JOIN first_of_equals
         USING (attempt_id, doc_key, position)

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 
 from exitbench.reports.frame import Frame, Row
 from exitbench.reports.labels import natural_key, percent, short_name, shorten
-from exitbench.reports.plotting.panels import draw_intervals, figure_of, legend_above, title_panel
+from exitbench.reports.plotting.panels import draw_intervals, figure_of, interval_around, legend_above, title_panel
 from exitbench.reports.plotting.style import COLOURS, MUTED
 from exitbench.terminal import abbreviate_uniquely
 
@@ -124,8 +124,7 @@ def _panel(axes: Axes, frame: Frame | None, kinds: Sequence[str], blocks: int) -
         )
         for name, colour, marker, size, lines in _MARKS:
             mean, half = row[f"mean_{name}"], row[f"{name}_half"]
-            interval = (None, None) if half is None else (max(1, mean - half), min(blocks, mean + half))
-            draw_intervals(axes, [y + lines], [interval], colour, along="x")
+            draw_intervals(axes, [y + lines], [interval_around(mean, half, 1, blocks)], colour, along="x")
             axes.plot(mean, y + lines, marker, color=colour, markersize=size)
     axes.set_xlim(0.4, blocks + 0.6)
     axes.set_xticks(sorted({1, (blocks + 1) // 2, blocks}))

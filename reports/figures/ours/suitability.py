@@ -6,7 +6,7 @@ from matplotlib.ticker import PercentFormatter
 
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import count, percent
-from exitbench.reports.plotting.panels import draw_intervals, figure_of
+from exitbench.reports.plotting.panels import draw_intervals, figure_of, interval_around
 from exitbench.reports.plotting.style import COLOURS
 from exitbench.terminal import abbreviate_uniquely
 
@@ -56,11 +56,8 @@ def plot(frame: Frame) -> Figure:
     panels: list[Axes] = list(figure.subplots(1, len(_MEASURES), sharey=True, squeeze=False)[0])
     heights = [float(line) for line in range(len(lines.rows))]
     for axes, (heading, name) in zip(panels, _MEASURES.items(), strict=True):
-        values, halves = lines.values(name), lines.values(f"{name}_half")
-        intervals = [
-            (None, None) if half is None else (value - half, value + half)
-            for value, half in zip(values, halves, strict=True)
-        ]
+        values = lines.values(name)
+        intervals = list(map(interval_around, values, lines.values(f"{name}_half")))
         draw_intervals(axes, heights, intervals, COLOURS[0], along="x")
         axes.plot(values, heights, linestyle="none", color=COLOURS[0], marker="o", markersize=3.2)
         axes.set_title(heading.replace(" at ", "\nat "))

@@ -1,20 +1,12 @@
 -- Rank of the final token (full depth's choice; 1 is the top) at each block: five quantiles. One row per model, task
 -- and block.
 -- Of runs with more tokens, about 20,000 are used: whole documents, in the order of a digest of their key.
-WITH asked AS (
-    SELECT r.attempt_id, r.task_label AS task, r.model, r.blocks, t.loss,
-           r.conditions AS setting
-    FROM runs AS r JOIN objectives AS t USING (model)
-    WHERE r.kind = 'probe' AND r.record IS NULL AND NOT r.random_weights
-          AND t.loss IN ('last', 'weighted', 'unknown')
-    QUALIFY row_number() OVER (
-        PARTITION BY r.task_label, r.model, setting ORDER BY r.documents DESC, r.attempt_id DESC
-    ) = 1
-),
+WITH
+-- continues in shared/prune_probes.sql
 documents AS (
     SELECT attempt_id, doc_key, sum(n) OVER (PARTITION BY attempt_id ORDER BY md5(doc_key), doc_key) - n AS tokens_before
     FROM probe_by_document
-    WHERE block = 1 AND attempt_id IN (SELECT attempt_id FROM asked)
+    WHERE block = 1 AND attempt_id IN (SELECT attempt_id FROM probes)
 ),
 drawn AS (SELECT attempt_id, doc_key FROM documents WHERE tokens_before < 20_000),
 ranks AS (
@@ -25,10 +17,10 @@ quantiles AS (
     SELECT attempt_id, block, quantile_disc(rank, [0.01, 0.25, 0.5, 0.75, 0.99]) AS at, count(*) AS n
     FROM ranks GROUP BY ALL
 )
-SELECT a.task,
+SELECT a.task_label AS task,
        a.model || CASE a.loss WHEN 'last' THEN ' (last block)' WHEN 'weighted' THEN ' (every block)' ELSE '' END
-       || if(count(DISTINCT a.setting) OVER (PARTITION BY a.task, a.model) > 1, ', ' || a.setting, '') AS series,
+       || if(count(DISTINCT a.setting) OVER (PARTITION BY a.task_label, a.model) > 1, ', ' || a.setting, '') AS series,
        a.model, a.setting, a.loss, a.blocks, q.block, q.at[1] AS lowest, q.at[2] AS lower, q.at[3] AS median,
        q.at[4] AS upper, q.at[5] AS highest, q.n
-FROM asked AS a JOIN quantiles AS q USING (attempt_id)
-ORDER BY a.task, series, q.block;
+FROM probes AS a JOIN quantiles AS q USING (attempt_id)
+ORDER BY task, series, q.block;

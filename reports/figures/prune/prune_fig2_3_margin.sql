@@ -1,15 +1,7 @@
 -- Margin of each block's prediction, p1 - p2, and the task's score if every token exits there (static exit). One row a
 -- model, task, block and quantity. Published values are those read from PRUNE's figure 2; its layers count from 0.
-WITH probes AS (
-    SELECT r.attempt_id, r.task, r.task_label, r.model, t.loss, r.blocks,
-           r.conditions AS setting
-    FROM runs AS r JOIN objectives AS t USING (model)
-    WHERE r.kind = 'probe' AND r.record IS NULL AND NOT r.random_weights
-          AND t.loss IN ('last', 'weighted', 'unknown')
-    QUALIFY row_number() OVER (
-        PARTITION BY r.task_label, r.model, setting ORDER BY r.documents DESC, r.attempt_id DESC
-    ) = 1
-),
+WITH
+-- continues in shared/prune_probes.sql
 margins AS (
     SELECT attempt_id, block, round(sum(gap) / sum(n), 9) AS value, round(half_width(gap, n), 9) AS half, sum(n) AS n
     FROM probe_by_document WHERE attempt_id IN (SELECT attempt_id FROM probes) GROUP BY ALL
