@@ -38,8 +38,8 @@ class ReportSource:
 
     Attributes:
         name: Stem of the .sql and .py file, `<paper>_<fig or table><number>_<subject>`; also names the written files.
-        sql: Query over the documented views of the database. In the .sql file, a line `-- continues in shared/X.sql`
-            stands for the text of that other file.
+        sql: Query over the documented views of the database. In the .sql file, a line `-- continues in shared/X.sql`,
+            a path relative to it, stands for the text of that other file.
         module: Module with TITLE and CAPTION; for a figure also `plot` and `finding`, for a table COLUMNS. Optional:
             EMPTY (text shown if there are no rows; default: EMPTY of the package), ORDER (a sort key), and SECTION
             (default: the prefix of `name`).

@@ -279,7 +279,7 @@ class BlockView:
     def set_logits(self, logits_AV: Tensor) -> None:
         """Set this view's logits [A, V], which the decode loop computed in one matrix product for several views."""
         self._read = Reading(logits_AV)
-        self.head_rows += self.model.vocab_size
+        self.head_rows = self.head_rows + self.model.vocab_size  # not in place: a copy of the view may share a tensor
 
     def pop_work(self) -> HeadWork | None:
         """Return the number of LM-head reads since the last call, and reset it; return None if nothing was read."""

@@ -20,8 +20,13 @@ chosen AS (
     FROM runs JOIN (SELECT attempt_id, count(*) AS probed FROM settled GROUP BY ALL) USING (attempt_id)
     QUALIFY row_number() OVER (PARTITION BY task_label, model ORDER BY probed DESC, attempt_id DESC) = 1
 ),
--- continues in ../figures/mee/shared/mee_classes.sql
-, printed AS (
+-- continues in ../figures/mee/shared/mee_places.sql
+classed AS (
+    SELECT attempt_id, doc_key, if(place <= documents // 4, 'easy', 'difficult') AS class
+    FROM ranked
+    WHERE place <= documents // 4 OR place > documents - documents // 4
+),
+printed AS (
     SELECT model, dataset AS task, split_part(setting, ' ', 1) AS class, metric, value, std,
            max(try_cast(regexp_extract(split, '(\d+) per class', 1) AS BIGINT)) OVER () AS n
     FROM published

@@ -8,8 +8,3 @@ ranked AS (
         GROUP BY ALL
     )
 ),
-classed AS (
-    SELECT attempt_id, doc_key, if(place <= documents // 4, 'easy', 'difficult') AS class
-    FROM ranked
-    WHERE place <= documents // 4 OR place > documents - documents // 4
-)
