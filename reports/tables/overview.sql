@@ -39,4 +39,6 @@ LEFT JOIN best AS b ON near_floor.attempt_id IS NULL AND b.model = f.model AND b
     AND b.setting_id = f.setting_id
 WHERE f.is_full_depth AND f.execution = 'real'
 QUALIFY row_number() OVER (PARTITION BY f.model, f.task_label, f.conditions, f.metric ORDER BY b.cell_id IS NULL, f.n DESC, f.cell_id) = 1
-ORDER BY f.model, task, setting, f.metric, f.cell_id;
+ORDER BY  -- models of which only full depth's quality is known come last
+    bool_or(a.agreement_mid IS NOT NULL OR o.oracle_exit IS NOT NULL OR b.cell_id IS NOT NULL) OVER (PARTITION BY f.model) DESC,
+    f.model, task, setting, f.metric, f.cell_id;
