@@ -17,7 +17,9 @@ EMPTY = (
     "No data yet: run `nox -s paper -- heads`, or any suite with several values of `epsilon` for method heads with "
     "rule epsilon on a model with exit heads."
 )
-SETTINGS = "`exitbench run heads-settings` adds the paper's other three ways to train heads."
+SETTINGS = (
+    "Suite `heads-settings` trains heads in the paper's four ways on a small model, and `smollm2-heads` on a real one."
+)
 
 _OFFSET = 0.006  # offset between series, so that none hides another
 
@@ -26,7 +28,7 @@ Group = tuple[Any, ...]
 
 def epsilon_axis(axes: Axes) -> None:
     """Label the x axis as epsilon, the agreement with the model that is required of an exit head."""
-    axes.set_xlabel("epsilon, agreement required of a head")
+    axes.set_xlabel("epsilon, required agreement")
 
 
 def titles(frame: Frame, *names: str) -> dict[Group, str]:

@@ -14,10 +14,10 @@ CAPTION = (
     "the tokens above it agree with the model's most probable token. This is not a guarantee, least of all on other "
     "documents. Bars are 95 % intervals over documents; dotted: full depth. After Figure 2 of Accelerating LLM "
     "Inference with Self-Supervised Early Exits, whose panels are of MMLU, Winogrande and HellaSwag by Phi-2 (2.7B "
-    "parameters); its curves were not published as numbers. Suite `lm-eval` has these tasks (choices, scored by "
-    "log-likelihood), with a small model trained on image captions and on none of these tasks; suite `heads` has "
-    "generated answers. The paper's Table 1 lists prompts, which are not stored in a result database, so there is no "
-    f"such table here. {SETTINGS}"
+    "parameters); its curves were not published as numbers. Suite `smollm2-heads` has these tasks with a real model, "
+    "and `lm-eval` with a small one that was trained on image captions; suite `heads` has generated answers. The "
+    "paper's Table 1 lists prompts, which are not stored in a result database, so there is no such table here. "
+    f"{SETTINGS}"
 )
 
 

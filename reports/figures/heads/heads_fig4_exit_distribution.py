@@ -8,7 +8,7 @@ from matplotlib.ticker import PercentFormatter
 
 from exitbench.reports.figures.heads import SETTINGS, epsilon_axis, titles
 from exitbench.reports.frame import Frame
-from exitbench.reports.labels import count, join_words, percent
+from exitbench.reports.labels import count, percent
 from exitbench.reports.plotting.panels import (
     draw_intervals,
     grid_of_panels,
@@ -30,17 +30,17 @@ CAPTION = (
 
 
 def finding(frame: Frame) -> str:
-    """Return a sentence on the share of tokens that exit before the last block, at the lowest and highest epsilon."""
-    parts = []
-    for epsilon in dict.fromkeys((min(frame.values("epsilon")), max(frame.values("epsilon")))):
-        stay = [row["share"] for row in frame.rows if row["epsilon"] == epsilon and row["exit_layer"] == row["blocks"]]
-        if stay:
-            parts.append(f"{percent(1 - fmean(stay))} at an epsilon of {epsilon:g}")
-    return (
-        f"Tokens that exit at a head: {join_words(parts)}, mean over tasks and heads."
-        if parts
-        else "All tokens exit at a head."
-    )
+    """Return a sentence on the share of tokens that exit before the last block, at each panel's extreme epsilons."""
+    exits: dict[str, list[float]] = {"lowest": [], "highest": []}
+    for _, rows in frame.groups("task", "series", "setting"):
+        epsilons = rows.values("epsilon")
+        for name, epsilon in (("lowest", min(epsilons)), ("highest", max(epsilons))):
+            stay = (
+                row["share"] for row in rows.rows if row["epsilon"] == epsilon and row["exit_layer"] == row["blocks"]
+            )
+            exits[name].append(1 - sum(stay))
+    parts = (f"{percent(fmean(shares))} at the {name} epsilon" for name, shares in exits.items())
+    return f"Tokens that exit at a head: {' and '.join(parts)} of a panel, mean over panels."
 
 
 def plot(frame: Frame) -> Figure:

@@ -147,6 +147,19 @@ def test_exit_shares_of_every_head_have_per_document_intervals(database: Path, r
     assert [text.get_text() for text in legend.get_texts()] == ["after block 1", "after block 2", "all 4 blocks"]
 
 
+def test_exit_distribution_compares_each_panels_own_epsilons() -> None:
+    columns = ("task", "series", "setting", "epsilon", "exit_layer", "blocks", "share")
+    rows = [
+        dict(zip(columns, ("squad", series, "", epsilon, layer, BLOCKS, share), strict=True))
+        for series, epsilon, stay in (("a", 0.5, 0.1), ("a", 0.9, 0.3), ("b", 0.8, 0.7), ("b", 0.95, 0.9))
+        for layer, share in ((2, 1 - stay), (BLOCKS, stay))
+    ]
+    assert heads_fig4_exit_distribution.finding(Frame(columns, rows)) == (
+        "Tokens that exit at a head: 60 % at the lowest epsilon and 40 % at the highest epsilon of a panel, "
+        "mean over panels."
+    )
+
+
 def test_exit_distribution_includes_tokens_of_scored_choices(
     choice_database: Path, tmp_path: Path, rows_of: Rows
 ) -> None:
