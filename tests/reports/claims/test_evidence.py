@@ -170,6 +170,43 @@ def test_mmlu_accuracy_kept_is_compared_with_hellaswag_and_winogrande_losses(dat
     assert verdict == "not measured", "nothing to hold it against"
 
 
+def test_trainings_of_exit_heads_are_compared_within_a_frozen_model_and_a_kind_of_head(database: Database) -> None:
+    # start, kind, initialization, entropy weight, agreement (and entropy) of two heads at every step
+    trainings = {
+        "large reward": ("m", "linear", "scratch", 0.95, (0.4, 0.6)),
+        "small reward": ("m", "linear", "scratch", 0.1, (0.5, 0.6)),
+        "copied": ("m", "linear", "copy", 0.95, (0.7, 0.9)),
+        "lens": ("m", "lens", "scratch", 0.95, (0.0, 0.0)),  # its loss has no entropy, and its head is the model's own
+        "of another model": ("other", "linear", "scratch", 0.1, (0.0, 0.0)),
+        "of another kind": ("m", "mlp", "scratch", 0.1, (0.0, 0.0)),
+    }
+    cards, curves = [], []
+    for name, (start, kind, init, weight, heights) in trainings.items():
+        heads = {"kind": kind, "init": init, "entropy_weight": weight}
+        card = {"recipe": {"start": {"checkpoint": start}, "exit_heads": heads}}
+        cards.append({"weights_sha256": name, "model": name, "steps": 10, "card": json.dumps(card)})
+        curves += [
+            {"weights_sha256": name, "metric": metric, "step": step, "block": block, "value": height}
+            for metric in ("exit_head_accuracy", "exit_head_entropy_nats")
+            for step in range(1, 11)
+            for block, height in zip((2, 4), heights, strict=True)
+        ]
+    runs = [{"attempt_id": name, "model": name} for name in trainings]
+    with shadowed(database, {"trainings": cards, "training_curves": curves, "runs": runs}):
+        found = {
+            claim_id: database.rows(CLAIMS[claim_id].evidence_sql or "")[1][0]
+            for claim_id in (
+                "heads-strong-entropy-reward-keeps-agreement",
+                "heads-entropy-reward-raises-entropy",
+                "heads-copies-start-ahead",
+            )
+        }
+    (penalty, entropy, copies) = found.values()
+    assert (penalty[0], penalty[3]) == (entropy[0], entropy[3]) == (pytest.approx(-0.05), 2)
+    assert (copies[0], copies[3]) == (pytest.approx((0.7 + 0.9) / 2 - (0.4 + 0.5 + 0.6 + 0.6) / 4), 2)
+    assert set(penalty[4]) == {"large reward", "small reward", "of another model", "of another kind"}
+
+
 def test_early_first_token_of_a_causal_ideal_exit_is_not_compared_with_gates(database: Database) -> None:
     run = {"model": "m", "task_label": "t", "random_weights": False, "blocks": 8, "lower_is_better": False}
     run |= {"value": 50.0, "full_value": 50.0, "setting_id": "s"}
