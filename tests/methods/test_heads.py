@@ -5,6 +5,7 @@ The model of these tests uses states as logits. It has ids in place of weights, 
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -284,6 +285,15 @@ def test_earlier_logits_at_the_first_gated_block_cover_the_whole_vocabulary() ->
     (first,) = views(pruned("fixed", 3), states, [4])
     assert torch.equal(first.earlier_logits(2), states[2])
     assert first.head_rows == 40
+
+
+def test_logits_of_a_copied_view_leave_the_views_work_unchanged() -> None:
+    (view,) = views(LMHead(), random_states(6, 2, 20), [4])
+    view.head_rows = torch.tensor([20, 3])
+    changed = copy.copy(view)
+    changed.set_logits(view.logits_AK + 1)
+    assert torch.as_tensor(view.head_rows).tolist() == [20, 3]
+    assert torch.equal(changed.logits_AK, view.logits_AK + 1)
 
 
 def test_full_head_reads_an_earlier_block_once_per_token() -> None:
