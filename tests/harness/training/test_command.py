@@ -1,7 +1,10 @@
 """`exitbench train`: models of a suite or one recipe, and their logs in the database."""
 
 import multiprocessing
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,6 +31,17 @@ def fork(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return a function after whose call models are trained in forks, which have torch imported already."""
     forks = multiprocessing.get_context("fork")
     return lambda: monkeypatch.setattr(store, "get_context", lambda method: forks)
+
+
+def test_trainings_keep_freed_memory_unless_the_user_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen, free = store.KEPT_MEMORY
+    monkeypatch.setenv(chosen, "1")
+    monkeypatch.delenv(free, raising=False)
+    with store.kept_memory():
+        program = f"import os; print(os.environ[{chosen!r}], os.environ[{free!r}])"
+        started = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert started.stdout.split() == ["1", store.KEPT_MEMORY[free]]
+    assert os.environ[chosen] == "1" and free not in os.environ
 
 
 def test_train_command_trains_once_and_compares_heads_with_the_models_read_out(
