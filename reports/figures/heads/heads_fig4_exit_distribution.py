@@ -35,10 +35,8 @@ def finding(frame: Frame) -> str:
     for _, rows in frame.groups("task", "series", "setting"):
         epsilons = rows.values("epsilon")
         for name, epsilon in (("lowest", min(epsilons)), ("highest", max(epsilons))):
-            stay = (
-                row["share"] for row in rows.rows if row["epsilon"] == epsilon and row["exit_layer"] == row["blocks"]
-            )
-            exits[name].append(1 - sum(stay))
+            here = [row for row in rows.rows if row["epsilon"] == epsilon and row["exit_layer"] == row["blocks"]]
+            exits[name].append(1 - (fmean(row["share"] for row in here) if here else 0.0))
     parts = (f"{percent(fmean(shares))} at the {name} epsilon" for name, shares in exits.items())
     return f"Tokens that exit at a head: {' and '.join(parts)} of a panel, mean over panels."
 

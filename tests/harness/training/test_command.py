@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from exitbench.errors import UserError
 from exitbench.harness.cli.commands.run import named_recipes
 from exitbench.harness.cli.main import main
 from exitbench.harness.planning.suite import load_suite
-from exitbench.harness.training import store
+from exitbench.harness.training import load_recipe, store
 from exitbench.results.database.connection import open_database
 
 WriteRecipe = Callable[..., Path]
@@ -42,6 +43,21 @@ def test_trainings_keep_freed_memory_unless_the_user_has_chosen(monkeypatch: pyt
         started = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert started.stdout.split() == ["1", store.KEPT_MEMORY[free]]
     assert os.environ[chosen] == "1" and free not in os.environ
+
+
+def test_training_processes_start_with_kept_memory(
+    write_recipe: WriteRecipe, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in store.KEPT_MEMORY:
+        monkeypatch.delenv(name, raising=False)
+
+    def not_started(*_: object, **__: object) -> NoReturn:
+        assert store.KEPT_MEMORY.items() <= os.environ.items()
+        raise UserError("asked for")
+
+    monkeypatch.setattr(store, "ProcessPoolExecutor", not_started)
+    with pytest.raises(UserError, match="asked for"):
+        store.ensure_all_trained([load_recipe(write_recipe())], tmp_path / "models", data_dir, cores=1)
 
 
 def test_train_command_trains_once_and_compares_heads_with_the_models_read_out(

@@ -207,6 +207,28 @@ def test_trainings_of_exit_heads_are_compared_within_a_frozen_model_and_a_kind_o
     assert set(penalty[4]) == {"large reward", "small reward", "of another model", "of another kind"}
 
 
+def test_first_head_is_that_of_the_weights_and_not_of_models_with_the_same_name(database: Database) -> None:
+    same = {"model": "m", "method": "heads", "execution": "real", "random_weights": False}
+    shallow, deep = {"a": 2, "b": 4}, {"c": 6, "d": 8}  # tasks, with the first block at which their tokens exit
+    histogram, runs, cells = [], [], []
+    for model_id, first in (("shallow", shallow), ("deep", deep)):
+        for task, block in first.items():
+            for epsilon, share in ((0.5, 0.6), (0.9, 0.1)):
+                name = f"{task} {epsilon}"
+                params = {"rule": "epsilon", "epsilon": epsilon, "confidence": "breaking-ties"}
+                row = {"attempt_id": name, "cell_id": name, "task_label": task, "params": json.dumps(params), **same}
+                histogram += [
+                    {**row, "exit_layer": block, "share": share},
+                    {**row, "exit_layer": 9, "share": 1 - share},
+                ]
+                runs.append({"attempt_id": name, "setting_id": task})
+                cells.append({"cell_id": name, "model_id": model_id})
+    with shadowed(database, {"exit_histogram": histogram, "runs": runs, "cell": cells}):
+        found = database.rows(CLAIMS["heads-depth-grows-with-epsilon"].evidence_sql or "")[1][0]
+    # Tokens of tasks b and d exit, but not at their model's first head.
+    assert (found[0], found[3]) == (pytest.approx((0.5 + 0 + 0.5 + 0) / 4), 4)
+
+
 def test_early_first_token_of_a_causal_ideal_exit_is_not_compared_with_gates(database: Database) -> None:
     run = {"model": "m", "task_label": "t", "random_weights": False, "blocks": 8, "lower_is_better": False}
     run |= {"value": 50.0, "full_value": 50.0, "setting_id": "s"}
