@@ -78,7 +78,7 @@ class Tuning:
         These documents are disjoint from the reported documents. With `epsilon`, they are also disjoint from the
         calibration documents.
         """
-        if self.task.data.limit is not None and not self.task.has_other_split("calibration"):
+        if self.task.data.limit is not None and not self.task.has_calibration_split:
             # One set of documents for both purposes: those beyond the task's limit, in the order of their hashes.
             data = replace(self.task.data, limit=self.documents, apart_from=(self.task.data,))
         else:

@@ -207,6 +207,8 @@ def decode(
     requests = [_request(model, prompt, seed_for("decode", seed, str(at))) for at, prompt in enumerate(prompts)]
     if not requests:
         return []
+    if (reason := engine.why_not(chosen.parts(model.n_blocks), len(requests))) is not None:
+        raise UserError(f"{chosen.name!r} cannot be run on {str(model.folder)!r}: {reason}.")
     batch = prefill(model.checkpoint.model, requests, max_new_tokens)
     return [
         _answer(model, generation) for generation in decode_batch(model.checkpoint, batch, chosen.parts(model.n_blocks))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.corpus import write_pending
@@ -88,7 +89,7 @@ def run_suite(options: RunOptions, *, remarks: bool = True) -> SuiteRun:
     executor = slurm or _local(plan, runs)
     runs.require_writable()
     write_pending(runs.root)
-    if _ingest(runs):  # damaged attempts were removed from the spool, so their cells must run again
+    if ingest_spool(runs.spool, runs.database):  # damaged attempts were removed from the spool, so their cells must run again
         plan = plan_suite(options)
     if plan.unfetched or options.hub:
         plan = _with_fetched(plan, options)
@@ -114,7 +115,7 @@ def run_suite(options: RunOptions, *, remarks: bool = True) -> SuiteRun:
         _ingest_meanwhile(runs)
         print("Interrupted. What is finished is kept; the same command goes on from there.", file=sys.stderr)
         raise
-    not_ingested += _ingest(runs)
+    not_ingested += ingest_spool(runs.spool, runs.database)
     return SuiteRun(plan, statuses, tuple(not_ingested))
 
 
@@ -246,15 +247,17 @@ def _spec(group: ModelGroup, plan: Plan, runs: Runs, threads: int, options: RunO
     )
 
 
-def _ingest(runs: Runs, on_wait: Callable[[str], None] | None = print_escaped) -> tuple[str, ...]:
-    """Ingest finished attempts into the database; return one message per attempt that was left out.
+def ingest_spool(
+    spool: Path, database: Path, on_wait: Callable[[str], None] | None = print_escaped
+) -> tuple[str, ...]:
+    """Ingest finished attempts into the database; print and return one message per attempt that was left out.
 
     If another run is filling the database, wait for it, and call `on_wait` with a message. If `on_wait` is None,
     the wait is short.
     """
     from exitbench.results.ingest.ingest import ingest
 
-    not_ingested = ingest(runs.spool, runs.database, on_wait=on_wait).quarantined
+    not_ingested = ingest(spool, database, on_wait=on_wait).quarantined
     for message in not_ingested:
         print_escaped(f"left out of the database: {message}")
     return not_ingested
@@ -266,7 +269,7 @@ def _ingest_meanwhile(runs: Runs) -> tuple[str, ...]:
     If the database is locked or the disk is full, print the error and return ().
     """
     try:
-        return _ingest(runs, on_wait=None)
+        return ingest_spool(runs.spool, runs.database, on_wait=None)
     except UserError as error:
         print_escaped(f"The database is filled later: {error}")
         return ()

@@ -393,7 +393,7 @@ def _available_documents(trial: Tuning, data_dir: Path | None) -> tuple[int, int
         UserError: There are too few documents.
     """
     n_documents = len(trial.task.data.load(data_dir))
-    if trial.task.has_other_split("calibration"):
+    if trial.task.has_calibration_split:
         n_search_documents = len(
             trial.task.other_split("calibration", MOST_DOCUMENTS, "choosing a threshold").load(data_dir)
         )
@@ -418,13 +418,13 @@ def _pace(options: TryOptions, pilot: Tuning, runs: Runs, began_s: float) -> Pac
     if (earlier_pace := _kept_pace(path)) is not None and earlier_pace.minutes == options.minutes:
         return earlier_pace
     run = _run_options(options, pilot)
-    documents, alone_s = 2, 0.0
-    while True:  # until a cell is long enough not to consist mostly of its start
-        cell_s = _pilot_seconds(pilot, runs, run, documents, batch_rows=1)
-        alone_s = cell_s / documents
-        if cell_s >= _SHORT_PILOT_S or documents == pilot.documents:
-            break
+    documents = 2
+    cell_s = _pilot_seconds(pilot, runs, run, documents, batch_rows=1, remarks=True)
+    while cell_s < _SHORT_PILOT_S and documents < pilot.documents:  # a short cell consists mostly of its start
         documents = min(pilot.documents, math.ceil(documents * min(2 * _SHORT_PILOT_S / cell_s, 60)))
+        cell_s = _pilot_seconds(pilot, runs, run, documents, batch_rows=1)
+    alone_s = cell_s / documents
+    documents = min(pilot.documents, max(documents, BATCH_ROWS))
     stage_began_s = time.monotonic()
     cell_s = _pilot_seconds(pilot, runs, run, documents, BATCH_ROWS)
     now_s = time.monotonic()
@@ -433,9 +433,11 @@ def _pace(options: TryOptions, pilot: Tuning, runs: Runs, began_s: float) -> Pac
     return pace
 
 
-def _pilot_seconds(pilot: Tuning, runs: Runs, run: RunOptions, documents: int, batch_rows: int) -> float:
+def _pilot_seconds(
+    pilot: Tuning, runs: Runs, run: RunOptions, documents: int, batch_rows: int, *, remarks: bool = False
+) -> float:
     """Return the seconds of a full-depth cell with `documents` documents, in batches of `batch_rows`."""
-    cells = run_stage(pilot.pilot(documents, batch_rows), runs, run, remarks=documents == 2)
+    cells = run_stage(pilot.pilot(documents, batch_rows), runs, run, remarks=remarks)
     with open_database(runs.database) as database:
         (row,) = database.query(_CELL_SECONDS, [list(cells)]).to_pylist()
     return max(float(row["seconds"]), 1e-3)

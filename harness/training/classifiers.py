@@ -270,6 +270,8 @@ def train_classifier(
         )
         for source in recipe.train
     ]
+    if not all(examples for _, examples in portions):
+        raise UserError(f"Recipe {recipe.name!r}: a part of the training data repeats other parts, or held-out data.")
     validation = encoded(text.validation)
     objective, readers = make_classifier_objective(recipe, model)
 

@@ -7,9 +7,9 @@ from exitbench.harness.afterwards.annotating import annotate
 from exitbench.harness.afterwards.rescoring import rescore
 from exitbench.harness.afterwards.taggers import load_tagger
 from exitbench.harness.service.folders import existing_runs
+from exitbench.harness.service.running import ingest_spool
 from exitbench.progress import counting
 from exitbench.results.database.connection import open_database
-from exitbench.results.ingest.ingest import ingest
 from exitbench.terminal import number_of, print_escaped
 
 
@@ -34,12 +34,10 @@ def annotate_runs(arguments: Namespace) -> int:
         if not report.tagged + report.current:
             raise UserError(f"nothing could be tagged.\n{why}")
         print_escaped(f"not tagged: {why}")
-    quarantined = ingest(runs.spool, path).quarantined
-    for problem in quarantined:
-        print_escaped(f"left out of the database: {problem}")
+    left_out = ingest_spool(runs.spool, path)
     tagged, missed = number_of(report.tagged, "run"), len(report.unspelled)
     print(f"{tagged} tagged by {tagger.name}, {report.current} were, {missed} left.")
-    return 1 if report.unspelled or quarantined else 0
+    return 1 if report.unspelled or left_out else 0
 
 
 def rescore_runs(arguments: Namespace) -> int:
@@ -61,11 +59,9 @@ def rescore_runs(arguments: Namespace) -> int:
         raise UserError("nothing could be scored.\n" + "\n".join(problems))
     for problem in problems:
         print_escaped(f"not rescored: {problem}")
-    quarantined = ingest(runs.spool, arguments.database or runs.database).quarantined
-    for problem in quarantined:
-        print_escaped(f"left out of the database: {problem}")
+    left_out = ingest_spool(runs.spool, arguments.database or runs.database)
     failed = sum(map(len, report.problems.values()))
     print(
         f"{number_of(report.rescored, 'run')} rescored, {report.current} had the current metric version, {failed} left."
     )
-    return 1 if failed or quarantined else 0
+    return 1 if failed or left_out else 0

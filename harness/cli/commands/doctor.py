@@ -13,6 +13,7 @@ from typing import Final
 from packaging.requirements import Requirement
 
 from exitbench.errors import UserError, one_line
+from exitbench.harness.engine.model.available import available_bytes
 from exitbench.harness.running.energy.meter import energy_summary
 from exitbench.harness.running.environment import PROJECT, hardware
 from exitbench.harness.service.folders import Runs
@@ -80,8 +81,9 @@ def _machine() -> Iterator[Finding]:
     load = os.getloadavg()[0]
     busy = f", load {load:.1f}: times are of a busy machine" if load > specs["cores"] / 2 else ""
     yield Finding("cores", f"{specs['cores']} of {specs['cpu']}{busy}")
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") / GIB
-    yield Finding("memory", f"{specs['ram_bytes'] / GIB:.1f} GiB, {available:.1f} GiB free")
+    available = available_bytes("cpu")
+    free = "unknown" if available is None else f"{available / GIB:.1f} GiB"
+    yield Finding("memory", f"{specs['ram_bytes'] / GIB:.1f} GiB, {free} free")
     yield Finding("energy", visible(energy_summary()))
     yield Finding("GPU", f"{specs['gpu']}, driver {specs['driver']}, CUDA {specs['cuda']}" if specs["gpu"] else "none")
 

@@ -20,7 +20,7 @@ from exitbench.harness.reading.toml import TomlTable
 from exitbench.harness.running.environment import available_cores
 from exitbench.harness.service.folders import Runs
 from exitbench.harness.service.outcome import print_outcome
-from exitbench.harness.service.running import plan_suite, run_suite
+from exitbench.harness.service.running import ingest_spool, plan_suite, run_suite
 from exitbench.harness.service.tuning import TuneOptions
 from exitbench.harness.service.tuning import tune as tune_setting
 from exitbench.harness.training import Recipe, ensure_all_trained, load_recipe, recipe_names
@@ -128,12 +128,14 @@ def run(arguments: Namespace) -> int:
 def train(arguments: Namespace) -> int:
     """Train every recipe of a suite, or one recipe; models that are already trained are kept.
 
+    Returns:
+        1 if an attempt could not be ingested, else 0.
+
     Raises:
         UserError: The suite or recipe is unknown, data are missing, or a folder cannot be written.
         KeyboardInterrupt: The user interrupted; the same command resumes from the latest saved states of the trainings.
     """
     from exitbench.harness.engine.checkpoints.digest import describe_checkpoint
-    from exitbench.results.ingest.ingest import ingest
 
     recipes = named_recipes(arguments.what)
     runs = Runs(arguments.runs)
@@ -144,8 +146,7 @@ def train(arguments: Namespace) -> int:
     for recipe, folder in zip(recipes, folders, strict=True):
         record_training(runs.spool, describe_checkpoint(recipe.name, folder).weights_sha256, folder)
         print(_summary(recipe, folder))
-    ingest(runs.spool, runs.database)
-    return 0
+    return 1 if ingest_spool(runs.spool, runs.database) else 0
 
 
 def named_recipes(what: str) -> list[Recipe]:

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-import torch
-
 _MEMINFO, _CGROUPS, _OWN_CGROUP = Path("/proc/meminfo"), Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 _CGROUP_FILES: Final = (
@@ -35,8 +33,10 @@ def machine_bytes() -> int | None:
 
 
 def _available_bytes(device: str) -> int | None:
-    kind = torch.device(device).type
+    kind = device.partition(":")[0]
     if kind == "cuda":
+        import torch  # takes a second, and the command line asks about the CPU too
+
         return int(torch.cuda.mem_get_info(device)[0]) if torch.cuda.is_available() else None
     return min(_left_on_cpu(), default=None) if kind == "cpu" else None
 

@@ -107,14 +107,17 @@ class TaskEntry:
         """Kind of work that the task requires of a model."""
         return work_class(self.data.task_object)
 
-    def has_other_split(self, split: Literal["train", "calibration"]) -> bool:
-        """Return whether the data or the suite provide a split, so that `other_split` can return its documents."""
-        files = self.train_files if split == "train" else self.calibration_files
-        name = self.train_split if split == "train" else self.calibration_split
-        if self.data.source == "local":
-            is_rest = split == "train" and self.data.part == "test"
-            return bool(files) or is_rest or (self.data.settings is not None and not self.data.files)
-        return self.data.source == "builtin" or split == "train" or bool(files) or name is not None
+    @property
+    def has_calibration_split(self) -> bool:
+        """Whether data or suite name documents for calibration, so that ``other_split("calibration")`` returns them."""
+        if self.data.source == "builtin" or self.calibration_files:
+            return True
+        return self.calibration_split is not None and (self.data.source != "local" or self._names_splits)
+
+    @property
+    def _names_splits(self) -> bool:
+        """Whether splits of the data have names, as those of lm-eval's own tasks do."""
+        return self.data.settings is not None and not self.data.files
 
     def other_split(
         self, split: Literal["train", "calibration"], limit: int, why: str, fitted_on: DataRequest | None = None
@@ -132,11 +135,10 @@ class TaskEntry:
         """
         files = self.train_files if split == "train" else self.calibration_files
         name = self.train_split if split == "train" else self.calibration_split
-        names_splits = self.data.settings is not None and not self.data.files
         part: Part = "all"
         if not files and split == "train" and self.data.part == "test":
             files, part = self.data.files, "train"
-        if self.data.source == "local" and not names_splits and not files:
+        if self.data.source == "local" and not self._names_splits and not files:
             raise UserError(f"{self.location}: {why} needs {split}_files, in the form of 'files'.")
         if self.data.source != "builtin" and not files and split == "calibration" and name is None:
             raise UserError(

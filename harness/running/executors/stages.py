@@ -1,11 +1,11 @@
 """Stages of a run on this machine's cores: first untimed cells side by side, then each timed group alone."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from exitbench.harness.cells.job import CellJob, WorkerSpec
+from exitbench.harness.engine.model.available import machine_bytes
 from exitbench.harness.running.environment import available_cores
 
 _COPIES: Final = 3
@@ -58,12 +58,12 @@ def _only(specs: Sequence[WorkerSpec], *, timing: bool) -> list[WorkerSpec]:
 def _max_models_in_memory(specs: Sequence[WorkerSpec], memory_bytes: int | None) -> int:
     """Return how many models as large as the largest one fit at the same time in half of the memory.
 
-    `memory_bytes` is the machine's memory; None to read it.
+    `memory_bytes` is the memory that this process could ever use; None to read it.
     """
-    memory = memory_bytes or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cells = [item.cell for spec in specs for item in spec.cells]
     largest = max((cell.model.parameters * _BYTES[cell.dtype] for cell in cells), default=0)
-    return int(memory * _MEMORY_SHARE / max(1, largest * _COPIES))
+    memory = memory_bytes or machine_bytes()
+    return len(specs) if memory is None else int(memory * _MEMORY_SHARE / max(1, largest * _COPIES))
 
 
 def _parts(specs: Sequence[WorkerSpec], cores: int) -> list[WorkerSpec]:

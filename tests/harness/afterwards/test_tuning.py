@@ -113,6 +113,15 @@ def test_task_without_another_split_is_searched_on_documents_beyond_its_limit(tu
         dataclasses.replace(own, task=unlimited).searched  # noqa: B018 - a property
 
 
+def test_lm_eval_task_without_calibration_split_is_searched_on_documents_beyond_its_limit(tuning: Tuning) -> None:
+    table = {"task": "lm-eval:hellaswag", "limit": 10}
+    task = read_task("hellaswag", TomlTable(Path("suite.toml"), "", ("tasks", "hellaswag"), table))
+    assert dataclasses.replace(tuning, task=task).searched.data.apart_from == (task.data,)
+    table["calibration_split"] = "train[:100]"
+    task = read_task("hellaswag", TomlTable(Path("suite.toml"), "", ("tasks", "hellaswag"), table))
+    assert dataclasses.replace(tuning, task=task).searched.data.split == "train[:100]"
+
+
 def test_error_probability_is_divided_among_the_finalists(tuning: Tuning) -> None:
     promised = dataclasses.replace(tuning, epsilon=0.1)
     finalists = [decoded(name, "threshold", 0.5)[0] for name in ("max-prob", "calm-softmax")]

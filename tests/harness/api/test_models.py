@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import transformers
 
 import exitbench as eb
 from exitbench.harness.api import models, results, running
@@ -132,3 +133,16 @@ def test_invalid_input_errors_name_the_allowed_values(model: eb.Model, call: obj
     assert callable(call)
     with pytest.raises(eb.UserError, match=says):
         call(model)
+
+
+def test_method_that_the_engine_cannot_run_is_refused(model: eb.Model, tmp_path: Path) -> None:
+    """A pruned head reads single rows of the LM head, and this model's logits pass a soft cap after it."""
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 4}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "final_logit_softcapping": 0.01}
+    config = transformers.Gemma2Config(vocab_size=len(model.tokenizer), **sizes, **heads)
+    transformers.Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    model.tokenizer.save_pretrained(tmp_path)
+    capped = eb.load_model(tmp_path)
+    assert isinstance(capped, eb.Model)
+    with pytest.raises(eb.UserError, match="'max-prob' cannot be run on .* a soft cap"):
+        eb.decode(capped, ["the key is lost ."], "max-prob", head="pruned-fixed")

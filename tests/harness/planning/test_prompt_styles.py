@@ -179,7 +179,7 @@ def test_few_shot_examples_and_fits_use_documents_outside_the_evaluated_part(
     assert {part_of(document.fields["title"]) for document in evaluated} == {"test"}
     (entry,) = load_suite(path).tasks
     fitted_on = entry.other_split("train", 1000, "a fit")
-    assert entry.has_other_split("train") and fitted_on.part == "train"
+    assert fitted_on.part == "train"
     rest = {document.fields["context"] for document in fitted_on.load(path.parent)}
     assert {example.split("\n")[0].removeprefix("Passage: ") for example in item.data.prompting.examples} <= rest
     assert not rest & {document.fields["context"] for document in evaluated}

@@ -210,6 +210,13 @@ def test_several_tasks_are_refused_for_an_encoder(write_recipe: WriteRecipe) -> 
         task_of(load_recipe(path))
 
 
+def test_part_of_the_data_without_a_pair_of_its_own_is_refused(write_recipe: WriteRecipe, data_dir: Path) -> None:
+    train = '[[train]]\ntask = "sst2"\nsource = "local"\nfiles = { data = "train.tsv" }\n'
+    path = write_recipe((train, train + train + "from_step = 6\n"))
+    with pytest.raises(UserError, match="a part of the training data repeats other parts, or held-out data"):
+        trained(path, data_dir)
+
+
 def test_start_checkpoint_with_other_labels_is_refused(write_recipe: WriteRecipe, data_dir: Path) -> None:
     folder = trained(write_recipe(*LAST), data_dir)
     with pytest.raises(UserError, match="has 2 labels, but task 'stsb' has 1"):
