@@ -74,6 +74,33 @@ class TrainedHead(LMHead):
         return torch.stack([self.logits_after(model, block, state_AD) for block, state_AD in states])
 
 
+class DraftHead(LMHead):
+    """Head that reads only the first ids of the vocabulary, except after the last block (after FR-Spec).
+
+    Args:
+        n_ids: Number of ids to read, from 0 on.
+    """
+
+    reads_vocabulary: ClassVar[bool] = False
+    reads_part: ClassVar[bool] = True
+
+    def __init__(self, n_ids: int) -> None:
+        self.n_ids = n_ids
+        self._weights_1KD: Tensor | None = None
+
+    def read(self, view: BlockView) -> Reading:
+        """Return the logits of the first ids; after the last block, of all."""
+        if view.is_last:
+            return super().read(view)
+        n_ids, n_rows = min(self.n_ids, view.model.vocab_size), len(view.hidden_AD)
+        ids_1K = torch.arange(n_ids, device=view.hidden_AD.device)[None]
+        if self._weights_1KD is None:  # a copy, made once for all tokens
+            self._weights_1KD = view.model.head_weights(ids_1K)
+        view.head_rows += n_ids
+        logits_AK = view.model.logits_of(view.hidden_AD, self._weights_1KD.expand(n_rows, -1, -1))
+        return Reading(logits_AK, ids_1K.expand(n_rows, -1))
+
+
 @dataclass(frozen=True)
 class PrunedHead(LMHead):
     """Head with vocabulary pruning (PRUNE): after the first gate block, only token ids that were best there are read.

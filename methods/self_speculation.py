@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from exitbench.methods.base import NOTHING_FITTED, BlockView, Gate, Method, Parts, check_block, param
-from exitbench.methods.heads import LMHead
+from exitbench.methods.heads import DraftHead, LMHead
 from exitbench.methods.kv_policies import Speculation
 from exitbench.methods.max_prob import LargestProbability
 from exitbench.methods.registry import register
@@ -54,6 +54,12 @@ class SelfSpeculation(Method):
         low=0.0,
         high=1.0,
     )
+    draft_ids: int = param(
+        0,
+        "number of token ids that drafts are chosen from: the lowest ones, which byte-pair encodings give to frequent "
+        "tokens. 0: all",
+        low=0,
+    )
 
     def check(self, n_blocks: int) -> None:
         """Raise UserError if `exit_layer`, after which drafts exit, is deeper than the decoder."""
@@ -64,11 +70,11 @@ class SelfSpeculation(Method):
 
         The score is the draft's probability if `stop_below` is positive, and 1 otherwise.
         """
+        gate: Gate = LargestProbability() if self.stop_below else EveryDraft()
+        head = DraftHead(self.draft_ids) if self.draft_ids else LMHead()
         policy, blocks = Speculation(self.drafts), frozenset({self.exit_layer})
-        if self.stop_below == 0:
-            return Parts(EveryDraft(), Constant(0.5), LMHead(), policy, blocks)
-        return Parts(LargestProbability(), Constant(self.stop_below), LMHead(), policy, blocks)
+        return Parts(gate, Constant(self.stop_below or 0.5), head, policy, blocks)
 
     def score_params(self) -> dict[str, Any]:
-        """Return the parameters that affect the score, by name: the exit layer of drafts and the stop rule."""
-        return {"exit_layer": self.exit_layer, "stop_below": self.stop_below}
+        """Return the parameters that affect the score, by name: all but the number of drafts."""
+        return {"exit_layer": self.exit_layer, "stop_below": self.stop_below, "draft_ids": self.draft_ids}

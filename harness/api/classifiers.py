@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import GenerationSettings
-from exitbench.harness.cells.seeds import seed_for
+from exitbench.harness.cells.seeds import decode_seed
 from exitbench.harness.cells.texts import TextEncoding
 from exitbench.harness.engine.checkpoints.encoder_loading import EncoderCheckpoint
 from exitbench.harness.engine.encoders.classify import Classified
@@ -146,7 +146,7 @@ def classify(
         raise UserError(f"{chosen.name!r} cannot be run on {str(model.folder)!r}: {reason}.")
     encoding = TextEncoding(model.tokenizer, _AS_LONG_AS_THE_MODEL, model.checkpoint.model.max_positions)
     pairs = [(text,) if isinstance(text, str) else tuple(text) for text in texts]
-    encoded = [encoding(pair, seed_for("decode", seed, str(at))) for at, pair in enumerate(pairs)]
+    encoded = [encoding(pair, decode_seed(seed, str(at))) for at, pair in enumerate(pairs)]
     if not encoded:
         return []
     classified = classify_batch(model.checkpoint.model, encoded, parts)

@@ -25,7 +25,7 @@ from exitbench.harness.cells.cell import (
     Scope,
 )
 from exitbench.harness.cells.prompts import Prompts
-from exitbench.harness.cells.seeds import seed_for
+from exitbench.harness.cells.seeds import decode_seed
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
 from exitbench.harness.engine.decoding.likelihood import why_not
@@ -191,7 +191,7 @@ class ExitBenchLM(EarlyExitLM):
             _answer_prompts(tokenizer, arguments),
             parts,
             arguments.rows,
-            functools.partial(seed_for, "decode", SEED),
+            functools.partial(decode_seed, SEED),
             lambda n_done: None,
             Encoding(tokenizer, checkpoint.kind, self.max_length),
             lambda request: self._keys[id(request)],

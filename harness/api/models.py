@@ -13,7 +13,7 @@ import torch
 from exitbench.errors import UserError
 from exitbench.harness.afterwards.replaying import Probe, replay
 from exitbench.harness.api.classifiers import Classifier, bound_method
-from exitbench.harness.cells.seeds import seed_for
+from exitbench.harness.cells.seeds import decode_seed
 from exitbench.harness.engine.checkpoints.encoder_loading import is_encoder, load_encoder
 from exitbench.harness.engine.checkpoints.files import CONFIG
 from exitbench.harness.engine.checkpoints.hub import locate
@@ -204,7 +204,7 @@ def decode(
     model = _generating(model)
     engine = model.checkpoint.model
     chosen = bound_method(engine.n_blocks, engine.exit_blocks, method, params)
-    requests = [_request(model, prompt, seed_for("decode", seed, str(at))) for at, prompt in enumerate(prompts)]
+    requests = [_request(model, prompt, decode_seed(seed, str(at))) for at, prompt in enumerate(prompts)]
     if not requests:
         return []
     if (reason := engine.why_not(chosen.parts(model.n_blocks), len(requests))) is not None:

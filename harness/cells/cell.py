@@ -233,7 +233,7 @@ class CalibrationSettings:
         epsilon: Maximum probability that the bound is violated, over draws of the calibration documents.
         consistency: Definition of the loss. ``textual`` compares with full depth's text; ``risk`` is the decrease of
             the score against the references.
-        rule: Name of the risk-control rule (`results.risk_control.RULES`).
+        rule: Name of the risk-control rule (`results.statistics.risk_control.RULES`).
         held_out_sha256: Digest of the documents on which the chosen threshold is checked.
     """
 

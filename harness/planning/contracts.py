@@ -16,7 +16,7 @@ from exitbench.harness.conformance.process import examine_apart
 from exitbench.harness.conformance.shipped import conforming_sources
 from exitbench.harness.engine.checkpoints.exit_head_files import read_exit_blocks
 from exitbench.harness.planning.plan import ModelGroup, Plan
-from exitbench.harness.planning.retry import RETRIED, Retry
+from exitbench.harness.planning.retry import Retry
 from exitbench.methods.registry import get_method, syntax_sha256
 from exitbench.results.files.atomic import write_whole_file
 from exitbench.results.files.formats import canonical_json, content_id
@@ -88,7 +88,7 @@ def _settings(plan: Plan, retry: Retry) -> dict[str, Setting]:
 
 
 def _group_settings(group: ModelGroup, retry: Retry) -> Iterator[tuple[str, Setting]]:
-    cells = [planned.item.cell for planned in group.cells if planned.state in RETRIED[retry]]
+    cells = [item.cell for item in group.to_run(retry)]
     if cells and group.folder is not None:
         exit_blocks = read_exit_blocks(group.folder)
         for cell in cells:

@@ -45,20 +45,19 @@ class CellTemplate:
     calibration: CalibrationSettings | None = None
     record: RecordSettings | None = None
 
-    def check(self, n_blocks: int, exit_blocks: tuple[int, ...] | None = None) -> None:
+    def check(self, n_blocks: int, exit_blocks: tuple[int, ...]) -> None:
         """Check that the method's parameters suit the model's depth, and that the model has the exit heads it needs.
 
         Args:
             n_blocks: Number of decoder blocks, L.
-            exit_blocks: Blocks with a trained exit head; None while the model is not trained.
+            exit_blocks: Blocks with a trained exit head.
 
         Raises:
             UserError: A parameter does not fit the model, or the method needs exit heads that the model lacks.
         """
         try:
             self.method.check(n_blocks)
-            if exit_blocks is not None:
-                self.method.bound_to(exit_blocks)
+            self.method.bound_to(exit_blocks)
         except UserError as error:
             raise UserError(f"{self.location}: {error} The model is {self.model.name!r}.") from None
 

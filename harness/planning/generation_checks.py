@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import GenerationSettings, ModelRef
-from exitbench.harness.engine.checkpoints.digest import Description
 from exitbench.harness.engine.checkpoints.generation_config import not_applied
 from exitbench.harness.planning.entries.task import TaskEntry
 from exitbench.harness.planning.prompt_styles import has_chat_template

@@ -179,7 +179,7 @@ def make_plan(
     device = resolve_device(suite.device)
     wanted = _requests(drafts)
     corpora = Corpora(spool.parent)
-    described = {key: _corpus(task, data, data_dir, corpora) for key, (task, data) in wanted.items()}
+    described = {(label, data): _corpus(task, data, data_dir, corpora) for (label, data), task in wanted.items()}
     require_apart(drafts, described, data_dir)
     statuses, predecessors = latest_status(spool), Predecessors(spool)
     groups = []
@@ -200,9 +200,9 @@ def make_plan(
             tasks = {draft.task.label: styled(draft.task, folder, description.model, data_dir) for draft in templates}
             templates = [_restyled(draft, tasks[draft.task.label]) for draft in templates]
             described |= {
-                key: _corpus(task, data, data_dir, corpora)
-                for key, (task, data) in _requests(templates).items()
-                if key not in described
+                (label, data): _corpus(task, data, data_dir, corpora)
+                for (label, data), task in _requests(templates).items()
+                if (label, data) not in described
             }
             builder = _Builder(suite, device, described)
             settings_by_label = {label: resolve(task, folder, description) for label, task in tasks.items()}
@@ -223,7 +223,7 @@ def make_plan(
         groups.append(ModelGroup(entry, recipe, folder, tuple(draft.label for draft in templates), cells, remarked))
     task_remarks = {
         f"Task {label!r}: {remark}."
-        for (label, data), (task, _) in wanted.items()
+        for (label, data), task in wanted.items()
         if data == task.data
         for remark in described[label, data].remarks
     }
@@ -275,7 +275,7 @@ def _restyled(draft: CellTemplate, task: TaskEntry) -> CellTemplate:
     return replace(draft, task=task, data=replace(draft.data, prompting=task.data.prompting))
 
 
-def _check_model(drafts: Sequence[CellTemplate], n_blocks: int, exit_blocks: tuple[int, ...] | None = None) -> None:
+def _check_model(drafts: Sequence[CellTemplate], n_blocks: int, exit_blocks: tuple[int, ...]) -> None:
     for draft in drafts:
         draft.check(n_blocks, exit_blocks)
 
@@ -310,12 +310,12 @@ def _check_precision(suite: Suite, drafts: Sequence[CellTemplate], description: 
         )
 
 
-def _requests(drafts: Sequence[CellTemplate]) -> dict[tuple[str, DataRequest], tuple[TaskEntry, DataRequest]]:
-    """Return the requests for the cells' documents and for their tasks', by the task's label and the request.
+def _requests(drafts: Sequence[CellTemplate]) -> dict[tuple[str, DataRequest], TaskEntry]:
+    """Return the task of each request, by the task's label and the request: for a cell's documents or its task's.
 
     The two requests differ for fits and calibrations.
     """
-    return {(draft.task.label, data): (draft.task, data) for draft in drafts for data in (draft.data, draft.task.data)}
+    return {(draft.task.label, data): draft.task for draft in drafts for data in (draft.data, draft.task.data)}
 
 
 def _corpus(entry: TaskEntry, data: DataRequest, data_dir: Path | None, corpora: Corpora) -> Corpus:

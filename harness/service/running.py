@@ -89,7 +89,7 @@ def run_suite(options: RunOptions, *, remarks: bool = True) -> SuiteRun:
     executor = slurm or _local(plan, runs)
     runs.require_writable()
     write_pending(runs.root)
-    if ingest_spool(runs.spool, runs.database):  # damaged attempts were removed from the spool, so their cells must run again
+    if ingest_spool(runs.spool, runs.database):  # damaged attempts left the spool, so their cells must run again
         plan = plan_suite(options)
     if plan.unfetched or options.hub:
         plan = _with_fetched(plan, options)
@@ -247,9 +247,7 @@ def _spec(group: ModelGroup, plan: Plan, runs: Runs, threads: int, options: RunO
     )
 
 
-def ingest_spool(
-    spool: Path, database: Path, on_wait: Callable[[str], None] | None = print_escaped
-) -> tuple[str, ...]:
+def ingest_spool(spool: Path, database: Path, on_wait: Callable[[str], None] | None = print_escaped) -> tuple[str, ...]:
     """Ingest finished attempts into the database; print and return one message per attempt that was left out.
 
     If another run is filling the database, wait for it, and call `on_wait` with a message. If `on_wait` is None,

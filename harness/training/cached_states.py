@@ -21,6 +21,7 @@ from exitbench.harness.training.models import is_causal
 from exitbench.harness.training.objectives import CACHED, ExitHeadsObjective
 from exitbench.harness.training.recipe import OptimisationRecipe
 from exitbench.harness.training.trainer import computed_precision
+from exitbench.results.files.atomic import write_whole_file
 
 STATES, PROGRESS = "states.f32", "states.json"
 
@@ -78,9 +79,7 @@ def cached_states(
         stored[tokens_done : tokens_done + len(states)] = states
         stored.flush()
         tokens_done += len(states)
-        partial = progress_file.with_name(f".{PROGRESS}")
-        partial.write_text(json.dumps([number + 1, tokens_done]), encoding="utf-8")
-        partial.replace(progress_file)
+        write_whole_file(progress_file, json.dumps([number + 1, tokens_done]))
         on_tokens(tokens_done)
     if not tokens_done:
         raise UserError("no states to train on: the texts have no tokens.")

@@ -20,7 +20,7 @@ from exitbench.harness.engine.encoders.model import OffRamps, RampKind, read_out
 from exitbench.harness.engine.encoders.stack import EncoderStack, find_encoder_stack
 from exitbench.harness.training.data import Batch
 from exitbench.harness.training.losses import JointLoss, block_weights
-from exitbench.harness.training.objectives import FirstThen, Logged, Objective
+from exitbench.harness.training.objectives import ByStep, Logged, Objective
 from exitbench.harness.training.recipe import OffRampsRecipe, Recipe
 
 
@@ -103,11 +103,11 @@ def make_classifier_objective(recipe: Recipe, model: PreTrainedModel) -> tuple[O
 
     objective: Objective
     if settings.loss == "alternating":
-        objective = Alternating(joint("last"), joint("branchynet"), readers.learned)
+        objective = ByStep(lambda step: step % 2 == 0, joint("last"), joint("branchynet"))  # BERxiT
     else:
         objective = joint(cast(JointLoss, settings.loss))
     if settings.every_block_steps:
-        objective = FirstThen(joint("weighted"), objective, settings.every_block_steps)
+        objective = ByStep(lambda step: step < settings.every_block_steps, joint("weighted"), objective)
     return objective, readers
 
 
@@ -147,25 +147,6 @@ class BlockLosses:
             ("block_loss_nats", block): loss.detach() / self.weights_L[block - 1] for block, loss in losses.items()
         }
         return torch.stack(list(losses.values())).sum(), logged
-
-
-@dataclass(frozen=True)
-class Alternating:
-    """Objective of BERxiT that alternates between the last block's loss and the sum of all blocks' losses.
-
-    Attributes:
-        last: Objective with the last block's loss only.
-        every: Objective with the sum of all blocks' losses.
-        extras: Modules trained in addition to the model's own: the off-ramps; None if no module is added.
-    """
-
-    last: Objective
-    every: Objective
-    extras: nn.Module | None
-
-    def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
-        """Return the last block's loss at even steps (counted from 0), the sum of all blocks' losses at odd steps."""
-        return (self.every if step % 2 else self.last)(model, batch, step)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ index l in the results of its functions here is block l + 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self, cast, get_args
@@ -288,7 +288,7 @@ def make_objective(recipe: Recipe, model: PreTrainedModel) -> Objective:
     if not settings.every_block_steps:
         return objective
     first = JointObjective(block_weights(n_blocks, "weighted"), settings.label_smoothing)
-    return FirstThen(first, objective, settings.every_block_steps)
+    return ByStep(lambda step: step < settings.every_block_steps, first, objective)
 
 
 def block_count(model: PreTrainedModel) -> int:
@@ -315,19 +315,19 @@ class JointObjective:
         return weighted_losses(decoder_states(model, batch), self.weights_L, self.label_smoothing)
 
 
-class FirstThen:
-    """Objective that is `first` for the initial `steps` training steps, and `then` for all later ones.
+class ByStep:
+    """Objective that is `first` at the training steps (counted from 0) for which `uses_first` is true, else `other`.
 
-    Additional modules (`extras`) are those of `then`.
+    Additional modules (`extras`) are those of `other`.
     """
 
-    def __init__(self, first: Objective, then: Objective, steps: int) -> None:
-        self.first, self.then, self.steps = first, then, steps
-        self.extras = then.extras
+    def __init__(self, uses_first: Callable[[int], bool], first: Objective, other: Objective) -> None:
+        self.uses_first, self.first, self.other = uses_first, first, other
+        self.extras = other.extras
 
     def __call__(self, model: PreTrainedModel, batch: Batch, step: int) -> tuple[Tensor, Logged]:
         """Return the loss and logged values of the objective in effect at this training step."""
-        return (self.first if step < self.steps else self.then)(model, batch, step)
+        return (self.first if self.uses_first(step) else self.other)(model, batch, step)
 
 
 def weighted_losses(states: States, weights_L: Tensor, label_smoothing: float) -> tuple[Tensor, Logged]:

@@ -6,6 +6,7 @@ and position tables; matrices can be trained with Muon.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 import time
@@ -27,6 +28,7 @@ from exitbench.harness.training.block_states import decoder_blocks
 from exitbench.harness.training.data import Batch
 from exitbench.harness.training.objectives import Objective
 from exitbench.harness.training.recipe import OptimisationRecipe
+from exitbench.results.files.atomic import write_whole_file
 
 
 class CombinedOptimizer(torch.optim.Optimizer):
@@ -181,9 +183,7 @@ class TrainingClock:
 
     def write(self, path: Path) -> None:
         """Write wall and CPU time spent so far, as a JSON list, atomically to a file that belongs to a resume point."""
-        partial = path.with_name(f".{path.name}")
-        partial.write_text(json.dumps(self.seconds()), encoding="utf-8")
-        partial.replace(path)
+        write_whole_file(path, json.dumps(self.seconds()))
 
 
 class ExitTrainer(transformers.Trainer):  # type: ignore[misc]
@@ -356,6 +356,16 @@ class _Batches(IterableDataset[Batch]):
         return self.trainer.batches(self.trainer.state.global_step)
 
 
+TRIMMED_EVERY_STEPS = 10
+"""Training steps after which freed memory goes back to the system: batches of many shapes leave gaps of many sizes."""
+
+
+def trim_memory() -> None:
+    """Return the C library's freed memory to the system, where it is glibc."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
+
+
 class _Steps(transformers.TrainerCallback):  # type: ignore[misc]
     """Trainer callback that reports each training step to `on_step`, and marks resume points as complete.
 
@@ -368,6 +378,8 @@ class _Steps(transformers.TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.trainer.step_ended()
         self.on_step(state.global_step)
+        if state.global_step % TRIMMED_EVERY_STEPS == 0:
+            trim_memory()
         control.should_log |= state.global_step == state.max_steps
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:

@@ -16,7 +16,7 @@ from exitbench.errors import UserError
 from exitbench.harness.cells.cell import CalibrationSettings, GenerationSettings, Kind, ModelRef
 from exitbench.harness.cells.job import CellJob, DataRequest
 from exitbench.harness.cells.prompts import Fitting
-from exitbench.harness.cells.seeds import seed_for
+from exitbench.harness.cells.seeds import decode_seed
 from exitbench.harness.work.metrics import Metric
 from exitbench.methods.base import FitData, Method, Parts
 from exitbench.methods.registry import baseline_method, get_method
@@ -191,12 +191,12 @@ class Work(ABC, Generic[Answer]):
 
     def seed_of(self, doc_key: str) -> int:
         """Return the seed for random methods on one document, given its key."""
-        return seed_for("decode", self.cell.seed, doc_key)
+        return decode_seed(self.cell.seed, doc_key)
 
     @property
     def bootstrap_seed(self) -> int:
         """Seed of the cell's bootstrap intervals."""
-        return seed_for("bootstrap", self.cell.seed)
+        return self.cell.seed
 
     @property
     def ignored_settings(self) -> Mapping[str, Any]:

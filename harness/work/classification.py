@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -346,7 +346,7 @@ class TimedClassification:
         """
         texts = [text for unit in units for text in unit.requests]
         exits = {text.seed: [answer.record.exit_layer] for text, answer in zip(texts, outputs, strict=True)}
-        return Parts(Scheduled(exits), parts.threshold, parts.head, parts.kv_policy, parts.blocks)
+        return replace(parts, gate=Scheduled(exits))
 
     def run_timed(self, parts: Parts, unit: Unit[EncodedText], clock: Clock) -> tuple[tuple[str, ...], int]:
         """Classify a batch of texts without tracing, between two clock marks.

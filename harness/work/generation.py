@@ -495,7 +495,7 @@ class TimedGeneration:
         """
         requests = [request for unit in units for request in unit.requests]
         exits = {request.seed: output.exit_layers for request, output in zip(requests, outputs, strict=True)}
-        return Parts(Scheduled(exits), parts.threshold, parts.head, parts.kv_policy, parts.blocks)
+        return replace(parts, gate=Scheduled(exits))
 
     def run_timed(self, parts: Parts, unit: Unit[Request], clock: Clock) -> tuple[tuple[str, ...], int]:
         """Prefill and decode a batch without tracing, with a clock mark before, between and after the two phases.

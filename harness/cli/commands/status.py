@@ -4,7 +4,7 @@ import sys
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Set
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exitbench.errors import UserError
 from exitbench.harness.cli.commands.common import data_size, duration
@@ -12,6 +12,9 @@ from exitbench.harness.service.folders import Runs, existing_runs
 from exitbench.reports.labels import describe, shorten
 from exitbench.results.analysis.status import RunningAttempt, SpoolStatus, spool_status
 from exitbench.terminal import number_of, print_escaped
+
+if TYPE_CHECKING:
+    from exitbench.harness.planning.plan import Plan
 
 REFRESH_S = 2.0
 _WIDTH = 150
@@ -72,27 +75,28 @@ def _labels(arguments: Namespace) -> dict[str, str]:
     Raises:
         UserError: A model is not on this machine, so that the ids of its cells are not known.
     """
-    from exitbench.harness.planning.plan import make_plan
-    from exitbench.harness.planning.suite import load_suite
-
-    runs = Runs(arguments.runs)
-    plan = make_plan(load_suite(arguments.suite), runs.spool, runs.models, arguments.data_dir, hub=True)
+    plan = _plan(arguments, Runs(arguments.runs))
     if absent := [group.model.name for group in plan.groups if group.folder is None]:
         raise UserError(f"{', '.join(absent)}: not on this machine, so that its cells are not known. Copy it to RUNS.")
     return {cell.item.cell.cell_id: cell.item.label for group in plan.groups for cell in group.cells}
+
+
+def _plan(arguments: Namespace, runs: Runs) -> "Plan":
+    # Imported here: a plan needs the methods, which need torch.
+    from exitbench.harness.planning.plan import make_plan
+    from exitbench.harness.planning.suite import load_suite
+
+    return make_plan(load_suite(arguments.suite), runs.spool, runs.models, arguments.data_dir, hub=True)
 
 
 class _Suite:
     """Cells of a suite, and estimated times of its missing cells; planned only once, also with ``--watch``."""
 
     def __init__(self, arguments: Namespace) -> None:
-        # Imported here: a plan needs the methods, which need torch.
         from exitbench.harness.planning.estimate import estimate_plan
-        from exitbench.harness.planning.plan import make_plan
-        from exitbench.harness.planning.suite import load_suite
 
         runs = existing_runs(arguments.runs)
-        plan = make_plan(load_suite(arguments.suite), runs.spool, runs.models, arguments.data_dir, hub=True)
+        plan = _plan(arguments, runs)
         self._untrained = sum(len(group.labels) for group in plan.groups if group.folder is None)
         self._estimates = estimate_plan(plan, runs.spool, "all")
         self.cell_ids: Set[str] = {cell.item.cell.cell_id for group in plan.groups for cell in group.cells}

@@ -257,8 +257,9 @@ def _read_llama(config: Any, tensors: Tensors, variant: _Variant) -> tuple[Archi
         normed_out: Linear | NormedLinear = attention_out
         normed_down: Linear | NormedLinear = down
         if variant.norms_outputs:
-            normed_out = _normed(attention_out, behind_attention, config.rms_norm_eps)
-            normed_down = _normed(down, tensors.norm(f"{layer}.post_feedforward_layernorm", width), config.rms_norm_eps)
+            behind_mlp = tensors.norm(f"{layer}.post_feedforward_layernorm", width)
+            normed_out = NormedLinear(attention_out, behind_attention.weight, config.rms_norm_eps)
+            normed_down = NormedLinear(down, behind_mlp.weight, config.rms_norm_eps)
         else:
             qkv = _fold(qkv, tensors.norm(f"{layer}.input_layernorm", width))
             up = _fold(up, behind_attention)
@@ -282,10 +283,6 @@ def _read_llama(config: Any, tensors: Tensors, variant: _Variant) -> tuple[Archi
         inverse_frequencies=frequencies.to(tensors.device),
         rotary_scale=scale,
     )
-
-
-def _normed(projection: Linear, norm: Linear, eps: float) -> NormedLinear:
-    return NormedLinear(projection, norm.weight, eps)
 
 
 def _reorder_rotary_dims(projection: Linear, n_heads: int, size: int, rotated: int) -> Linear:

@@ -56,11 +56,6 @@ class Scored(TokenColumns):
     records: list[TokenRecord] = field(default_factory=list)
 
     @property
-    def total_logprob(self) -> float:
-        """Natural logarithm of the continuation's probability given its context."""
-        return sum(self.logprobs)
-
-    @property
     def is_greedy(self) -> bool:
         """True if every token is the most probable one at its exit layer."""
         return all(self.greedy)
@@ -102,7 +97,7 @@ def score(
 
     Examples:
         >>> ((yes, no),) = score(checkpoint, [Context(context_ids, [yes_ids, no_ids])], parts)
-        >>> yes.total_logprob > no.total_logprob
+        >>> sum(yes.logprobs) > sum(no.logprobs)
     """
     model = checkpoint.model
     _check(contexts, parts, rows)
@@ -284,8 +279,8 @@ class _Scorer:
     ) -> DecodingCache:
         """Prefill the contexts, and score all first tokens at once at the fixed exit layer ``depth``; return the cache.
 
-        ``firsts`` are the positions of these tokens, one per context. They are read at full
-        depth if first tokens may not exit early.
+        ``firsts`` are the positions of these tokens, one per context. They are read at full depth if first tokens may
+        not exit early.
         """
         prompts, longest = [context.context_ids for context in contexts], max(context.longest for context in contexts)
         cache: DecodingCache

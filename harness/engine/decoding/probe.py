@@ -118,7 +118,7 @@ def _at_positions(outputs: Sequence[Sequence[int]], entries: Sequence[Sequence[A
 def states_of(checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]) -> Tensor:
     """Return states after the embedding and every block, at the N positions that predict output tokens: [L+1, N, D]."""
     fed = teacher_forced(checkpoint, prompts, outputs)
-    return torch.stack([hidden[fed.predicts_BT] for hidden in _forward(checkpoint.model, fed)])
+    return torch.stack([hidden[fed.predicts_BT] for hidden in _forward(checkpoint.model, fed.tokens_BT, fed.cache)])
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,8 @@ def teacher_forced(
     return TeacherForcedInput(tokens, cache, predicts)
 
 
-def _forward(model: Engine, fed: TeacherForcedInput) -> Iterator[Tensor]:
-    hidden, context = model.embed(fed.tokens_BT, fed.cache)
+def _forward(model: Engine, tokens_BT: Tensor, cache: DecodingCache) -> Iterator[Tensor]:
+    hidden, context = model.embed(tokens_BT, cache)
     yield hidden
     for block in range(1, model.n_blocks + 1):
         hidden = model.block(block, hidden, context)
@@ -254,10 +254,7 @@ def _states(model: Engine, cache: DecodingCache, branches: Sequence[Branch], lea
     rows = torch.tensor([branch.context for branch in branches], device=model.device)
     fed = [[leads[branch.context], *branch.fed] for branch in branches]
     tokens_BT, _ = padded(fed, model.device, side="right")
-    hidden_BTD, context = model.embed(tokens_BT, cache.copied(rows))
-    states = [hidden_BTD]
-    for block in range(1, model.n_blocks + 1):
-        states.append(model.block(block, states[-1], context))
+    states = list(_forward(model, tokens_BT, cache.copied(rows)))
     return [torch.stack([state[row, : len(tokens)] for state in states]) for row, tokens in enumerate(fed)]
 
 

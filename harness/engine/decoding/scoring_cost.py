@@ -2,8 +2,8 @@
 
 The cost is the sum over the forward passes that `likelihood` runs. A pass reads weights once for all of its positions;
 keys and values are assumed to be read once too. So a continuation decoded token by token reads the weights once per
-token, while one with a fixed depth reads them once for all its tokens. So early exits token by
-token can read more numbers than full depth, whose depth is fixed, although they need fewer FLOPs.
+token, and one with a fixed depth reads them once for all its tokens. Early exits token by token can therefore read more
+numbers than full depth, whose depth is fixed, although they need fewer FLOPs.
 """
 
 from __future__ import annotations

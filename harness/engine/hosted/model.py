@@ -19,7 +19,7 @@ from exitbench.harness.cells.cell import EngineName
 from exitbench.harness.engine.hosted.cache import HostedCache, StopAfterStore, WritePositions
 from exitbench.harness.engine.hosted.calls import Calls, RecordedCalls, state_of
 from exitbench.harness.engine.hosted.read_out import ReadOut
-from exitbench.harness.engine.hosted.stack import Stack, longest_text
+from exitbench.harness.engine.hosted.stack import Stack, first_int, longest_text
 from exitbench.harness.engine.model.cost import TokenPlace
 from exitbench.harness.engine.model.engine import Skipped
 from exitbench.harness.engine.model.exit_heads import ExitHeads, Headed
@@ -306,10 +306,8 @@ class HostedTransformer(Headed):
         """
         if (start, end) not in cache.windows:
             none = torch.empty(0, dtype=torch.long, device=self.device)
-            cache.call_state.rows_A, cache.call_state.places = (
-                None,
-                WritePositions(none, none, none),
-            )  # block 1 has written here before
+            # Block 1 has written here before.
+            cache.call_state.rows_A, cache.call_state.places = None, WritePositions(none, none, none)
             try:
                 cache.windows[start, end] = replace(self._record(cache, start, end), is_first=False)
             finally:
@@ -446,7 +444,4 @@ class HostedTransformer(Headed):
 def _width(stack: Stack) -> int:
     """Return the width of the decoder's residual stream, D; embeddings may be narrower."""
     config = stack.decoder_config if stack.encoder is not None else stack.config
-    for name in ("hidden_size", "d_model", "n_embd"):
-        if isinstance(width := getattr(config, name, None), int):
-            return width
-    return int(stack.head.weight.shape[1])
+    return first_int(config, ("hidden_size", "d_model", "n_embd")) or int(stack.head.weight.shape[1])

@@ -60,8 +60,7 @@ class Stack:
         """Number of encoder blocks; 0 for a decoder-only model, 1 if the configuration does not say."""
         if self.encoder is None:
             return 0
-        names = ("encoder_layers", "num_layers", "num_hidden_layers")
-        return next((n for name in names if isinstance(n := getattr(self.encoder_config, name, None), int)), 1)
+        return first_int(self.encoder_config, ("encoder_layers", "num_layers", "num_hidden_layers")) or 1
 
     @property
     def encoder_config(self) -> Any:
@@ -86,7 +85,8 @@ def find_stack(lm: Any) -> Stack:
         for name, module in decoder.named_modules()
         if isinstance(module, nn.ModuleList) and len(module) and not _is_within_list(decoder, name)
     }
-    depth = _depth(getattr(decoder, "config", lm.config) if is_seq2seq else lm.config.get_text_config(decoder=True))
+    config = getattr(decoder, "config", lm.config) if is_seq2seq else lm.config.get_text_config(decoder=True)
+    depth = first_int(config, DEPTHS)
     candidates = {name: blocks for name, blocks in lists.items() if len(lists) == 1 or len(blocks) == depth}
     family = lm.config.model_type
     if len(candidates) != 1:
@@ -110,8 +110,9 @@ def _is_within_list(decoder: nn.Module, name: str) -> bool:
     return any(isinstance(decoder.get_submodule(parent), nn.ModuleList) for parent in parents)
 
 
-def _depth(config: Any) -> int | None:
-    return next((value for key in DEPTHS if isinstance(value := getattr(config, key, None), int)), None)
+def first_int(config: Any, names: Sequence[str]) -> int | None:
+    """Return the first of a configuration's values with these names that is an integer; None if there is none."""
+    return next((value for name in names if isinstance(value := getattr(config, name, None), int)), None)
 
 
 def longest_text(config: Any) -> int | None:
@@ -127,14 +128,11 @@ def head_shape(config: Any, width: int) -> tuple[int, int, int]:
         config: Configuration of the decoder.
         width: Width of the residual stream; it is divided among the query heads if no head size is stated.
     """
-    names = ("decoder_attention_heads", "num_attention_heads", "num_heads", "n_head")
-    heads = next((n for name in names if isinstance(n := getattr(config, name, None), int)), 0)
+    heads = first_int(config, ("decoder_attention_heads", "num_attention_heads", "num_heads", "n_head"))
     if not heads:
         return 0, 0, 0
-    groups = getattr(config, "num_key_value_heads", None)
-    sizes = (getattr(config, name, None) for name in ("head_dim", "d_kv"))
-    size = next((n for n in sizes if isinstance(n, int)), width // heads)
-    return heads, groups if isinstance(groups, int) else heads, size
+    groups, size = first_int(config, ("num_key_value_heads",)), first_int(config, ("head_dim", "d_kv"))
+    return heads, groups or heads, size or width // heads
 
 
 def modules_on(lm: nn.Module, blocks: Sequence[nn.Module], devices: DeviceMap) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Engine protocol: the interface of the lean and the hosted engine, used by the decode loop, probes and costs.
 
-It embeds, runs block l on some rows, fills keys and values of skipped blocks, and reads out (`methods.base.Model`). The
-lean engine (`engine.model`) has its own forward pass for a few families; the hosted one (`engine.hosted`) uses
-transformers' forward pass to prepare and run the blocks of all other families.
+It embeds, runs block l on some rows, fills keys and values of skipped blocks, and reads out
+(`methods.base.ModelInterface`). The lean engine (`engine.model`) has its own forward pass for a few families; the
+hosted one (`engine.hosted`) uses transformers' forward pass to prepare and run the blocks of all other families.
 
 Shape suffixes: B rows of the batch, A rows running at a block, T new positions, N positions of several rows, D model
 width.

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import SCOPES
-from exitbench.harness.planning.entries.prompt_keys import FEWSHOT_KEYS, STYLE_KEYS
+from exitbench.harness.planning.entries.prompt_keys import FEWSHOT_KEYS, STYLE_KEYS, read_num_fewshot
 from exitbench.harness.reading.toml import TomlTable
 from exitbench.harness.work.base import Work
 from exitbench.harness.work.kinds import work_class
@@ -25,7 +25,6 @@ _OUR_KEYS: Final = ("seed", "level", "part")
 _PROMPT_KEYS: Final = ("max_prompt_tokens", "truncate")
 _ANSWER_KEYS: Final = ("max_new_tokens", "stop")
 _LOGIT_KEYS: Final = ("repetition_penalty", "no_repeat_ngram_size", "min_length", "forced_bos_token_id")
-_MAX_FEWSHOT: Final = 1_000
 
 
 @dataclass(frozen=True)
@@ -100,16 +99,13 @@ def read_lm_eval(table: TomlTable, name: str, declaration: Declaration | None = 
 
 def _settings(table: TomlTable) -> LmEvalSettings:
     include = table.optional("include", str)
-    fewshot = table.optional("num_fewshot", int)
-    if fewshot is not None and not 0 <= fewshot <= _MAX_FEWSHOT:
-        raise table.error("num_fewshot", f"is {fewshot}; it must be from 0 to {_MAX_FEWSHOT}.")
     # Absolute, so that rescoring finds it from any working directory; not part of any identity.
     folder = None if include is None else Path(os.path.abspath(table.path.parent / include))
     if folder is not None and not folder.is_dir():
         raise table.error("include", f"{folder} is not a folder; allowed: one with YAML files of tasks.")
     return LmEvalSettings(
         include=None if folder is None else str(folder),
-        num_fewshot=fewshot,
+        num_fewshot=read_num_fewshot(table),
         fewshot_seed=table.get("fewshot_seed", int, LmEvalSettings.fewshot_seed),
         fewshot_as_multiturn=table.get("fewshot_as_multiturn", bool, False),
         gen_kwargs=_gen_kwargs(table.table("gen_kwargs")),

@@ -40,6 +40,18 @@ class PromptKeys:
     fewshot_seed: int = LmEvalSettings.fewshot_seed
 
 
+def read_num_fewshot(table: TomlTable) -> int | None:
+    """Return the number of examples of a ``[tasks.LABEL]`` table; None if it has none.
+
+    Raises:
+        UserError: The number is out of range.
+    """
+    num_fewshot = table.optional("num_fewshot", int)
+    if num_fewshot is not None and not 0 <= num_fewshot <= _MAX_FEWSHOT:
+        raise table.error("num_fewshot", f"is {num_fewshot}; it must be from 0 to {_MAX_FEWSHOT}.")
+    return num_fewshot
+
+
 def read_prompt_keys(table: TomlTable, task: Task) -> PromptKeys:
     """Read the keys that choose a task's prompts; return defaults for a task that has no prompt styles.
 
@@ -55,9 +67,7 @@ def read_prompt_keys(table: TomlTable, task: Task) -> PromptKeys:
     style = table.optional("prompt_style", str)
     if style is not None:
         table.choose("prompt_style", style, PROMPT_STYLES, "prompt style")
-    num_fewshot = table.optional("num_fewshot", int)
-    if num_fewshot is not None and not 0 <= num_fewshot <= _MAX_FEWSHOT:
-        raise table.error("num_fewshot", f"is {num_fewshot}; it must be from 0 to {_MAX_FEWSHOT}.")
+    num_fewshot = read_num_fewshot(table)
     if style not in ("completion", None):
         table.refuse(FEWSHOT_KEYS, f'goes with prompt_style = "completion"; {style!r} has no examples.')
     templates = {key: table.optional(key, str) for key in ("prompt", "causal_prompt")}

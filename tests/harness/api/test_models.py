@@ -144,5 +144,5 @@ def test_method_that_the_engine_cannot_run_is_refused(model: eb.Model, tmp_path:
     model.tokenizer.save_pretrained(tmp_path)
     capped = eb.load_model(tmp_path)
     assert isinstance(capped, eb.Model)
-    with pytest.raises(eb.UserError, match="'max-prob' cannot be run on .* a soft cap"):
+    with pytest.raises(eb.UserError, match=r"'max-prob' cannot be run on .* a soft cap"):
         eb.decode(capped, ["the key is lost ."], "max-prob", head="pruned-fixed")

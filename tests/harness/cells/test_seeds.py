@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import get_args
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from exitbench.harness.cells.job import WorkerSpec
-from exitbench.harness.cells.seeds import Axis, derivations, seed_for
+from exitbench.harness.cells.seeds import decode_seed, derivations
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.work.kinds import work_of
@@ -46,29 +44,22 @@ def test_all_methods_use_the_same_seeds_for_the_same_documents(worded_model: Pat
     assert {item.cell.method.name for item in items} == {"full", "random", "static"}
     (seeds,) = {tuple(each) for each in drawn}
     assert len(set(seeds)) == 4
-    assert len({seed_for("bootstrap", item.cell.seed) for item in items}) == 1
+    assert {work.bootstrap_seed for work in works} == {11}
 
 
 def test_seeds_equal_recorded_golden_values() -> None:
     """Other seeds would change stored random decodes without changing the ids of their cells."""
-    assert seed_for("decode", 7, "0123456789abcdef") == 162_453_489_397_760_616
-    assert seed_for("bootstrap", 7) == 7
+    assert decode_seed(7, "0123456789abcdef") == 162_453_489_397_760_616
 
 
 @given(first=st.tuples(st.integers(0), st.text()), second=st.tuples(st.integers(0), st.text()))
 def test_seeds_differ_between_documents_and_suites(first: tuple[int, str], second: tuple[int, str]) -> None:
-    assert (seed_for("decode", *first) == seed_for("decode", *second)) == (first == second)
-
-
-def test_decode_seed_requires_a_document_key() -> None:
-    with pytest.raises(ValueError, match="not enough values"):
-        seed_for("decode", 7)
+    assert (decode_seed(*first) == decode_seed(*second)) == (first == second)
 
 
 @given(seed=st.integers(0), key=st.text("0123456789abcdef", min_size=16, max_size=16))
 def test_documented_seed_derivations_reproduce_the_seeds(seed: int, key: str) -> None:
     told = derivations(seed)
-    assert set(told) == set(get_args(Axis))
-    assert told["bootstrap"] == str(seed_for("bootstrap", seed))
+    assert told["bootstrap"] == str(seed)
     names = {"int": int, "sha256": lambda text: hashlib.sha256(text.encode()).hexdigest(), "doc_key": key}
-    assert eval(told["decode"], names) == seed_for("decode", seed, key)
+    assert eval(told["decode"], names) == decode_seed(seed, key)

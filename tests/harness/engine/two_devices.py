@@ -129,7 +129,7 @@ def answers(checkpoint: Any) -> dict[str, Any]:
         results[name] = [(result.token_ids, result.exit_layers) for result in decoded]
     contexts = [Context(prompts[0], [[5, 6, 7], [8, 9]])]
     scored = score(checkpoint, contexts, methods(1, checkpoint.model.n_blocks)["saturation"])
-    results["scored"] = [round(one.total_logprob, 3) for of_context in scored for one in of_context]
+    results["scored"] = [round(sum(one.logprobs), 3) for of_context in scored for one in of_context]
     results["probed"] = states_of(checkpoint, [prompts[0]], [[5, 6, 7]]).cpu()
     return results
 

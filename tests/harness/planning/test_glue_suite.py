@@ -57,7 +57,7 @@ def test_every_exit_rule_is_run_with_full_static_and_random_baselines() -> None:
         cells = [cell for cell in expand(SUITE) if cell.model is model and cell.kind == "quality"]
         assert {cell.method.name for cell in cells} == controls | (rules | fitted if label in LABELS else {"pabee"})
         for cell in cells:
-            cell.check(BLOCKS)
+            cell.check(BLOCKS, ())
 
 
 def test_plan_of_untrained_models_prints_the_training_command(
