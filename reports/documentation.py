@@ -44,12 +44,12 @@ how well early exit works. [Reproduce a figure](guide/reproduce-a-figure.md) exp
 """
 
 
-def gallery(pictures: Path, address: str) -> str:
+def gallery(pictures: Path) -> str:
     """Return the documentation's gallery of all figures, in Markdown.
 
     Args:
-        pictures: Folder in which `exitbench report` has drawn figures; it need not exist.
-        address: URL of that folder, relative to the page.
+        pictures: Folder in which `exitbench report` has drawn figures; it need not exist. Its URL, relative to the
+            page, is ``figures``.
     """
     parts = [_START]
     for section, sources in groupby(discover(figures), key=lambda source: source.section):
@@ -58,7 +58,7 @@ def gallery(pictures: Path, address: str) -> str:
             parts.append(
                 f"[The paper](references.md#{section}), and all that its figures need: `exitbench run {section}`.\n"
             )
-        parts += [_figure(source, pictures, address) for source in sources]
+        parts += [_figure(source, pictures) for source in sources]
     return "\n".join(parts)
 
 
@@ -68,11 +68,11 @@ def drawn_pictures(pictures: Path) -> dict[str, Path]:
     return {name: picture for name, picture in named.items() if picture.is_file()}
 
 
-def _figure(source: ReportSource, pictures: Path, address: str) -> str:
+def _figure(source: ReportSource, pictures: Path) -> str:
     name, module = source.name, source.module
     parts = [f"### {_text(module.TITLE)} {{ #{name} }}\n"]
     if (pictures / f"{name}.svg").is_file():
-        parts.append(f"![{_text(module.TITLE)}]({address}/{name}.svg)\n")
+        parts.append(f"![{_text(module.TITLE)}](figures/{name}.svg)\n")
     elif pictures.is_dir():
         parts.append(f"*No picture here.* {_text(source.empty)}\n")
     parts.append(f"{_text(_finding(pictures, name))} {_text(module.CAPTION)}\n".lstrip())

@@ -123,7 +123,7 @@ class Declaration:
         Raises:
             UserError: A field, a metric or a template is invalid.
         """
-        allowed = self._allowed_metrics()
+        allowed = tuple(METRICS) if self.choices is None else CHOICE_METRICS
         names = frozenset(name for name, _ in self.fields)
         for name in names:
             if not name.isidentifier():
@@ -141,13 +141,6 @@ class Declaration:
         if self.bleu_tokenize is not None:
             self._check_tokenizer(self.bleu_tokenize)
 
-    def _allowed_metrics(self) -> tuple[str, ...]:
-        if self.choices is not None:
-            return CHOICE_METRICS
-        from exitbench.tasks.declared import METRICS  # METRICS imports libraries that are not always needed
-
-        return tuple(METRICS)
-
     def _check_choices(self, names: frozenset[str]) -> None:
         if self.causal_prompt is not None:
             raise UserError("causal_prompt: does not go with choices, whose prompt is one for all models.")
@@ -157,8 +150,6 @@ class Declaration:
             raise UserError("choices: needed: the name of a field with a list, or two templates or more.")
 
     def _check_tokenizer(self, name: str) -> None:
-        from exitbench.tasks.declared import BLEU_TOKENIZERS, bleu_rule
-
         if "bleu" not in self.metrics:
             raise UserError('bleu_tokenize: goes with the metric "bleu".')
         if name not in BLEU_TOKENIZERS:

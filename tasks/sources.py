@@ -267,8 +267,7 @@ def read_members(path: Path, endings: str | tuple[str, ...]) -> Iterator[tuple[s
     Raises:
         UserError: The file is not a tar archive, is damaged or too large, or contains text that is not UTF-8.
     """
-    if not path.is_file():
-        raise UserError(f"{path}: no such file.")
+    _require_file(path)
     remaining = MAX_BYTES
     try:
         with tarfile.open(path, "r|*") as archive:
@@ -391,8 +390,7 @@ def _parquet(path: Path) -> list[Mapping[str, Any]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if not path.is_file():
-        raise UserError(f"{path}: no such file.")
+    _require_file(path)
     try:
         rows: list[Mapping[str, Any]] = pq.read_table(path, memory_map=False).to_pylist()
     except (pa.ArrowException, OSError) as error:

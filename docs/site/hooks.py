@@ -52,7 +52,7 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
     for page, content in REFERENCE.items():
         files.append(File.generated(config, page, content=content()))
     pictures = ROOT / "runs" / "docs" / "report" / "figures"
-    files.append(File.generated(config, "gallery.md", content=gallery(pictures, "figures")))
+    files.append(File.generated(config, "gallery.md", content=gallery(pictures)))
     for name, picture in drawn_pictures(pictures).items():
         files.append(File.generated(config, f"figures/{name}.svg", abs_src_path=str(picture)))
 

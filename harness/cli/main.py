@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
@@ -82,7 +82,9 @@ def _command(argv: Sequence[str]) -> int:
     command: Callable[[argparse.Namespace], int] = getattr(
         import_module(f"exitbench.harness.cli.commands.{module}"), function
     )
-    with nullcontext() if module == "lm_eval" else quiet_lm_eval():  # lm-eval's own command keeps its log level
+    with ExitStack() as arguments.at_end:
+        if module != "lm_eval":  # lm-eval's own command keeps its log level
+            arguments.at_end.enter_context(quiet_lm_eval())
         code = command(arguments)
     sys.stdout.flush()
     return code

@@ -105,7 +105,7 @@ def check_claims(database: Database, claims: Sequence[Claim] | None = None) -> t
     Raises:
         UserError: A query fails, or does not give one row of the columns that its entry needs.
     """
-    with computed_once(database, (*NAMING_VIEWS, "metric_values", "frontier", "published")):
+    with computed_once(database, (*NAMING_VIEWS, "metric_values", "frontier", "published", "plain_probes")):
         return tuple(check_claim(database, claim) for claim in (read_claims() if claims is None else claims))
 
 

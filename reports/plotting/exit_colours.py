@@ -24,7 +24,7 @@ class Shade:
 
 def shades(blocks: int, *, dark: bool = False) -> list[Shade]:
     """Return one shade per exit layer 1..`blocks`, for the light or the dark theme."""
-    places = [block / max(1, blocks - 1) for block in range(blocks)] if blocks > 1 else [1.0]
+    places = [block / (blocks - 1) for block in range(blocks)] if blocks > 1 else [1.0]
     papers = [_at(1 - place if dark else place) for place in places]
     return [Shade(paper, max(_INKS, key=lambda ink: contrast(paper, ink))) for paper in papers]
 

@@ -4,6 +4,7 @@ The ideal exit of a token is the first block whose most probable token is the la
 """
 
 from exitbench.reports.frame import Row
+from exitbench.reports.plotting.panels import interval_around
 from exitbench.reports.tables.columns import TableCell, TableColumn, number, text, with_interval
 
 TITLE = "Ideal exits by word class"
@@ -21,9 +22,8 @@ EMPTY = (
 
 
 def _ideal_exit(row: Row) -> TableCell:
-    mean, half = row["ideal_exit"], row["half_width"]
-    low, high = (None, None) if half is None else (mean - half, mean + half)
-    return TableCell(with_interval(mean, low, high, 2), mean)
+    mean = row["ideal_exit"]
+    return TableCell(with_interval(mean, *interval_around(mean, row["half_width"]), 2), mean)
 
 
 COLUMNS = (

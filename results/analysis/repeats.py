@@ -12,7 +12,7 @@ from exitbench.results.files.arrow import parquet_path
 from exitbench.results.files.duckdb_files import in_memory
 from exitbench.results.files.formats import content_id
 from exitbench.results.spool.attempts import read_attempt, scan_spool
-from exitbench.results.spool.schema import FITTED_FILE
+from exitbench.results.spool.schema import ENV_KEYS, FITTED_FILE
 from exitbench.results.tables import FILES
 
 _REPEATABLE: Final = (
@@ -169,10 +169,6 @@ SECTIONS: Final = ("environment", "hardware")
 _PRODUCTS: Final = "products"
 """Additional section of attempts whose matrix products were selected by measurement."""
 _MAX_SHOWN_MATCHES: Final = 8
-_COLUMNS: Final = {
-    "environment": ("python", "platform", "packages", "git_commit", "git_dirty", "env_vars"),
-    "hardware": ("cpu", "cores", "ram_bytes", "gpu", "gpu_count", "driver", "cuda", "threads"),
-}
 
 
 @dataclass(frozen=True)
@@ -292,7 +288,7 @@ def _in_database(prefix: str, path: Path) -> dict[str, EnvironmentDescription]:
         ).to_pylist()
     matches: dict[str, EnvironmentDescription] = {}
     for row in rows:
-        env = {name: {column: row[column] for column in columns} for name, columns in _COLUMNS.items()}
+        env = {name: {column: row[column] for column in ENV_KEYS[name]} for name in SECTIONS}
         for column in ("packages", "env_vars"):
             env["environment"][column] = json.loads(row[column] or "{}")
         if row["attempt_id"].startswith(prefix):

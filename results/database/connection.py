@@ -313,7 +313,11 @@ def _attached(path: Path) -> duckdb.DuckDBPyConnection:
     duck = in_memory(**_WRITER_CONFIG)
     try:
         lock_settings(duck)
-        duck.execute(attach_sql(path, "results"))
+        # Only ATTACH can set the row group size and, for a new file, the storage version.
+        stored = f"ROW_GROUP_SIZE {_ROW_GROUP_ROWS}"
+        if not path.exists():  # an existing file keeps its version, which cannot be lowered
+            stored += f", STORAGE_VERSION '{_STORAGE_VERSION}'"
+        duck.execute(f"ATTACH {quoted_text(str(path))} AS results (TYPE duckdb, {stored})")
         duck.execute("USE results")
     except BaseException:
         duck.close()
@@ -368,17 +372,6 @@ def _or_close(database: Database, action: Callable[[Database], Result]) -> Resul
         if is_system_error(error):
             raise _open_error(database.path, error) from error
         raise
-
-
-def attach_sql(path: Path, name: str) -> str:
-    """Return the ATTACH statement that opens a database file for writing under `name`.
-
-    Only ATTACH can set the row group size and, for a new file, the storage version.
-    """
-    stored = f"ROW_GROUP_SIZE {_ROW_GROUP_ROWS}"
-    if not path.exists():  # an existing file keeps its version, which cannot be lowered
-        stored += f", STORAGE_VERSION '{_STORAGE_VERSION}'"
-    return f"ATTACH {quoted_text(str(path))} AS {name} (TYPE duckdb, {stored})"
 
 
 def sandbox(

@@ -293,7 +293,7 @@ CREATE VIEW timings AS
 WITH read AS (
     SELECT
         attempt_id, doc_key, CASE WHEN twin THEN 'twin' ELSE arm END AS arm, phase, avg(n_tokens) AS tokens, median(wall_ns) / 1e6 AS ms,
-        stddev_samp(wall_ns) / 1e6 AS ms_std, median(cpu_ns) / 1e6 AS cpu_ms, count(*) AS readings
+        median(cpu_ns) / 1e6 AS cpu_ms, count(*) AS readings
     FROM timing_sample GROUP BY ALL
 ),
 decodes AS (
@@ -307,7 +307,7 @@ spent AS (
     SELECT attempt_id, doc_key, arm, 'total' AS phase, avg(joules) AS joules, avg(net_joules) AS net_joules FROM decodes GROUP BY ALL
 )
 SELECT
-    n.* EXCLUDE (params), r.doc_key, r.arm, r.phase, r.tokens, r.ms, r.ms_std, r.cpu_ms, r.readings, r.ms / r.tokens AS ms_per_token,
+    n.* EXCLUDE (params), r.doc_key, r.arm, r.phase, r.tokens, r.ms, r.cpu_ms, r.readings, r.ms / r.tokens AS ms_per_token,
     f.ms AS full_ms, f.ms / r.ms AS speedup, s.joules, s.joules / r.tokens AS joules_per_token, s.net_joules,
     s.net_joules / r.tokens AS net_joules_per_token, fs.joules AS full_joules, fs.joules / nullif(s.joules, 0) AS energy_ratio, n.params
 FROM read AS r
@@ -737,7 +737,7 @@ COMMENT ON VIEW vocabulary IS 'One row per tokenizer and token id: the texts of 
 
 CREATE VIEW plain_probes AS
 SELECT
-    n.* EXCLUDE (params), r.documents, r.first_token, r.full_depth_cell_id, r.full_depth_attempt_id,
+    n.* EXCLUDE (params), r.documents, r.blocks, r.first_token, r.full_depth_cell_id, r.full_depth_attempt_id,
     row_number() OVER (PARTITION BY r.full_depth_cell_id ORDER BY n.attempt_id DESC) = 1 AS is_latest,
     row_number() OVER (
         PARTITION BY n.model, n.task_label, n.random_weights ORDER BY r.documents DESC, n.attempt_id DESC
@@ -757,7 +757,7 @@ CREATE VIEW token_probe AS
 SELECT
     t.* EXCLUDE (choice, logprob, full_logprob, is_greedy, full_is_greedy, is_right, is_chosen, full_is_chosen, params), b.attempt_id AS probe_attempt_id, p.gold_token_id, p.first_match, p.stable_from,
     p.rank_final[t.exit_layer] AS rank_final, p.p_final[t.exit_layer]::DOUBLE AS p_final, p.p1[t.exit_layer]::DOUBLE AS p1,
-    (p.p1[t.exit_layer] - p.p2[t.exit_layer])::DOUBLE AS gap, p.p1[-1]::DOUBLE AS full_p1,
+    (p.p1[t.exit_layer] - p.p2[t.exit_layer])::DOUBLE AS gap,
     (p.p1[-1] - p.p2[-1])::DOUBLE AS full_gap, t.params
 FROM token_trace AS t
 JOIN runs AS r ON r.attempt_id = t.attempt_id
@@ -1039,7 +1039,7 @@ FROM (
     SELECT
         attempt_id, doc_key, block, count(*) AS n,
         count(*) FILTER (first_match = block) AS first_matches, count(*) FILTER (stable_from <= block) AS settled,
-        CASE WHEN count(monotone_from) > 0 THEN count(*) FILTER (monotone_from <= block) END AS monotone,
+        count(*) FILTER (monotone_from <= block) AS monotone,
         count(*) FILTER (nearly_monotone_from <= block) AS nearly_monotone, any_value(tolerance) AS tolerance,
         count(*) FILTER (top1_id = full_token_id) AS equal_full, sum(p1) AS p1, sum(p1 - p2) AS gap, sum(p_final) AS p_final,
         sum(p_final * p_final) AS p_final_squared, sum(entropy) AS entropy, sum(cosine_previous) AS cosine_previous,
@@ -1290,6 +1290,6 @@ SELECT
     machine ->> '$.hardware.cpu' AS cpu, (machine ->> '$.hardware.cores')::INTEGER AS cores,
     machine ->> '$.hardware.gpu' AS gpu, (machine ->> '$.hardware.threads')::INTEGER AS threads,
     machine ->> '$.environment.python' AS python, machine -> '$.environment.packages' AS packages,
-    sha256(coalesce(machine -> '$.hardware', machine)::VARCHAR) AS machine_id, perf_run_id, benchmark AS test_id
+    sha256(coalesce(machine -> '$.hardware', machine)::VARCHAR) AS machine_id, perf_run_id
 FROM perf_sample;
 COMMENT ON VIEW perf IS 'One row per benchmark of a run of `nox -s perf`, or of another imported run of pytest-benchmark.';

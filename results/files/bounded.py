@@ -57,9 +57,9 @@ def check_table(path: Path, schema: pa.Schema, n_blocks: int | None = None) -> N
     """
     for batch, _ in _batches(path, schema):
         if n_blocks is not None:
-            _check_range(path, batch, "exit_layer", 1, n_blocks)
+            _check_range(path, batch, "exit_layer", n_blocks)
         if "token_id" in schema.names or "exit_layer" in schema.names:
-            _check_range(path, batch, "position", 1, None)
+            _check_range(path, batch, "position", None)
 
 
 def _batches(path: Path, schema: pa.Schema) -> Iterator[tuple[pa.RecordBatch, int]]:
@@ -127,13 +127,13 @@ def _check_nulls(path: Path, batch: pa.RecordBatch, schema: pa.Schema) -> None:
             raise DamagedFile(f"{path}: column {name!r} has nulls; none is allowed.")
 
 
-def _check_range(path: Path, batch: pa.RecordBatch, name: str, least: int, most: int | None) -> None:
+def _check_range(path: Path, batch: pa.RecordBatch, name: str, most: int | None) -> None:
     if name not in batch.schema.names:
         return
     extremes = pc.min_max(batch[name]).as_py()
     for value in (extremes["min"], extremes["max"]):
-        if value is not None and not (least <= value and (most is None or value <= most)):
-            allowed = f"{least} to {most}" if most is not None else f"{least} and more"
+        if value is not None and not (value >= 1 and (most is None or value <= most)):
+            allowed = f"1 to {most}" if most is not None else "1 and more"
             raise DamagedFile(f"{path}: column {name!r} has {value}; allowed: {allowed}.")
 
 

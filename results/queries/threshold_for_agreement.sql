@@ -5,7 +5,8 @@
 -- $agreement = 0.99: share of tokens that must equal full depth's
 -- $documents = 200: documents of each probe to replay, the first by key; many millions of tokens take a while
 WITH probes AS MATERIALIZED (
-    SELECT row_number() OVER () AS number, attempt_id, model, task_label, first_token FROM plain_probes WHERE is_largest
+    SELECT row_number() OVER () AS number, attempt_id, model, task_label, first_token FROM plain_probes
+    WHERE is_largest AND NOT random_weights
 ),
 chosen AS (
     SELECT attempt_id, doc_key

@@ -89,8 +89,8 @@ ANSWERS: Final = (
                 "VARCHAR",
                 "topic of the metric: headline (the task's headline metric), task (its other metrics), agreement "
                 "(with full depth), depth (blocks), cost (counted work), speed (measured time), energy (from the "
-                "machine's counters), preparation (of a fit or calibration) or data (documents and prompts omitted "
-                "or cut)",
+                "machine's counters), format (effects of the number format), preparation (of a fit or calibration) or "
+                "data (documents and prompts omitted or cut)",
             ),
             Column(
                 "lower_is_better",

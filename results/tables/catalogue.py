@@ -42,7 +42,7 @@ CATALOGUE: Final = (
             Column("weights_sha256", "VARCHAR", "digest of the weights"),
             Column("config_sha256", "VARCHAR", "digest of the configuration"),
             Column("tokenizer_sha256", "VARCHAR", "digest of the tokenizer; joins runs with vocabulary"),
-            Column("kind", "VARCHAR", "seq2seq, causal or classifier"),
+            Column("kind", "VARCHAR", "seq2seq, causal or encoder"),
             Column("blocks", "INTEGER", "number of decoder blocks, L"),
             Column("encoder_blocks", "INTEGER", "number of blocks of the encoder, 0 if there is none", required=False),
             Column("parameters", "BIGINT", "number of weights of the model", required=False),

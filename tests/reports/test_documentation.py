@@ -24,7 +24,7 @@ def parts(page: str) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def without_pictures() -> dict[str, str]:
-    return parts(gallery(Path("no such folder"), "figures"))
+    return parts(gallery(Path("no such folder")))
 
 
 def test_gallery_has_every_figure_once_in_report_order(without_pictures: dict[str, str]) -> None:
@@ -42,7 +42,7 @@ def test_gallery_shows_command_and_full_query_of_every_figure(
 
 
 def test_a_papers_section_names_the_paper_and_its_suite() -> None:
-    page = gallery(Path("no such folder"), "figures")
+    page = gallery(Path("no such folder"))
     references = (Path(__file__).parents[2] / "docs" / "references.md").read_text("utf-8")
     for paper in PAPERS:
         assert f"[The paper](references.md#{paper}), and all that its figures need: `exitbench run {paper}`." in page
@@ -59,7 +59,7 @@ def test_gallery_shows_drawn_figures_with_findings_and_marks_missing_pictures(tm
     (tmp_path / "page" / f"{first.name}.{'a' * 12}.svg").write_text("a picture")
     remember_drawn(tmp_path, Drawing(first.name, picture, "Exits at <b> save *most*."), "a" * 64, ())
     assert note_of(tmp_path, first.name).is_file()
-    page = parts(gallery(tmp_path, "figures"))
+    page = parts(gallery(tmp_path))
     assert drawn_pictures(tmp_path) == {first.name: picture}
     assert f"](figures/{first.name}.svg)" in page[first.name]
     assert r"Exits at &lt;b&gt; save \*most\*." in page[first.name]

@@ -1,6 +1,5 @@
 """Helpers shared by several commands: run options, path of the database, formatted times and sizes."""
 
-import atexit
 from argparse import Namespace
 from dataclasses import fields
 from pathlib import Path
@@ -24,7 +23,7 @@ def existing_database(arguments: Namespace) -> Path:
     """Return the path given by ``--database``, or else the database in the folder of ``--runs``.
 
     With ``--snapshot``, return the path of a temporary database with the snapshot's rows. It is deleted when the
-    command ends.
+    command ends, by the exit stack ``arguments.at_end``.
 
     Raises:
         UserError: No database is named, and the folder of ``--runs`` does not exist; or the snapshot cannot be read.
@@ -33,16 +32,11 @@ def existing_database(arguments: Namespace) -> Path:
     if (snapshot := vars(arguments).get("snapshot")) is not None:
         if named is not None:
             raise UserError("--snapshot: is read in place of a database; leave out --database.")
-        return _snapshot_database(snapshot)
+        from exitbench.results.ingest.opening import fill_from_snapshot
+
+        folder = arguments.at_end.enter_context(TemporaryDirectory(prefix="exitbench-"))
+        return fill_from_snapshot(snapshot, Path(folder))
     return named or existing_runs(arguments.runs).database
-
-
-def _snapshot_database(snapshot: str) -> Path:
-    from exitbench.results.ingest.opening import fill_from_snapshot
-
-    folder = TemporaryDirectory(prefix="exitbench-")
-    atexit.register(folder.cleanup)
-    return fill_from_snapshot(snapshot, Path(folder.name))
 
 
 def duration(seconds: float) -> str:

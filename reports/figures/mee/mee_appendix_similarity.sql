@@ -4,10 +4,7 @@
 -- run with the most documents counts. Rounded, because the last digits of sums depend on the order in which threads
 -- add.
 WITH chosen AS (
-    SELECT attempt_id, task_label AS task, model, max(block) AS blocks
-    FROM probe_by_document SEMI JOIN (SELECT attempt_id FROM plain_probes WHERE is_largest) USING (attempt_id)
-    WHERE NOT random_weights
-    GROUP BY attempt_id, task_label, model
+    SELECT attempt_id, task_label AS task, model, blocks FROM plain_probes WHERE is_largest AND NOT random_weights
 ),
 -- continues in shared/mee_places.sql
 classed AS (

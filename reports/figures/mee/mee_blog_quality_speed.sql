@@ -16,7 +16,7 @@ WITH timed AS (
     JOIN metric_values AS w
         ON w.attempt_id = f.full_depth_attempt_id AND w.is_current AND w.metric = v.metric
         AND w.metric_version = v.metric_version
-    WHERE NOT f.random_weights AND f.execution = 'real' AND f.speedup IS NOT NULL
+    WHERE NOT f.random_weights AND f.execution = 'real' AND f.speedup IS NOT NULL AND w.value > 0
         AND (
             f.is_full_depth
             OR f.method IN ('calm-softmax', 'calm-saturation', 'calm-classifier', 'mee-mlp3', 'mee-lstm', 'mee-top3')

@@ -2,12 +2,7 @@
 -- in total, one row per model, task, tolerance and block, and half its 95% interval over documents; then the authors'
 -- curves, of 12 blocks. A token counts from the block after its last decrease on. If a model was probed several times
 -- on a task, the run with the most documents counts.
-WITH chosen AS (
-    SELECT attempt_id FROM probe_by_document
-    WHERE NOT random_weights AND block = 1 AND monotone IS NOT NULL
-    GROUP BY task_label, model, attempt_id
-    QUALIFY row_number() OVER (PARTITION BY task_label, model ORDER BY count(*) DESC, attempt_id DESC) = 1
-),
+WITH chosen AS (SELECT attempt_id FROM plain_probes WHERE is_largest AND NOT random_weights),
 counted AS (
     SELECT task_label, model, block, n, unnest([0, tolerance]) AS tolerance,
            unnest([monotone, nearly_monotone]) AS held

@@ -25,10 +25,6 @@ replayed AS (
     WHERE c.execution = 'simulated'
     QUALIFY row_number() OVER (PARTITION BY k.cell_id ORDER BY c.attempt_id DESC) = 1
 ),
-probes AS (  -- the newest of each setting; probes of the inside of blocks have no tokens
-    SELECT setting_id, max(attempt_id) AS attempt_id
-    FROM runs WHERE kind = 'probe' AND record IS NULL GROUP BY setting_id
-),
 distances AS (
     SELECT x.cell_id, sum(apart) / sum(n) AS distance, half_width(apart, n) AS distance_half_width,
            CAST(sum(n) AS BIGINT) AS n
@@ -37,7 +33,7 @@ distances AS (
         FROM replayed AS a
         JOIN token_exit AS t USING (attempt_id)
         JOIN runs AS r USING (attempt_id)
-        JOIN probes AS probe ON probe.setting_id = r.setting_id
+        JOIN plain_probes AS probe ON probe.full_depth_cell_id = r.full_depth_cell_id AND probe.is_latest
         JOIN probe_trace AS p
             ON p.attempt_id = probe.attempt_id AND p.doc_key = t.doc_key AND p.position = t.position
         WHERE t.choice IS NULL AND (t.position > 1 OR r.first_token = 'gated')  -- else there is no gate

@@ -72,8 +72,10 @@ def plot(frame: Frame) -> Figure:
         match.set_xlabel("tokens equal to full depth's")
         scored = [row for row in totals if row["measure"] == "quality"]
         _dots(quality, scored, styles)
-        quality.set_xlabel(f"{scored[0]['metric']} ({count((row['n'] for row in scored), 'documents')})")
-        quality.axvline(scored[0]["full_value"], color=MUTED, linestyle=":", linewidth=1)
+        if scored:
+            quality.set_xlabel(f"{scored[0]['metric']} ({count((row['n'] for row in scored), 'documents')})")
+        if scored and scored[0]["full_value"] is not None:
+            quality.axvline(scored[0]["full_value"], color=MUTED, linestyle=":", linewidth=1)
         if task == tasks[0]:
             curve.set_ylabel("tokens equal to full depth's")
         else:

@@ -1,4 +1,4 @@
--- How early full depth's tokens are settled, per model and task: from the newest probe of each, with half intervals.
+-- How early full depth's tokens are settled, per model and task: from the largest probe of each, with half intervals.
 SELECT
     s.model, s.task_label AS task, r.conditions AS setting, r.blocks, s.first_match, s.first_match_half, s.stable_from, s.stable_from_half,
     s.agreement_mid, s.agreement_mid_half, s.agreement_area, s.agreement_area_half, s.share_lost, s.share_lost_half, s.documents

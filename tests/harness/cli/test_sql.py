@@ -28,6 +28,7 @@ from exitbench.harness.cli.main import main
 from exitbench.results.database.answers import answer
 from exitbench.results.database.connection import open_database
 from exitbench.results.database.schema_doc import described_views
+from exitbench.results.ingest.snapshot import write_snapshot
 from exitbench.results.queries import query_names
 
 Command = Callable[..., Any]
@@ -465,3 +466,16 @@ def test_ctrl_c_ends_a_long_query_at_once_with_130(
         finally:
             asked.kill()
     assert not _left(tmp_path)
+
+
+def test_query_of_a_snapshot_leaves_no_temporary_files(few_database: Path, tmp_path: Path) -> None:
+    """The console script ends its process without Python's own clean-up at exit."""
+    snapshot, temporary = tmp_path / "snapshot", tmp_path / "temporary"
+    temporary.mkdir()
+    with open_database(few_database) as database:
+        write_snapshot(database.engine, snapshot)
+    console = "from exitbench.harness.cli.main import console; console()"
+    query = [sys.executable, "-c", console, "sql", "--snapshot", str(snapshot), "SELECT count(*) > 0 FROM runs"]
+    asked = subprocess.run(query, env=os.environ | {"TMPDIR": str(temporary)}, capture_output=True, text=True)
+    assert (asked.returncode, asked.stdout.split()[-1]) == (0, "True"), asked.stderr
+    assert not list(temporary.iterdir())

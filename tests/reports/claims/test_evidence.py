@@ -256,16 +256,17 @@ def test_early_first_token_of_a_causal_ideal_exit_is_not_compared_with_gates(dat
 def test_rounding_does_not_reduce_monotonicity_and_a_sixth_of_eight_blocks_is_one(database: Database) -> None:
     share = [0.2, 0.9, 0.9995, 0.9994, 0.9995, 0.9994, 0.9995, 0.9994]  # of a model trained on every block
     falls = [0.2, 0.5, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]
-    probed, objectives = [], []
+    probed, probes, objectives = [], [], []
     for model, loss, p_final in (("w", "weighted", share), ("v", "last", falls)):
         columns = {name: int(values[0]) for name, values in stability(np.array([p_final]), np.ones((1, 8))).items()}
         objectives.append({"model": model, "loss": loss, "trained_blocks": None})
+        probes.append({"attempt_id": model, "model": model, "random_weights": False, "is_largest": True, "blocks": 8})
         for key in "abcd":
             row = {"attempt_id": model, "model": model, "task_label": "t", "doc_key": key, "choice": None}
             row |= {"position": 1}
             ranks = {"rank_final": [2, 1, 1, 1, 1, 1, 1, 1]}
             probed.append(row | {"p1": p_final, "random_weights": False} | ranks | columns)
-    with shadowed(database, {"probe_trace": probed, "objectives": objectives}):
+    with shadowed(database, {"probe_trace": probed, "plain_probes": probes, "objectives": objectives}):
         monotone = check_claim(database, CLAIMS["mee-weighted-confidence-most-monotone"])
         settled = check_claim(database, CLAIMS["mee-three-quarters-after-a-sixth"])
     assert (monotone.value, monotone.n) == (1.0, 4)
@@ -281,10 +282,11 @@ def test_predictions_of_a_model_trained_on_some_blocks_settle_and_grow_at_these(
         run | shared | {"doc_key": "early", "rank_final": [1, 7, 1, 7, 1, 1]},
         run | shared | {"doc_key": "late", "rank_final": [7, 7, 7, 7, 1, 1]},
     ]
+    probes = [{"attempt_id": "a", "model": "m", "random_weights": False, "is_largest": True, "blocks": 6}]
     shares = {}
     for trained in (None, [1, 3, 5, 6], [2, 4, 6]):
         objectives = [{"model": "m", "loss": "weighted of some blocks", "trained_blocks": trained}]
-        with shadowed(database, {"probe_trace": probed, "objectives": objectives}):
+        with shadowed(database, {"probe_trace": probed, "plain_probes": probes, "objectives": objectives}):
             settled = check_claim(database, CLAIMS["mee-three-quarters-after-a-sixth"])
             growth = check_claim(database, CLAIMS["mee-final-confidence-grows-at-every-block"])
         shares[str(trained)] = (settled.value, growth.value)
