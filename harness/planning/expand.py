@@ -144,14 +144,14 @@ def _cells_of_pair(suite: Suite, model: ModelEntry, task: TaskEntry) -> Iterator
             for kind in sweep.kinds:
                 if kind == "timing" and task.label not in sweep.timed_tasks:
                     continue
-                for cell in pair.cells(sweep.location, point.method, point.label(sweep.method), kind):
+                for cell in pair.cells(sweep.location, point.method, point.label, kind):
                     yield cell
                     if kind == "timing" == cell.kind and kind in sweep.records:
                         yield _recording(cell, sweep.records[kind])
     for entry in suite.calibrations:
         if model.name in entry.models and task.label in entry.tasks:
             for point in entry.points:
-                yield from pair.calibration(entry, point.method, point.label(entry.method))
+                yield from pair.calibration(entry, point.method, point.label)
 
 
 def _recording(cell: CellTemplate, record: RecordSettings) -> CellTemplate:

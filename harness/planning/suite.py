@@ -96,9 +96,10 @@ class Point:
     params: tuple[tuple[str, Any], ...]
     method: Method
 
-    def label(self, method: str) -> str:
-        """Return `method`, a method's name, followed by the stated parameters: ``method:decay=code,threshold=0.5``."""
-        return point_label(method, self.params)
+    @property
+    def label(self) -> str:
+        """The method's name and the stated parameters: ``method:decay=code,threshold=0.5``."""
+        return point_label(self.method.name, self.params)
 
 
 @dataclass(frozen=True)
@@ -472,7 +473,7 @@ def _levels(table: TomlTable, name: str, points: Sequence[Point]) -> tuple[float
     for point in points:
         tried = [dataclasses.replace(point.method, threshold=each.threshold) for each in methods]  # type: ignore[call-arg]
         if len({each.parts(len(methods) + 1).threshold for each in tried}) < len(tried):
-            raise table.error("levels", f"change nothing for {point.label(name)}, whose threshold is not used.")
+            raise table.error("levels", f"change nothing for {point.label}, whose threshold is not used.")
     return tuple(float(each.threshold) for each in methods)
 
 

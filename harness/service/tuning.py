@@ -23,7 +23,7 @@ from exitbench.harness.afterwards.tuning import (
     why_not_certified,
 )
 from exitbench.harness.engine.checkpoints.gguf_origin import name_in_results
-from exitbench.harness.planning.suite import Point, Suite, load_suite
+from exitbench.harness.planning.suite import Suite, load_suite
 from exitbench.harness.service.folders import Runs
 from exitbench.harness.service.options import RunOptions
 from exitbench.harness.service.outcome import failure_lines
@@ -194,15 +194,11 @@ def decode_candidates(
     """Run a stage's suite, which decodes the candidates; return each with its results (values by column name)."""
     (task,) = suite.tasks
     labels = {
-        f"{suite.models[0].name}/{task.label}/{_label(candidate.point)}/quality": candidate for candidate in candidates
+        f"{suite.models[0].name}/{task.label}/{candidate.point.label}/quality": candidate for candidate in candidates
     }
     cells = run_stage(suite, runs, options)
     with open_database(runs.database) as database:
         return results_of(database, {cell: labels[label] for cell, label in cells.items() if label in labels})
-
-
-def _label(point: Point) -> str:
-    return point.label(point.method.name)
 
 
 def _certified(
@@ -238,7 +234,7 @@ def print_confirmed(tuning: Tuning, choice: Choice) -> None:
         mark = "*" if candidate in (*choice.finalists, choice.depth) else " "
         bound = "" if row["loss_high_percent"] is None else f", may lose {row['loss_high_percent']:.1f} %"
         depth = f"{row['mean_blocks_run']:.2f} of {row['blocks']} blocks"
-        print_escaped(f"  {mark} {_label(candidate.point)}: {depth}, {_delta(row)}{bound}")
+        print_escaped(f"  {mark} {candidate.point.label}: {depth}, {_delta(row)}{bound}")
     if is_long:
         print_escaped(f"    {len(choice.rows)} in all, in the database.")
     if choice.finalists and not choice.is_shown:

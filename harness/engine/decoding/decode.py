@@ -492,7 +492,11 @@ def _emit(step: Step, parts: Parts, view: BlockView) -> None:
         step.exited_views.append(view)
     if not view.is_last and (token_A := parts.gate.draft(view)) is not None:
         _put(step, view, token_A)
-    elif parts.head.reads_vocabulary and parts.gate.chooses_from_logits and not view.is_read:
+    elif (
+        (parts.head.reads_vocabulary or (parts.head.reads_part and view.is_last))
+        and parts.gate.chooses_from_logits
+        and not view.is_read
+    ):
         step.unread.append(view)
     else:
         _choose(step, view)

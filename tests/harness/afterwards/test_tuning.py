@@ -31,7 +31,7 @@ def decoded(method: str, parameter: str, value: float, **row: Any) -> tuple[Cand
 
 
 def names(candidates: tuple[Candidate, ...]) -> list[str]:
-    return [one.point.label(one.point.method.name) for one in candidates]
+    return [one.point.label for one in candidates]
 
 
 def test_finalists_are_the_fastest_setting_per_method_within_the_loss_bound(tuning: Tuning) -> None:

@@ -33,20 +33,20 @@ def complaint(path: Path) -> str:
 
 def test_a_sweep_is_the_product_of_grid_and_query_with_query_innermost(write_suite: Writer) -> None:
     (sweep,) = load_suite(str(write_suite(SWEEP))).sweeps
-    assert [point.label("m") for point in sweep.points] == [
-        "m:decay=code,threshold=0.3",
-        "m:decay=code,threshold=0.7",
-        "m:decay=paper,threshold=0.3",
-        "m:decay=paper,threshold=0.7",
+    assert [point.label for point in sweep.points] == [
+        "calm-softmax:decay=code,threshold=0.3",
+        "calm-softmax:decay=code,threshold=0.7",
+        "calm-softmax:decay=paper,threshold=0.3",
+        "calm-softmax:decay=paper,threshold=0.7",
     ]
 
 
 def test_exclude_removes_every_matching_point(write_suite: Writer) -> None:
     (sweep,) = load_suite(str(write_suite(SWEEP + 'exclude = [{ decay = "paper", threshold = 0.3 }]\n'))).sweeps
-    assert [point.label("m") for point in sweep.points] == [
-        "m:decay=code,threshold=0.3",
-        "m:decay=code,threshold=0.7",
-        "m:decay=paper,threshold=0.7",
+    assert [point.label for point in sweep.points] == [
+        "calm-softmax:decay=code,threshold=0.3",
+        "calm-softmax:decay=code,threshold=0.7",
+        "calm-softmax:decay=paper,threshold=0.7",
     ]
 
 
@@ -244,7 +244,7 @@ def test_per_block_levels_are_lists_in_a_grid(write_suite: Writer) -> None:
     sweep = '[[sweep]]\nmethod = "calm-softmax"\ngrid = { rule = ["per-block"], levels = [[0.9, 0.5], [0.8, 0.4]] }\n'
     (read,) = load_suite(str(write_suite(sweep))).sweeps
     assert [dict(point.params)["levels"] for point in read.points] == [(0.9, 0.5), (0.8, 0.4)]
-    assert read.points[0].label("m") == "m:rule=per-block,levels=0.9;0.5"
+    assert read.points[0].label == "calm-softmax:rule=per-block,levels=0.9;0.5"
 
 
 @pytest.mark.parametrize("key", ["train_files", "calibration_files"])

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -43,6 +44,28 @@ def test_trainings_keep_freed_memory_unless_the_user_has_chosen(monkeypatch: pyt
         started = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert started.stdout.split() == ["1", store.KEPT_MEMORY[free]]
     assert os.environ[chosen] == "1" and free not in os.environ
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can return memory to the system")
+def test_trimming_returns_kept_memory_to_the_system() -> None:
+    """The last tensor stays, so that the freed ones lie below the end of the heap."""
+    program = """
+import torch
+from exitbench.harness.training.trainer import trim_memory
+
+def resident_bytes():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+tensors = [torch.ones(n, 2**18) for n in range(1, 21)]  # 1 to 20 MiB
+del tensors[:-1]
+freed = resident_bytes()
+trim_memory()
+print(freed - resident_bytes())
+"""
+    kept = os.environ | store.KEPT_MEMORY
+    done = subprocess.run([sys.executable, "-c", program], env=kept, capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 150 * 2**20
 
 
 def test_training_processes_start_with_kept_memory(
