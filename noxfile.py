@@ -61,9 +61,10 @@ PACKAGED_SUITES = {
     "smollm2-joint": SMOLLM2,
     "smollm2-mee": SMOLLM2,
     "smollm2-heads": SMOLLM2,
+    "smollm2-drafts": SMOLLM2,
     "glue": MINILM,
 }
-SNAPSHOT_SUITES = ("smollm2-joint", "smollm2-mee", "smollm2-heads", "glue")
+SNAPSHOT_SUITES = ("smollm2-joint", "smollm2-mee", "smollm2-heads", "smollm2-drafts", "glue")
 OPTIONS_OF_TRAINING = ("--data-dir", "--runs", "--threads")
 SMOLLM2_ON_HUB = 'path = "hub:HuggingFaceTB/SmolLM2-135M-Instruct"'
 UV = "uv==0.13.9"

@@ -6,12 +6,10 @@ latest resume point. Two processes never train the same model.
 """
 
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Final
@@ -28,8 +26,6 @@ from exitbench.tasks.sources import path_inside
 
 SHIPPED = Path(__file__).parents[1] / "checkpoints"
 """Bundled models: copies of the results of `exitbench train builtin`."""
-KEPT_MEMORY: Final = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 36)}
-"""Settings of glibc with which a process keeps freed memory; else the kernel zeroes the pages of every large tensor."""
 
 
 def model_digest(recipe: Recipe, data_sha256: str, start_sha256: str, training_version: int) -> str:
@@ -202,10 +198,7 @@ def ensure_all_trained(
     workers = min(len(ordered), cores)
     context = get_context("spawn")  # the parent need not load torch, and its threads are not copied
     steps = context.RawArray("q", len(ordered))
-    with (
-        kept_memory(),
-        ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(steps,)) as pool,
-    ):
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(steps,)) as pool:
         threads = max(1, cores // workers)
         jobs = [
             pool.submit(_train, recipe, models_dir, data_dir, threads, place, start)
@@ -226,18 +219,6 @@ def ensure_all_trained(
             raise
     folders = {recipe.name: job.result() for recipe, job in zip(ordered, jobs, strict=True)}
     return [folders[recipe.name] for recipe in recipes]
-
-
-@contextmanager
-def kept_memory() -> Iterator[None]:
-    """Set `KEPT_MEMORY` for processes that start in this context; what the user has set stays."""
-    added = {name: value for name, value in KEPT_MEMORY.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            del os.environ[name]
 
 
 def _follow(recipes: Sequence[Recipe], jobs: Sequence[Future[Path]], steps: Sequence[int]) -> None:

@@ -6,7 +6,6 @@ and position tables; matrices can be trained with Muon.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import sys
 import time
@@ -356,16 +355,6 @@ class _Batches(IterableDataset[Batch]):
         return self.trainer.batches(self.trainer.state.global_step)
 
 
-TRIMMED_EVERY_STEPS = 10
-"""Training steps after which freed memory goes back to the system: batches of many shapes leave gaps of many sizes."""
-
-
-def trim_memory() -> None:
-    """Return the C library's freed memory to the system, where it is glibc."""
-    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
-        trim(0)
-
-
 class _Steps(transformers.TrainerCallback):  # type: ignore[misc]
     """Trainer callback that reports each training step to `on_step`, and marks resume points as complete.
 
@@ -378,8 +367,6 @@ class _Steps(transformers.TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.trainer.step_ended()
         self.on_step(state.global_step)
-        if state.global_step % TRIMMED_EVERY_STEPS == 0:
-            trim_memory()
         control.should_log |= state.global_step == state.max_steps
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:

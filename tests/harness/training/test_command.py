@@ -1,14 +1,9 @@
 """`exitbench train`: models of a suite or one recipe, and their logs in the database."""
 
 import multiprocessing
-import os
-import platform
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 import torch
@@ -17,7 +12,7 @@ from exitbench.errors import UserError
 from exitbench.harness.cli.commands.run import named_recipes
 from exitbench.harness.cli.main import main
 from exitbench.harness.planning.suite import load_suite
-from exitbench.harness.training import load_recipe, store
+from exitbench.harness.training import store
 from exitbench.results.database.connection import open_database
 
 WriteRecipe = Callable[..., Path]
@@ -33,54 +28,6 @@ def fork(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Return a function after whose call models are trained in forks, which have torch imported already."""
     forks = multiprocessing.get_context("fork")
     return lambda: monkeypatch.setattr(store, "get_context", lambda method: forks)
-
-
-def test_trainings_keep_freed_memory_unless_the_user_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen, free = store.KEPT_MEMORY
-    monkeypatch.setenv(chosen, "1")
-    monkeypatch.delenv(free, raising=False)
-    with store.kept_memory():
-        program = f"import os; print(os.environ[{chosen!r}], os.environ[{free!r}])"
-        started = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert started.stdout.split() == ["1", store.KEPT_MEMORY[free]]
-    assert os.environ[chosen] == "1" and free not in os.environ
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can return memory to the system")
-def test_trimming_returns_kept_memory_to_the_system() -> None:
-    """The last tensor stays, so that the freed ones lie below the end of the heap."""
-    program = """
-import torch
-from exitbench.harness.training.trainer import trim_memory
-
-def resident_bytes():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
-
-tensors = [torch.ones(n, 2**18) for n in range(1, 21)]  # 1 to 20 MiB
-del tensors[:-1]
-freed = resident_bytes()
-trim_memory()
-print(freed - resident_bytes())
-"""
-    kept = os.environ | store.KEPT_MEMORY
-    done = subprocess.run([sys.executable, "-c", program], env=kept, capture_output=True, text=True, check=True)
-    assert int(done.stdout) > 150 * 2**20
-
-
-def test_training_processes_start_with_kept_memory(
-    write_recipe: WriteRecipe, data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in store.KEPT_MEMORY:
-        monkeypatch.delenv(name, raising=False)
-
-    def not_started(*_: object, **__: object) -> NoReturn:
-        assert store.KEPT_MEMORY.items() <= os.environ.items()
-        raise UserError("asked for")
-
-    monkeypatch.setattr(store, "ProcessPoolExecutor", not_started)
-    with pytest.raises(UserError, match="asked for"):
-        store.ensure_all_trained([load_recipe(write_recipe())], tmp_path / "models", data_dir, cores=1)
 
 
 def test_train_command_trains_once_and_compares_heads_with_the_models_read_out(
