@@ -1,11 +1,13 @@
-"""Layout of the runs folder: spool, database, report, models and logs."""
+"""Layout of the runs folder: spool, database, report, models and logs; and ingestion of the spool."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 
 from exitbench.errors import UserError
+from exitbench.terminal import print_escaped
 
 
 @dataclass(frozen=True)
@@ -80,3 +82,17 @@ def existing_runs(root: Path) -> Runs:
     if not root.is_dir():
         raise UserError(f"--runs {root}: there is no such folder. `exitbench run` and `exitbench import` make it.")
     return Runs(root)
+
+
+def ingest_spool(spool: Path, database: Path, on_wait: Callable[[str], None] | None = print_escaped) -> tuple[str, ...]:
+    """Ingest finished attempts into the database; print and return one message per attempt that was left out.
+
+    If another run is filling the database, wait for it, and call `on_wait` with a message. If `on_wait` is None,
+    the wait is short.
+    """
+    from exitbench.results.ingest.ingest import ingest
+
+    not_ingested = ingest(spool, database, on_wait=on_wait).quarantined
+    for message in not_ingested:
+        print_escaped(f"left out of the database: {message}")
+    return not_ingested

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.corpus import write_pending
@@ -22,7 +21,7 @@ from exitbench.harness.running.executors.base import Executor
 from exitbench.harness.running.executors.gpus import visible_gpus
 from exitbench.harness.running.executors.local import LocalExecutor
 from exitbench.harness.running.shard import part, require_apart
-from exitbench.harness.service.folders import Runs
+from exitbench.harness.service.folders import Runs, ingest_spool
 from exitbench.harness.service.options import RunOptions
 from exitbench.harness.training import ensure_all_trained
 from exitbench.plugins import plugins_folder
@@ -245,20 +244,6 @@ def _spec(group: ModelGroup, plan: Plan, runs: Runs, threads: int, options: RunO
         plugins=plugins_folder(),
         confirm_run_unsafe_code=options.confirm_run_unsafe_code,
     )
-
-
-def ingest_spool(spool: Path, database: Path, on_wait: Callable[[str], None] | None = print_escaped) -> tuple[str, ...]:
-    """Ingest finished attempts into the database; print and return one message per attempt that was left out.
-
-    If another run is filling the database, wait for it, and call `on_wait` with a message. If `on_wait` is None,
-    the wait is short.
-    """
-    from exitbench.results.ingest.ingest import ingest
-
-    not_ingested = ingest(spool, database, on_wait=on_wait).quarantined
-    for message in not_ingested:
-        print_escaped(f"left out of the database: {message}")
-    return not_ingested
 
 
 def _ingest_meanwhile(runs: Runs) -> tuple[str, ...]:

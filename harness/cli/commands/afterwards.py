@@ -6,8 +6,7 @@ from exitbench.errors import UserError
 from exitbench.harness.afterwards.annotating import annotate
 from exitbench.harness.afterwards.rescoring import rescore
 from exitbench.harness.afterwards.taggers import load_tagger
-from exitbench.harness.service.folders import existing_runs
-from exitbench.harness.service.running import ingest_spool
+from exitbench.harness.service.folders import existing_runs, ingest_spool
 from exitbench.progress import counting
 from exitbench.results.database.connection import open_database
 from exitbench.terminal import number_of, print_escaped

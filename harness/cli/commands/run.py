@@ -18,9 +18,9 @@ from exitbench.harness.planning.retry import Retry
 from exitbench.harness.planning.suite import load_suite, suite_names
 from exitbench.harness.reading.toml import TomlTable
 from exitbench.harness.running.environment import available_cores
-from exitbench.harness.service.folders import Runs
+from exitbench.harness.service.folders import Runs, ingest_spool
 from exitbench.harness.service.outcome import print_outcome
-from exitbench.harness.service.running import ingest_spool, plan_suite, run_suite
+from exitbench.harness.service.running import plan_suite, run_suite
 from exitbench.harness.service.tuning import TuneOptions
 from exitbench.harness.service.tuning import tune as tune_setting
 from exitbench.harness.training import Recipe, ensure_all_trained, load_recipe, recipe_names
