@@ -207,12 +207,11 @@ def decode(
     requests = [_request(model, prompt, decode_seed(seed, str(at))) for at, prompt in enumerate(prompts)]
     if not requests:
         return []
-    if (reason := engine.why_not(chosen.parts(model.n_blocks), len(requests))) is not None:
+    parts = chosen.parts(model.n_blocks)
+    if (reason := engine.why_not(parts, len(requests))) is not None:
         raise UserError(f"{chosen.name!r} cannot be run on {str(model.folder)!r}: {reason}.")
-    batch = prefill(model.checkpoint.model, requests, max_new_tokens)
-    return [
-        _answer(model, generation) for generation in decode_batch(model.checkpoint, batch, chosen.parts(model.n_blocks))
-    ]
+    batch = prefill(engine, requests, max_new_tokens)
+    return [_answer(model, generation) for generation in decode_batch(model.checkpoint, batch, parts)]
 
 
 def probe(model: Model | Classifier, prompts: Sequence[str], *, max_new_tokens: int = 64) -> Probe:

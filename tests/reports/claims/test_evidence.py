@@ -225,8 +225,12 @@ def test_first_head_is_that_of_the_weights_and_not_of_models_with_the_same_name(
                 cells.append({"cell_id": name, "model_id": model_id})
     with shadowed(database, {"exit_histogram": histogram, "runs": runs, "cell": cells}):
         found = database.rows(CLAIMS["heads-depth-grows-with-epsilon"].evidence_sql or "")[1][0]
+    on_one_task = [row | {"model": row["task_label"], "task_label": "a"} for row in histogram]
+    with shadowed(database, {"exit_histogram": on_one_task, "runs": runs, "cell": cells}):
+        together = database.rows(CLAIMS["heads-depth-grows-with-epsilon"].evidence_sql or "")[1][0]
     # Tokens of tasks b and d exit, but not at their model's first head.
     assert (found[0], found[3]) == (pytest.approx((0.5 + 0 + 0.5 + 0) / 4), 4)
+    assert together[3] == 1, "trainings on one task count once"
 
 
 def test_early_first_token_of_a_causal_ideal_exit_is_not_compared_with_gates(database: Database) -> None:

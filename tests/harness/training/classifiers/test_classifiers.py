@@ -210,9 +210,12 @@ def test_several_tasks_are_refused_for_an_encoder(write_recipe: WriteRecipe) -> 
         task_of(load_recipe(path))
 
 
-def test_part_of_the_data_without_a_pair_of_its_own_is_refused(write_recipe: WriteRecipe, data_dir: Path) -> None:
+@pytest.mark.parametrize("first", ["train.tsv", "dev.tsv"], ids=["repeats another part", "is held out"])
+def test_part_of_the_data_without_a_pair_of_its_own_is_refused(
+    first: str, write_recipe: WriteRecipe, data_dir: Path
+) -> None:
     train = '[[train]]\ntask = "sst2"\nsource = "local"\nfiles = { data = "train.tsv" }\n'
-    path = write_recipe((train, train + train + "from_step = 6\n"))
+    path = write_recipe((train, train.replace("train.tsv", first) + train + "from_step = 6\n"))
     with pytest.raises(UserError, match="a part of the training data repeats other parts, or held-out data"):
         trained(path, data_dir)
 
