@@ -22,7 +22,6 @@ import torch
 
 from exitbench.errors import UserError, no_room
 from exitbench.harness.cells.job import CellJob, WorkerSpec
-from exitbench.harness.engine.products.threads import numpy_in_one_thread
 from exitbench.harness.processes.interrupts import Interruptible
 from exitbench.harness.running.cell_lock import hold, holder, outcome
 from exitbench.harness.running.environment import environment_and_hardware
@@ -63,7 +62,7 @@ def run(spec: WorkerSpec, emit: Emit, model: LoadedModel | None = None) -> int:
     Raises:
         UserError: The checkpoint cannot be read.
     """
-    with quiet_lm_eval(), numpy_in_one_thread():
+    with quiet_lm_eval():
         return _run(spec, emit, model)
 
 

@@ -43,10 +43,8 @@ def threads() -> Iterator[None]:
     """Use one thread unless OMP_NUM_THREADS is set: a second thread would compete with other processes."""
     import torch  # not needed for mere collection
 
-    from exitbench.harness.engine.products.threads import numpy_in_one_thread
-
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    with torch.inference_mode(), numpy_in_one_thread():
+    with torch.inference_mode():
         yield
 
 

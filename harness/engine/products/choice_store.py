@@ -34,14 +34,12 @@ def cpu_model() -> str:
 def this_machine(threads: int) -> dict[str, Any]:
     """Return the entries of a cache key that describe this machine, for ``threads`` torch threads.
 
-    They are the processor, the instruction set that torch uses, torch's and numpy's versions and the number of threads.
+    They are the processor, the instruction set that torch uses, torch's version and the number of threads.
     """
-    import numpy
     import torch
 
     capability = torch.backends.cpu.get_cpu_capability()
-    versions = {"torch": torch.__version__, "numpy": numpy.__version__}
-    return {"cpu": cpu_model(), "capability": capability, **versions, "threads": threads}
+    return {"cpu": cpu_model(), "capability": capability, "torch": torch.__version__, "threads": threads}
 
 
 _MOST_BYTES: Final = 2**16

@@ -8,11 +8,11 @@ round. On a busy machine no difference is clear, and the default stays.
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -27,7 +27,9 @@ from exitbench.harness.engine.products.choice_store import store_choices, stored
 from exitbench.harness.engine.products.forms import (
     FEW_ROWS,
     FORMS,
-    PackedForFew,
+    MANY_ROWS,
+    Packed,
+    PackedForRows,
     Role,
     available_forms,
     can_copy_to_fp16,
@@ -40,7 +42,7 @@ Product = Callable[[Tensor], Tensor]
 Clock = Callable[[], float]
 
 CLEARLY: Final = 1.1
-"""A form must be this many times faster than the default"""
+"""A form must be this many times faster than those before it"""
 SURELY: Final = 0.8
 """in at least this share of the rounds."""
 LEAST_ROUNDS, MOST_ROUNDS = 3, 6
@@ -67,8 +69,8 @@ class TimedProduct:
 def fastest(step: Sequence[TimedProduct], clock: Clock) -> dict[str, str]:
     """Time the products of a decode step in all their forms; return the name of the chosen form by weight key.
 
-    The weight key is the role and shape of a weight. The fastest form is chosen if it is clearly faster than the
-    default; else the default.
+    The weight key is the role and shape of a weight. A form is chosen if it is clearly faster than those before it;
+    else the default.
 
     Args:
         step: Products in the order of execution.
@@ -103,19 +105,15 @@ def _round(step: Sequence[TimedProduct], clock: Clock) -> dict[str, dict[str, fl
 
 
 def _choice(rounds: Sequence[Mapping[str, float]], names: Sequence[str]) -> str:
-    """Return the name of the fastest form that is clearly faster than the default, else the default.
+    """Return the first of ``names``, the default, unless a later form is clearly faster than every one before it.
 
-    ``rounds`` has the seconds of each form, by round; the default is the first of ``names``.
+    ``rounds`` has the seconds of each form, by round.
     """
-    default, *alternatives = names
-    if len(rounds) < LEAST_ROUNDS:
-        return default
-    clear = [
-        name
-        for name in alternatives
-        if sum(took[default] > CLEARLY * took[name] for took in rounds) >= SURELY * len(rounds)
-    ]
-    return min(clear, key=lambda name: statistics.median(took[name] for took in rounds), default=default)
+    chosen, *alternatives = names
+    for name in alternatives if len(rounds) >= LEAST_ROUNDS else ():
+        if sum(took[chosen] > CLEARLY * took[name] for took in rounds) >= SURELY * len(rounds):
+            chosen = name
+    return chosen
 
 
 def ones_inputs(numbers: Sequence[int], width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -127,7 +125,7 @@ SAMPLE_BYTES: Final = 24 * 2**20
 """Bytes of block weights that are timed, and as many of the LM head: together more than most caches hold."""
 
 COPIED_SHARE: Final = 0.25
-"""Largest share of the machine's memory that copies of the weights may take: packed for few rows, and in fp16.
+"""Largest share of the machine's memory that copies of the weights may take: packed for several rows, and in fp16.
 
 The share is of total memory: free memory varies from run to run, and the last bits of results would vary with it.
 """
@@ -139,16 +137,18 @@ SWITCH: Final = "EXITBENCH_PRODUCTS"
 """Environment variable: ``measured`` (the default), or ``default`` for the same forms on every machine."""
 
 _EACH_TOKEN: Final = ("qkv", "attention_out", "cross_q", "cross_out", "up", "down")
-"""Projections of a block that every token is multiplied with; source keys and values are computed once per prompt."""
+"""Projections of a decoder block that every token is multiplied with."""
+_SOURCE: Final = ("qkv", "attention_out", "up", "down", "cross_kv")
+"""Projections that only prompts are multiplied with: of encoder blocks, and ``cross_kv`` of decoder blocks."""
 
 _PACKED: Final = "packed"
-_FEW: Final = ("as-one-row", _PACKED)
-"""Forms for few rows, the default first."""
+_SEVERAL: Final = ("as-one-row", _PACKED)
+"""Forms for several rows, the default first."""
 
 
 @dataclass(frozen=True)
 class _Product:
-    """Matrix product of a decode step: a projection as it was loaded, and its role."""
+    """Matrix product whose form can be chosen: a projection as it was loaded, and its role."""
 
     role: Role
     projection: Linear
@@ -162,6 +162,16 @@ class _Product:
     def few_rows_key(self) -> str:
         """Key under which a form is chosen for inputs of few rows (2 to 16)."""
         return f"{self.weight_key} few rows"
+
+    @property
+    def many_rows_key(self) -> str:
+        """Key under which a form is chosen for inputs of more rows."""
+        return f"{self.weight_key} many rows"
+
+    @property
+    def is_decoded(self) -> bool:
+        """Whether it multiplies tokens of answers: one row, few or many at once."""
+        return self.role in ("block", "head")
 
 
 def use_fastest(model: Engine) -> Choices | None:
@@ -197,7 +207,10 @@ def time_forms(model: Transformer) -> dict[str, str]:
     """
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     chosen = fastest(_step(model), clock)
-    return {**chosen, **fastest(_step_of_few_rows(model, chosen), clock)} if _may_pack_for_few(model) else chosen
+    if _may_pack(model):
+        chosen |= fastest(_step_of_several_rows(model, chosen, FEW_ROWS), clock)
+        chosen |= fastest(_step_of_several_rows(model, chosen, MANY_ROWS), clock)
+    return chosen
 
 
 def _is_measured() -> bool:
@@ -215,23 +228,25 @@ def _cache_key(model: Transformer) -> dict[str, Any]:
     forms = {product.weight_key: list(_forms(product, may_copy)) for product in products}
     dtype = str(model.lm_head.weight.dtype).removeprefix("torch.")
     places = {place: {"products": counts[place], "forms": names} for place, names in forms.items()}
-    if _may_pack_for_few(model):
-        packed = {product.few_rows_key: product.weight_key for product in products if product.role != "skipped"}
-        places |= {few: {"products": counts[place], "forms": list(_FEW)} for few, place in packed.items()}
+    if _may_pack(model):
+        for product in products:
+            if product.is_decoded:
+                several = {"products": counts[product.weight_key], "forms": list(_SEVERAL)}
+                places |= {product.few_rows_key: several, product.many_rows_key: several}
     return {**this_machine(torch.get_num_threads()), "dtype": dtype, "places": places}
 
 
-def _may_pack_for_few(model: Transformer) -> bool:
+def _may_pack(model: Transformer) -> bool:
     return can_pack(model.lm_head.weight.dtype) and _may_copy(model)
 
 
 def _may_copy(model: Transformer) -> bool:
     """Return whether copies of the weights take at most `COPIED_SHARE` of the memory; False if that is unknown.
 
-    Weights may be copied twice: in fp16 for single rows, and packed for few rows.
+    Weights may be copied twice: in fp16 for single rows, and packed for several rows.
     """
     dtype, memory = model.lm_head.weight.dtype, machine_bytes()
-    weights = [product.projection.weight for product in _products(model) if product.role != "skipped"]
+    weights = [product.projection.weight for product in _products(model) if product.is_decoded]
     copied = sum(weight.nbytes for weight in weights) if can_pack(dtype) else 0
     if dtype == torch.bfloat16 and can_copy_to_fp16():
         copied += sum(fp16_copy_bytes(weight.shape) for weight in weights)
@@ -246,58 +261,77 @@ def _forms(product: _Product, may_copy: bool) -> tuple[str, ...]:
 
 
 def _products(model: Transformer) -> Iterator[_Product]:
-    """Yield the matrix products of a decode step whose form can be chosen, in order of execution.
+    """Yield the matrix products whose form can be chosen, in order of execution.
 
     They include the key/value projections of skipped blocks.
     """
+    for block in model.weights.encoder_blocks:
+        yield from _of_source(block)
     for block in model.weights.blocks:
         yield from _of_block(model, block)
     yield _Product("head", model.lm_head)
 
 
-def _of_block(model: Transformer, block: BlockWeights) -> Iterator[_Product]:
-    for name in _EACH_TOKEN:
+def _named(block: BlockWeights, role: Role, names: Sequence[str]) -> Iterator[_Product]:
+    """Yield the products of a block's projections of the given names, except those that it lacks."""
+    for name in names:
         if (part := getattr(block, name)) is not None:
-            yield _Product("block", part.projection if isinstance(part, NormedLinear) else part)
+            yield _Product(role, part.projection if isinstance(part, NormedLinear) else part)
+
+
+def _of_source(block: BlockWeights, names: Sequence[str] = _SOURCE) -> Iterator[_Product]:
+    if len(FORMS[block.qkv.weight.dtype]["source"]) > 1:
+        yield from _named(block, "source", names)
+
+
+def _of_block(model: Transformer, block: BlockWeights) -> Iterator[_Product]:
+    yield from _of_source(block, ("cross_kv",))
+    yield from _named(block, "block", _EACH_TOKEN)
     kv = _Product("skipped", block.qkv.outputs(model.arch.n_heads * model.arch.head_dim))
     if len(FORMS[kv.projection.weight.dtype]["skipped"]) > 1:
         yield kv
 
 
 def _step(model: Transformer) -> list[TimedProduct]:
-    """Return the products to time with inputs of one row: some of those of a decode step, each in every form."""
+    """Return the products to time in each of their forms, with inputs of one row, or many if they multiply prompts."""
     step, may_copy = [], _may_copy(model)
     for product, sample in _sample(model):
         forms = FORMS[product.projection.weight.dtype][product.role]
         products = {name: forms[name](sample) for name in _forms(product, may_copy)}
-        step.append(TimedProduct(product.weight_key, ones_inputs((1,), sample.weight.shape[1], model.dtype), products))
+        rows = MANY_ROWS if product.role == "source" else (1,)
+        step.append(TimedProduct(product.weight_key, ones_inputs(rows, sample.weight.shape[1], model.dtype), products))
     return step
 
 
-def _step_of_few_rows(model: Transformer, chosen: Choices) -> list[TimedProduct]:
-    """Return the products to time with inputs of few rows (2 to 16): some of those of a decode step.
+def _step_of_several_rows(model: Transformer, chosen: Choices, rows: Sequence[int]) -> list[TimedProduct]:
+    """Return the products to time with inputs of several rows, their numbers in ``rows``: few (2 to 16) or more.
 
-    Each is timed in the form that was chosen for one row, and in packed form.
+    Each is timed in the form that was chosen for one row, and in packed form if that is another one.
     """
-    step = []
+    step, is_few = [], rows == FEW_ROWS
     for product, sample in _sample(model):
-        if product.role != "skipped":
+        if product.is_decoded:
             single = FORMS[product.projection.weight.dtype][product.role][chosen[product.weight_key]](sample)
-            products = dict(zip(_FEW, (single, PackedForFew.from_form(single)), strict=True))
-            inputs = ones_inputs(FEW_ROWS, sample.weight.shape[1], model.dtype)
-            step.append(TimedProduct(product.few_rows_key, inputs, products))
+            forms = [single] if isinstance(single, Packed) else [single, Packed.from_projection(sample)]
+            inputs = ones_inputs(rows, sample.weight.shape[1], model.dtype)
+            key = product.few_rows_key if is_few else product.many_rows_key
+            step.append(TimedProduct(key, inputs, dict(zip(_SEVERAL, forms, strict=False))))
     return step
 
 
 def _sample(model: Transformer) -> Iterator[tuple[_Product, Linear]]:
     """Yield the products of the first blocks and of the LM head, each with the projection (or a part of it) to time."""
-    budget = SAMPLE_BYTES
-    for block in model.weights.blocks:
-        if budget <= 0:
-            break
-        for product in _of_block(model, block):
-            budget -= product.projection.weight.nbytes
-            yield product, product.projection
+    for blocks, of_block in (
+        (model.weights.encoder_blocks, _of_source),
+        (model.weights.blocks, partial(_of_block, model)),
+    ):
+        budget = SAMPLE_BYTES
+        for block in blocks:
+            if budget <= 0:
+                break
+            for product in of_block(block):
+                budget -= product.projection.weight.nbytes
+                yield product, product.projection
     yield _Product("head", model.lm_head), _last_rows(model.lm_head)
 
 
@@ -311,18 +345,24 @@ def _use(model: Transformer, chosen: Choices) -> None:
     """Convert a model's projections to the forms that were chosen, given by role and shape of the weight; in place."""
     forms = FORMS[model.lm_head.weight.dtype]
 
-    def in_chosen_form(product: _Product) -> Linear:
-        single = forms[product.role][chosen[product.weight_key]](product.projection)
-        return PackedForFew.from_form(single) if chosen.get(product.few_rows_key) == _PACKED else single
+    def convert(role: Role, projection: Linear) -> Linear:
+        product = _Product(role, projection)
+        single = forms[role][chosen[product.weight_key]](projection)
+        few, many = (chosen.get(key) == _PACKED for key in (product.few_rows_key, product.many_rows_key))
+        is_copied = (few or many) and not isinstance(single, Packed)
+        return PackedForRows.from_form(single, few=few, many=many) if is_copied else single
 
-    def convert(block: BlockWeights) -> BlockWeights:
-        return block.map_projections(lambda projection: in_chosen_form(_Product("block", projection)), _EACH_TOKEN)
+    def decoder_block(block: BlockWeights) -> BlockWeights:
+        return source_block(block, ("cross_kv",)).map_projections(partial(convert, "block"), _EACH_TOKEN)
+
+    def source_block(block: BlockWeights, names: Sequence[str] = _SOURCE) -> BlockWeights:
+        return block.map_projections(partial(convert, "source"), names) if len(forms["source"]) > 1 else block
 
     skipped = next((place for place in chosen if place.startswith("skipped ")), None)
-    head = _Product("head", model.lm_head)
-    convert_blocks(model, convert)
+    convert_blocks(model, decoder_block)
+    model.weights = replace(model.weights, encoder_blocks=tuple(map(source_block, model.weights.encoder_blocks)))
     if skipped is not None:
         model.weights = replace(model.weights, skipped_form=forms["skipped"][chosen[skipped]])
-    few = chosen.get(head.few_rows_key) == _PACKED
-    if few or chosen[head.weight_key] != next(iter(forms["head"])):  # the original stays: single rows are read too
-        model.weights = replace(model.weights, read_out=in_chosen_form(head))
+    read_out = convert("head", model.lm_head)
+    if read_out is not model.lm_head:  # the original stays: single rows are read too
+        model.weights = replace(model.weights, read_out=read_out)

@@ -1,4 +1,4 @@
-"""Forms: alternative implementations of a projection's matrix product on a CPU, by routines of torch and numpy.
+"""Forms: alternative implementations of a projection's matrix product on a CPU, by routines of torch.
 
 The default form is `Linear` itself. A form does not change the number format: products in one format differ at most in
 their last bits, by the order of summation and its rounding. (int8 is a number format of its own: `products.int8`.)
@@ -13,23 +13,23 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.engine.model.weights import BlockWeights, Linear, unchanged
 from exitbench.harness.engine.products.int8 import ByBf16, Int8
-from exitbench.harness.engine.products.threads import numpy_has_one_thread
 
 Form = Callable[[Linear], Linear]
-Role = Literal["block", "head", "skipped"]
-"""Role of a projection: in a block; the LM head; keys and values of skipped blocks."""
+Role = Literal["block", "head", "skipped", "source"]
+"""Role of a projection: in a block; the LM head; keys and values of skipped blocks; multiplied with prompts alone."""
 
 FEW_ROWS: Final = (4, 8)
 """Numbers of rows at which the form for few rows is timed."""
 MOST_FEW_ROWS: Final = 16
-"""Most rows for which it is used: with more, arithmetic dominates in any memory layout."""
+"""Most rows for which it is used."""
+MANY_ROWS: Final = (32,)
+"""Numbers of rows at which the form for more rows is timed."""
 
 _FP16_EXPONENT: Final = 16
 """Scaled weights are below 2 to this power. The largest such bf16 number, 65,280, is below fp16's largest, 65,504."""
@@ -61,9 +61,13 @@ class Packed(Linear):
     """Projection whose weight is stored in a packed memory layout, which oneDNN chooses once, not at every product."""
 
     @classmethod
-    def from_projection(cls, projection: Linear, rows: int = 1) -> Packed:
-        """Pack a projection's weight in oneDNN's layout for ``rows`` input rows; it accepts any number of rows."""
-        return cls(torch.ops.mkldnn._reorder_linear_weight(projection.weight.contiguous(), rows), projection.bias)
+    def from_projection(cls, projection: Linear) -> Packed:
+        """Pack a projection's weight for inputs of any number of rows.
+
+        oneDNN is told 16 rows: for a single one, it would leave an fp32 weight as it is.
+        """
+        weight = projection.weight.contiguous()
+        return cls(torch.ops.mkldnn._reorder_linear_weight(weight, MOST_FEW_ROWS), projection.bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias over the last dimension."""
@@ -81,50 +85,32 @@ class Packed(Linear):
 
 @dataclass(frozen=True)
 class Split(Linear):
-    """Projection that multiplies a single input row by parts of its weight side by side, one part per thread.
+    """Projection that multiplies a single input row by parts of its weight: a batch of products.
 
-    Not every build of BLAS uses a second thread for the product of a matrix with one row, which `Linear` calls.
+    BLAS multiplies a batch of matrices by other routines than one matrix and one row, which `Linear` calls. On some
+    processors the latter are slow, and use one thread.
     """
 
     @cached_property
     def _parts(self) -> Tensor:
-        """Views of the weight's parts, [parts, in, out / parts]."""
-        parts = math.gcd(len(self.weight), torch.get_num_threads())
-        return self.weight.view(parts, len(self.weight) // parts, -1).transpose(1, 2)
+        """Views of the weight's parts, [parts, out / parts, in]; there are two at least, if their outputs are equal."""
+        parts = math.gcd(len(self.weight), max(2, torch.get_num_threads()))
+        return self.weight.view(parts, len(self.weight) // parts, -1)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias over the last dimension."""
         if x.dim() != 2 or len(x) != 1:
             return super().__call__(x)
-        product = torch.bmm(x.expand(len(self._parts), *x.shape), self._parts).view(1, -1)
-        return product if self.bias is None else product.add_(self.bias)
-
-    def onto(self, stream_ND: Tensor, x: Tensor) -> Tensor:
-        """Return the residual stream [N, out] plus x @ weight.T + bias, for inputs x [N, in]."""
-        return stream_ND + self(x) if len(x) == 1 else super().onto(stream_ND, x)
-
-
-@dataclass(frozen=True)
-class ByNumpy(Linear):
-    """Projection that multiplies a single input row by numpy's BLAS, which is faster than torch's on some processors.
-
-    It uses one thread. The weight must be stored input-major; both libraries read the same memory.
-    """
-
-    @cached_property
-    def _array(self) -> np.ndarray:
-        return self.weight.t().numpy()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return x @ weight.T + bias over the last dimension."""
-        if x.dim() != 2 or len(x) != 1:
-            return super().__call__(x)
-        product = torch.from_numpy(np.dot(x.numpy(), self._array))
+        product = torch.bmm(self._parts, x.t().expand(len(self._parts), -1, -1)).view(1, -1)
         return product if self.bias is None else product.add_(self.bias)
 
     def onto(self, stream_ND: Tensor, x: Tensor) -> Tensor:
         """Return the residual stream [N, out] plus x @ weight.T + bias, for inputs x [N, in]."""
         return self(x).add_(stream_ND) if len(x) == 1 else super().onto(stream_ND, x)
+
+    def outputs(self, first: int) -> Split:
+        """Return the projection restricted to outputs ``first`` and later; its weight is a view, not a copy."""
+        return Split(self.weight[first:], None if self.bias is None else self.bias[first:])
 
 
 @dataclass(frozen=True)
@@ -181,26 +167,33 @@ class Widened(Linear):
 
 
 @dataclass(frozen=True)
-class PackedForFew(Linear):
-    """Projection with a packed copy of its weight for inputs of 2 to 16 rows; other inputs use another form, ``base``.
+class PackedForRows(Linear):
+    """Projection with a packed copy of its weight for some numbers of input rows; others use another form, ``base``.
 
-    The packed weight is created when few rows first occur: decoding single rows keeps one copy of the weight in memory.
+    The copy is made at its first use: decoding single rows keeps one copy of the weight in memory.
+
+    Attributes:
+        few: Whether the copy is used for 2 to 16 rows.
+        many: Whether the copy is used for more rows.
     """
 
     base: Linear = field(kw_only=True)
+    few: bool = field(kw_only=True)
+    many: bool = field(kw_only=True)
 
     @classmethod
-    def from_form(cls, base: Linear) -> PackedForFew:
-        """Return a projection that uses ``base``, except for inputs of 2 to 16 rows: these use a packed copy."""
-        return cls(base.weight, base.bias, base=base)
+    def from_form(cls, base: Linear, *, few: bool, many: bool) -> PackedForRows:
+        """Return a projection that uses ``base``, which is not packed, except for few or many rows."""
+        return cls(base.weight, base.bias, base=base, few=few, many=many)
 
     @cached_property
-    def _few(self) -> Packed:
-        plain = self.weight.to_dense() if self.weight.is_mkldnn else self.weight
-        return Packed.from_projection(Linear(plain, self.bias), FEW_ROWS[0])
+    def _packed(self) -> Packed:
+        return Packed.from_projection(Linear(self.weight, self.bias))
 
     def _form(self, x: Tensor) -> Linear:
-        return self._few if x.dim() == 2 and 1 < len(x) <= MOST_FEW_ROWS else self.base
+        rows = x.shape[:-1].numel()
+        is_packed = rows > 1 and (self.few if rows <= MOST_FEW_ROWS else self.many)
+        return self._packed if is_packed else self.base
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias over the last dimension."""
@@ -225,11 +218,6 @@ def _split(projection: Linear) -> Linear:
 
 def _by_matrix(projection: Linear) -> Linear:
     return ByMatrix(projection.weight, projection.bias)
-
-
-def _by_numpy(projection: Linear) -> Linear:
-    plain = projection.in_default_layout()
-    return ByNumpy(plain.weight, plain.bias)
 
 
 def _fp16_copy(projection: Linear) -> Linear:
@@ -262,24 +250,24 @@ FORMS: Final[Mapping[torch.dtype, Mapping[Role, Mapping[str, Form]]]] = {
             "input-major": Linear.in_default_layout,
             "output-major": _by_outputs,
             "packed": Packed.from_projection,
-            "numpy": _by_numpy,
             "split": _split,
         },
         "head": {
             "output-major": unchanged,
             "input-major": Linear.in_default_layout,
             "packed": Packed.from_projection,
-            "numpy": _by_numpy,
             "split": _split,
         },
-        "skipped": {"output-major": unchanged},
+        "skipped": {"output-major": unchanged, "split": _split},  # of which parts are taken
+        "source": {"input-major": Linear.in_default_layout, "packed": Packed.from_projection},
     },
     torch.bfloat16: {
         "block": _BF16,
         "head": _BF16,
-        "skipped": {"vector": _by_outputs, "matrix": _by_matrix},  # of which parts are taken
+        "skipped": {"vector": _by_outputs, "matrix": _by_matrix},
+        "source": {"matrix": unchanged, "packed": Packed.from_projection},
     },
-    torch.int8: {"block": _INT8, "head": _INT8, "skipped": _INT8},
+    torch.int8: {"block": _INT8, "head": _INT8, "skipped": _INT8, "source": {"int8": unchanged}},
 }
 """Forms by number format of weights, role and name, the default first."""
 
@@ -294,11 +282,8 @@ def available_forms(dtype: torch.dtype, role: Role, shape: Sequence[int]) -> tup
         lacking.add("widened")
     if not can_copy_to_fp16() or fp16_copy_bytes(shape) >= 2**32:  # FBGEMM counts entries in 32 bits
         lacking.add("fp16-copy")
-    threads = torch.get_num_threads()
-    if threads == 1 or shape[0] % threads:
+    if shape[0] % max(2, torch.get_num_threads()):
         lacking.add("split")
-    if not numpy_has_one_thread():
-        lacking.add("numpy")
     return tuple(name for name in FORMS[dtype][role] if name not in lacking)
 
 

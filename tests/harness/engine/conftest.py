@@ -13,7 +13,6 @@ import transformers
 from torch import Tensor
 
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
-from exitbench.harness.engine.products.threads import numpy_in_one_thread
 
 VOCABULARY = 100
 PAD, FIRST_WORD = 0, 3
@@ -230,6 +229,6 @@ def position_family(request: pytest.FixtureRequest, twin: Callable[[str], Twin])
 def one_thread_and_no_gradients():  # type: ignore[no-untyped-def]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    with torch.no_grad(), numpy_in_one_thread():
+    with torch.no_grad():
         yield
     torch.set_num_threads(threads)
