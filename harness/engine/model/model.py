@@ -199,14 +199,14 @@ class Transformer(Headed):
         if self.weights.lm_head.bias is not None:
             normed = torch.cat((normed, torch.ones_like(normed[:, :1])), dim=-1)
         if len(normed) == 1:
-            return Linear(weights_AKD[0])(normed)
+            return self.weights.part_form(Linear(weights_AKD[0]))(normed)
         return torch.bmm(weights_AKD, normed[:, :, None])[:, :, 0]
 
     def block_kv(self, block: int) -> Linear:
         """Return the linear layer that projects a block's input to its keys and values; ``block`` is 1..L."""
         if not self._block_kv:
             width, projections = self.arch.n_heads * self.arch.head_dim, (block.qkv for block in self.weights.blocks)
-            form = self.weights.skipped_form
+            form = self.weights.part_form
             self._block_kv = [form(projection.outputs(width)) for projection in projections]
         return self._block_kv[block - 1]
 
@@ -217,7 +217,7 @@ class Transformer(Headed):
         """
         if not self._skip_kv:
             parts = [self.block_kv(number) for number in range(1, self.n_blocks + 1)]
-            stack = self.weights.skipped_form(parts[0].stacked(parts[1:]))
+            stack = self.weights.part_form(parts[0].stacked(parts[1:]))
             self._skip_kv = [stack.outputs(first * 2 * self.kv_width) for first in range(self.n_blocks)]
         return self._skip_kv[block]
 

@@ -194,8 +194,8 @@ class Weights:
     Attributes:
         read_out: The LM head converted to another form (implementation), used only to compute logits; None if
             ``lm_head`` itself is used.
-        skipped_form: Function that converts the key/value projections of skipped blocks to the form in which they are
-            multiplied.
+        part_form: Function that converts parts of weights to the form in which they are multiplied: key/value
+            projections of skipped blocks, and rows of the LM head.
     """
 
     token_embedding_VD: Tensor
@@ -209,7 +209,7 @@ class Weights:
     inverse_frequencies: Tensor | None = None
     rotary_scale: float = 1.0
     read_out: Linear | None = None
-    skipped_form: Callable[[Linear], Linear] = unchanged
+    part_form: Callable[[Linear], Linear] = unchanged
 
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -287,9 +287,7 @@ def _of_source(block: BlockWeights, names: Sequence[str] = _SOURCE) -> Iterator[
 def _of_block(model: Transformer, block: BlockWeights) -> Iterator[_Product]:
     yield from _of_source(block, ("cross_kv",))
     yield from _named(block, "block", _EACH_TOKEN)
-    kv = _Product("skipped", block.qkv.outputs(model.arch.n_heads * model.arch.head_dim))
-    if len(FORMS[kv.projection.weight.dtype]["skipped"]) > 1:
-        yield kv
+    yield _Product("part", block.qkv.outputs(model.arch.n_heads * model.arch.head_dim))
 
 
 def _step(model: Transformer) -> list[TimedProduct]:
@@ -358,11 +356,10 @@ def _use(model: Transformer, chosen: Choices) -> None:
     def source_block(block: BlockWeights, names: Sequence[str] = _SOURCE) -> BlockWeights:
         return block.map_projections(partial(convert, "source"), names) if len(forms["source"]) > 1 else block
 
-    skipped = next((place for place in chosen if place.startswith("skipped ")), None)
+    part = next(chosen[place] for place in chosen if place.startswith("part "))
     convert_blocks(model, decoder_block)
     model.weights = replace(model.weights, encoder_blocks=tuple(map(source_block, model.weights.encoder_blocks)))
-    if skipped is not None:
-        model.weights = replace(model.weights, skipped_form=forms["skipped"][chosen[skipped]])
+    model.weights = replace(model.weights, part_form=forms["part"][part])
     read_out = convert("head", model.lm_head)
     if read_out is not model.lm_head:  # the original stays: single rows are read too
         model.weights = replace(model.weights, read_out=read_out)

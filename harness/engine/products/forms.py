@@ -21,8 +21,8 @@ from exitbench.harness.engine.model.weights import BlockWeights, Linear, unchang
 from exitbench.harness.engine.products.int8 import ByBf16, Int8
 
 Form = Callable[[Linear], Linear]
-Role = Literal["block", "head", "skipped", "source"]
-"""Role of a projection: in a block; the LM head; keys and values of skipped blocks; multiplied with prompts alone."""
+Role = Literal["block", "head", "part", "source"]
+"""Role of a projection: in a block; the LM head; a part of one of these; multiplied with prompts alone."""
 
 FEW_ROWS: Final = (4, 8)
 """Numbers of rows at which the form for few rows is timed."""
@@ -231,7 +231,8 @@ def _widened(projection: Linear) -> Linear:
 
 
 def _by_bf16(projection: Linear) -> Linear:
-    assert isinstance(projection, Int8), "a form of int8 weights"
+    if not isinstance(projection, Int8):
+        return projection  # rows of an int8 LM head are bf16
     return ByBf16(projection.weight, projection.bias, scale=projection.scale)
 
 
@@ -258,16 +259,16 @@ FORMS: Final[Mapping[torch.dtype, Mapping[Role, Mapping[str, Form]]]] = {
             "packed": Packed.from_projection,
             "split": _split,
         },
-        "skipped": {"output-major": unchanged, "split": _split},  # of which parts are taken
+        "part": {"output-major": unchanged, "split": _split},
         "source": {"input-major": Linear.in_default_layout, "packed": Packed.from_projection},
     },
     torch.bfloat16: {
         "block": _BF16,
         "head": _BF16,
-        "skipped": {"vector": _by_outputs, "matrix": _by_matrix},
+        "part": {"vector": _by_outputs, "matrix": _by_matrix},
         "source": {"matrix": unchanged, "packed": Packed.from_projection},
     },
-    torch.int8: {"block": _INT8, "head": _INT8, "skipped": _INT8, "source": {"int8": unchanged}},
+    torch.int8: {"block": _INT8, "head": _INT8, "part": _INT8, "source": {"int8": unchanged}},
 }
 """Forms by number format of weights, role and name, the default first."""
 
@@ -275,7 +276,7 @@ FORMS: Final[Mapping[torch.dtype, Mapping[Role, Mapping[str, Form]]]] = {
 def available_forms(dtype: torch.dtype, role: Role, shape: Sequence[int]) -> tuple[str, ...]:
     """Return the names of the forms available on this machine for a weight of shape [out, in], the default first.
 
-    ``role`` is the weight's use: in a ``block``, as LM ``head``, or for keys and values of ``skipped`` blocks.
+    ``role`` is the weight's use (`Role`).
     """
     lacking = set() if can_pack(dtype) else {"packed"}
     if shape[0] * shape[1] > WIDENED_NUMEL:

@@ -308,15 +308,19 @@ def test_model_gives_the_same_answers_in_every_form(
 
 
 @pytest.mark.parametrize("dtype", FORMS)
-def test_skipped_blocks_are_filled_equally_in_the_last_form_of_each_dtype(
+def test_parts_of_weights_are_multiplied_equally_in_the_last_form_of_each_dtype(
     dtype: torch.dtype, twin: Any, cache: Path, choosing_last: list[int]
 ) -> None:
+    """Parts are keys and values of skipped blocks, and rows of the LM head."""
     usual, converted = (load_checkpoint(twin("llama").folder, dtype).model for _ in range(2))
     use_fastest(converted)
     state = torch.randn(1, 32).to(usual.dtype)
     expected, result = (model.skip_kv(2)(state).float() for model in (usual, converted))
     assert (result - expected).norm() <= 4 * torch.finfo(usual.dtype).eps * expected.norm()
     expected, result = (model.block_kv(2)(state).float() for model in (usual, converted))
+    assert (result - expected).norm() <= 4 * torch.finfo(usual.dtype).eps * expected.norm()
+    rows = usual.head_weights(torch.tensor([[9, 4, 2, 7]]))
+    expected, result = (model.logits_of(state, rows).float() for model in (usual, converted))
     assert (result - expected).norm() <= 4 * torch.finfo(usual.dtype).eps * expected.norm()
 
 
@@ -554,5 +558,5 @@ def test_real_measurement_covers_every_kind_of_product_and_is_stored(twin: Any, 
     model = load_checkpoint(twin("t5").folder, torch.bfloat16).model
     result = use_fastest(model)
     assert result is not None
-    assert {place.split()[0] for place in result} == {"block", "head", "skipped", "source"}
+    assert {place.split()[0] for place in result} == {"block", "head", "part", "source"}
     assert os.listdir(cache) == [path.name for path in cache.glob("products-????????????????.json")]
