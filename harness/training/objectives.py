@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self, cast, get_args
+from typing import Any, Literal, Protocol, Self, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from exitbench.errors import UserError, suggestion
 from exitbench.harness.engine.checkpoints.exit_head_files import new_exit_heads
 from exitbench.harness.engine.model.exit_heads import WITH_LM_HEAD, exit_logits, lm_head_input
 from exitbench.harness.training.block_states import (
@@ -96,7 +95,7 @@ def distillation_loss(
         The loss, a scalar.
 
     Raises:
-        UserError: The kind is unknown, or S is not a block before the last.
+        UserError: S is not a block before the last.
     """
     check_shallow(len(teacher), len(student))
     students = [h if transform is None else transform(h) for h in student]
@@ -109,11 +108,9 @@ def distillation_loss(
     elif kind == "closest-code":
         chosen = assign_students(_errors(tables, students))
         pairs = [(students[k], h) for k, h in zip(chosen, tables, strict=True)]
-    elif kind == "closest-text":
+    else:
         deep = teachers[len(students) :]
         pairs = [(h, deep[int(j)]) for h, j in zip(students, _errors(students, deep).argmin(1), strict=True)]
-    else:
-        raise UserError(f"Distillation {kind!r} is not known.{suggestion(kind, get_args(DistillationKind))}")
     return torch.stack([F.mse_loss(student_state, teacher_state) for student_state, teacher_state in pairs]).mean()
 
 
@@ -154,12 +151,7 @@ def dropout_rates(n_blocks: int, p_max: float) -> list[float]:
     Args:
         n_blocks: L, the number of decoder blocks.
         p_max: Probability of skipping the last block.
-
-    Raises:
-        UserError: `p_max` is not a probability.
     """
-    if not 0 <= p_max <= 1:
-        raise UserError(f"Layer dropout {p_max}. Allowed: 0 to 1.")
     # The maximum avoids 0 / 0 for a decoder of one block, which has nothing to skip.
     return [p_max * math.expm1(layer * math.log(2) / max(n_blocks - 1, 1)) for layer in range(n_blocks)]
 
@@ -181,21 +173,14 @@ def early_exit_weights(
             `rotational`: every `rotation`-th block, shifted by one block at each step. `gradual`: blocks from the last
             down, one more every T / (2 L) steps.
         rotation: R, the distance between blocks of the rotational curriculum.
-
-    Raises:
-        UserError: The curriculum is unknown, `e_scale` is below 0 or `rotation` below 1.
     """
-    if e_scale < 0 or rotation < 1:
-        raise UserError(f"e_scale {e_scale}, rotation {rotation}. Allowed: e_scale at least 0, rotation at least 1.")
     layer = torch.arange(n_blocks)
     if curriculum == "none":
         active = torch.ones(n_blocks, dtype=torch.bool)
     elif curriculum == "rotational":
         active = (layer - step) % rotation == 0
-    elif curriculum == "gradual":
-        active = layer >= n_blocks - 1 - 2 * n_blocks * step // steps
     else:
-        raise UserError(f"Curriculum {curriculum!r} is not known.{suggestion(curriculum, get_args(Curriculum))}")
+        active = layer >= n_blocks - 1 - 2 * n_blocks * step // steps
     weights = e_scale * layer.cumsum(0).double()
     # The maximum avoids 0 / 0 for a decoder of one block.
     weights[-1] = max(n_blocks - 1, 1) + (weights[-2] if n_blocks > 1 else 0)
@@ -219,14 +204,9 @@ class LayerDropout(ExitStack):
             model: A transformers model with a decoder.
             rates: Probability of skipping each decoder block, [L].
             generator: Random generator; for each block in order, one number per sequence of the batch is drawn.
-
-        Raises:
-            UserError: The number of rates differs from the number of blocks, or a rate is not a probability.
         """
         super().__init__()
         self._blocks = decoder_blocks(model)
-        if len(rates) != len(self._blocks) or not all(0 <= rate <= 1 for rate in rates):
-            raise UserError(f"Layer dropout {list(rates)}. Allowed: {len(self._blocks)} rates, each 0 to 1.")
         self._rates, self._generator = tuple(rates), generator
 
     def __enter__(self) -> Self:

@@ -84,8 +84,8 @@ def test_trick(pair: Pair, trick: str, benchmark: Any, capsys: pytest.CaptureFix
     undone = {**AT_BATCH_1, **EARLY}[trick]
     parts = pair.parts("static", exit_layer=pair.n_blocks // 2) if trick in EARLY else pair.full()
     with undone():
-        other = pair.loaded(torch.float32)
-    plain = pair.decoding(parts, pair.prompts())
+        other = pair.loaded(torch.float32, measured=False)
+    plain = pair.decoding(parts, pair.prompts(), checkpoint=pair.loaded(torch.float32, measured=False))
     measure(plain, pair.decoding(parts, pair.prompts(), checkpoint=other), undone, benchmark, capsys)
 
 

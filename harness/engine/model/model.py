@@ -205,9 +205,10 @@ class Transformer(Headed):
     def block_kv(self, block: int) -> Linear:
         """Return the linear layer that projects a block's input to its keys and values; ``block`` is 1..L."""
         if not self._block_kv:
-            width, projections = self.arch.n_heads * self.arch.head_dim, (block.qkv for block in self.weights.blocks)
-            form = self.weights.part_form
-            self._block_kv = [form(projection.outputs(width)) for projection in projections]
+            self._block_kv = [
+                self._stacked_kv.outputs(number * 2 * self.kv_width, (number + 1) * 2 * self.kv_width)
+                for number in range(self.n_blocks)
+            ]
         return self._block_kv[block - 1]
 
     def skip_kv(self, block: int) -> Linear:
@@ -216,10 +217,15 @@ class Transformer(Headed):
         Each block has 2*G*K outputs, for G key/value heads of size K.
         """
         if not self._skip_kv:
-            parts = [self.block_kv(number) for number in range(1, self.n_blocks + 1)]
-            stack = self.weights.part_form(parts[0].stacked(parts[1:]))
-            self._skip_kv = [stack.outputs(first * 2 * self.kv_width) for first in range(self.n_blocks)]
+            self._skip_kv = [self._stacked_kv.outputs(first * 2 * self.kv_width) for first in range(self.n_blocks)]
         return self._skip_kv[block]
+
+    @cached_property
+    def _stacked_kv(self) -> Linear:
+        """The key/value projections of all blocks, stacked into one linear layer."""
+        width = self.arch.n_heads * self.arch.head_dim
+        first, *others = (block.qkv.outputs(width) for block in self.weights.blocks)
+        return self.weights.part_form(first.stacked(others))
 
     def skip_key_norm(self, block: int) -> HeadNorm | None:
         """Return the key norms of blocks block+1..L, stacked into one norm with weights [L - block, G, K].

@@ -91,9 +91,9 @@ class Linear:
         """Return the weight rows of the given output ids, [len(ids), in]."""
         return self.weight.index_select(0, ids)
 
-    def outputs(self, first: int) -> Linear:
-        """Return the projection restricted to outputs ``first`` and later; its weight is a view, not a copy."""
-        return Linear(self.weight[first:], None if self.bias is None else self.bias[first:])
+    def outputs(self, first: int, end: int | None = None) -> Linear:
+        """Return the projection restricted to outputs ``first`` to ``end`` - 1; its weight is a view, not a copy."""
+        return Linear(self.weight[first:end], None if self.bias is None else self.bias[first:end])
 
     def stacked(self, projections: Sequence[Linear]) -> Linear:
         """Return one projection that computes this one's outputs, then those of ``projections`` (all of one type)."""

@@ -36,13 +36,15 @@ from exitbench.harness.engine.products.forms import (
     can_pack,
     convert_blocks,
     fp16_copy_bytes,
+    n_parts,
 )
+from exitbench.harness.engine.products.int8 import computes_in
 
 Product = Callable[[Tensor], Tensor]
 Clock = Callable[[], float]
 
 CLEARLY: Final = 1.1
-"""A form must be this many times faster than those before it"""
+"""A form must be this many times faster than the one chosen so far"""
 SURELY: Final = 0.8
 """in at least this share of the rounds."""
 LEAST_ROUNDS, MOST_ROUNDS = 3, 6
@@ -53,7 +55,7 @@ BUDGET_S: Final = 0.2
 
 @dataclass(frozen=True)
 class TimedProduct:
-    """One matrix product of a decode step, to be timed in several forms.
+    """One matrix product, to be timed in several forms.
 
     Attributes:
         weight_key: Role and shape of the weight; a form is chosen for all products with the same key.
@@ -69,8 +71,8 @@ class TimedProduct:
 def fastest(step: Sequence[TimedProduct], clock: Clock) -> dict[str, str]:
     """Time the products of a decode step in all their forms; return the name of the chosen form by weight key.
 
-    The weight key is the role and shape of a weight. A form is chosen if it is clearly faster than those before it;
-    else the default.
+    The weight key is the role and shape of a weight. A form takes the place of the one chosen so far, the default at
+    first, if it is clearly faster.
 
     Args:
         step: Products in the order of execution.
@@ -105,7 +107,7 @@ def _round(step: Sequence[TimedProduct], clock: Clock) -> dict[str, dict[str, fl
 
 
 def _choice(rounds: Sequence[Mapping[str, float]], names: Sequence[str]) -> str:
-    """Return the first of ``names``, the default, unless a later form is clearly faster than every one before it.
+    """Return the first of ``names``, the default, unless a later form is clearly faster than the one chosen so far.
 
     ``rounds`` has the seconds of each form, by round.
     """
@@ -138,12 +140,16 @@ SWITCH: Final = "EXITBENCH_PRODUCTS"
 
 _EACH_TOKEN: Final = ("qkv", "attention_out", "cross_q", "cross_out", "up", "down")
 """Projections of a decoder block that every token is multiplied with."""
-_SOURCE: Final = ("qkv", "attention_out", "up", "down", "cross_kv")
-"""Projections that only prompts are multiplied with: of encoder blocks, and ``cross_kv`` of decoder blocks."""
+_OF_SOURCE: Final = ("cross_kv",)
+"""Projections of a decoder block that only the encoder's output is multiplied with."""
+_OF_ENCODER: Final = ("qkv", "attention_out", "up", "down")
+"""Projections of an encoder block."""
 
 _PACKED: Final = "packed"
 _SEVERAL: Final = ("as-one-row", _PACKED)
 """Forms for several rows, the default first."""
+_SEVERAL_ROWS: Final = {"few": FEW_ROWS, "many": MANY_ROWS}
+"""Numbers of rows at which these forms are timed."""
 
 
 @dataclass(frozen=True)
@@ -158,15 +164,9 @@ class _Product:
         """Key under which a form is chosen: role and shape of the weight, such as ``block 2304x768``."""
         return f"{self.role} {'x'.join(map(str, self.projection.weight.shape))}"
 
-    @property
-    def few_rows_key(self) -> str:
-        """Key under which a form is chosen for inputs of few rows (2 to 16)."""
-        return f"{self.weight_key} few rows"
-
-    @property
-    def many_rows_key(self) -> str:
-        """Key under which a form is chosen for inputs of more rows."""
-        return f"{self.weight_key} many rows"
+    def rows_key(self, rows: str) -> str:
+        """Return the key under which a form is chosen for inputs of ``few`` rows (2 to 16) or ``many``."""
+        return f"{self.weight_key} {rows} rows"
 
     @property
     def is_decoded(self) -> bool:
@@ -206,10 +206,9 @@ def time_forms(model: Transformer) -> dict[str, str]:
     wall time is measured, because waiting for each other is part of the product.
     """
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    chosen = fastest(_step(model), clock)
-    if _may_pack(model):
-        chosen |= fastest(_step_of_several_rows(model, chosen, FEW_ROWS), clock)
-        chosen |= fastest(_step_of_several_rows(model, chosen, MANY_ROWS), clock)
+    chosen = fastest(_step(model), clock) | fastest(_step_of_sources(model), clock)
+    for rows in _SEVERAL_ROWS if _may_pack(model) else ():
+        chosen |= fastest(_step_of_several_rows(model, chosen, rows), clock)
     return chosen
 
 
@@ -232,7 +231,7 @@ def _cache_key(model: Transformer) -> dict[str, Any]:
         for product in products:
             if product.is_decoded:
                 several = {"products": counts[product.weight_key], "forms": list(_SEVERAL)}
-                places |= {product.few_rows_key: several, product.many_rows_key: several}
+                places |= {product.rows_key(rows): several for rows in _SEVERAL_ROWS}
     return {**this_machine(torch.get_num_threads()), "dtype": dtype, "places": places}
 
 
@@ -263,10 +262,9 @@ def _forms(product: _Product, may_copy: bool) -> tuple[str, ...]:
 def _products(model: Transformer) -> Iterator[_Product]:
     """Yield the matrix products whose form can be chosen, in order of execution.
 
-    They include the key/value projections of skipped blocks.
+    They include those that only prompts are multiplied with, and the key/value projections of skipped blocks.
     """
-    for block in model.weights.encoder_blocks:
-        yield from _of_source(block)
+    yield from _sources(model)
     for block in model.weights.blocks:
         yield from _of_block(model, block)
     yield _Product("head", model.lm_head)
@@ -279,64 +277,72 @@ def _named(block: BlockWeights, role: Role, names: Sequence[str]) -> Iterator[_P
             yield _Product(role, part.projection if isinstance(part, NormedLinear) else part)
 
 
-def _of_source(block: BlockWeights, names: Sequence[str] = _SOURCE) -> Iterator[_Product]:
-    if len(FORMS[block.qkv.weight.dtype]["source"]) > 1:
-        yield from _named(block, "source", names)
+def _sources(model: Transformer) -> Iterator[_Product]:
+    """Yield the matrix products that only prompts are multiplied with, in order of execution."""
+    if "source" in FORMS[model.lm_head.weight.dtype]:
+        for block in model.weights.encoder_blocks:
+            yield from _named(block, "source", _OF_ENCODER)
+        for block in model.weights.blocks:
+            yield from _named(block, "source", _OF_SOURCE)
 
 
 def _of_block(model: Transformer, block: BlockWeights) -> Iterator[_Product]:
-    yield from _of_source(block, ("cross_kv",))
     yield from _named(block, "block", _EACH_TOKEN)
     yield _Product("part", block.qkv.outputs(model.arch.n_heads * model.arch.head_dim))
 
 
 def _step(model: Transformer) -> list[TimedProduct]:
-    """Return the products to time in each of their forms, with inputs of one row, or many if they multiply prompts."""
-    step, may_copy = [], _may_copy(model)
-    for product, sample in _sample(model):
-        forms = FORMS[product.projection.weight.dtype][product.role]
-        products = {name: forms[name](sample) for name in _forms(product, may_copy)}
-        rows = MANY_ROWS if product.role == "source" else (1,)
-        step.append(TimedProduct(product.weight_key, ones_inputs(rows, sample.weight.shape[1], model.dtype), products))
-    return step
+    """Return the products to time with inputs of one row: some of those of a decode step, each in every form."""
+    may_copy = _may_copy(model)
+    return [_timed(product, sample, (1,), may_copy) for product, sample in _sample(model)]
 
 
-def _step_of_several_rows(model: Transformer, chosen: Choices, rows: Sequence[int]) -> list[TimedProduct]:
-    """Return the products to time with inputs of several rows, their numbers in ``rows``: few (2 to 16) or more.
+def _step_of_sources(model: Transformer) -> list[TimedProduct]:
+    """Return the products to time with inputs of many rows: one of each shape that only prompts are multiplied with."""
+    by_key = {product.weight_key: product for product in _sources(model)}
+    return [_timed(product, product.projection, MANY_ROWS, may_copy=False) for product in by_key.values()]
+
+
+def _timed(product: _Product, sample: Linear, rows: Sequence[int], may_copy: bool) -> TimedProduct:
+    names, forms = _forms(product, may_copy), FORMS[product.projection.weight.dtype][product.role]
+    inputs = ones_inputs(rows if len(names) > 1 else (), sample.weight.shape[1], computes_in(sample.weight.dtype))
+    return TimedProduct(product.weight_key, inputs, {name: forms[name](sample) for name in names})
+
+
+def _step_of_several_rows(model: Transformer, chosen: Choices, rows: str) -> list[TimedProduct]:
+    """Return the products to time with inputs of several rows, ``few`` or ``many``: some of those of a decode step.
 
     Each is timed in the form that was chosen for one row, and in packed form if that is another one.
     """
-    step, is_few = [], rows == FEW_ROWS
+    step = []
     for product, sample in _sample(model):
         if product.is_decoded:
             single = FORMS[product.projection.weight.dtype][product.role][chosen[product.weight_key]](sample)
             forms = [single] if isinstance(single, Packed) else [single, Packed.from_projection(sample)]
-            inputs = ones_inputs(rows, sample.weight.shape[1], model.dtype)
-            key = product.few_rows_key if is_few else product.many_rows_key
-            step.append(TimedProduct(key, inputs, dict(zip(_SEVERAL, forms, strict=False))))
+            inputs = ones_inputs(_SEVERAL_ROWS[rows], sample.weight.shape[1], model.dtype)
+            step.append(TimedProduct(product.rows_key(rows), inputs, dict(zip(_SEVERAL, forms, strict=False))))
     return step
 
 
 def _sample(model: Transformer) -> Iterator[tuple[_Product, Linear]]:
     """Yield the products of the first blocks and of the LM head, each with the projection (or a part of it) to time."""
-    for blocks, of_block in (
-        (model.weights.encoder_blocks, _of_source),
-        (model.weights.blocks, partial(_of_block, model)),
-    ):
-        budget = SAMPLE_BYTES
-        for block in blocks:
-            if budget <= 0:
-                break
-            for product in of_block(block):
-                budget -= product.projection.weight.nbytes
-                yield product, product.projection
+    budget = SAMPLE_BYTES
+    for block in model.weights.blocks:
+        if budget <= 0:
+            break
+        for product in _of_block(model, block):
+            budget -= product.projection.weight.nbytes
+            yield product, product.projection
     yield _Product("head", model.lm_head), _last_rows(model.lm_head)
 
 
 def _last_rows(projection: Linear) -> Linear:
-    """Return a projection restricted to its last outputs, with at most `SAMPLE_BYTES` of weights."""
+    """Return a projection restricted to its last outputs, with at most `SAMPLE_BYTES` of weights.
+
+    Their number is a multiple of the number of parts of a split weight, if the number of all outputs is.
+    """
     rows = SAMPLE_BYTES * len(projection.weight) // projection.weight.nbytes
-    return projection.outputs(max(0, len(projection.weight) - rows))
+    return projection.outputs(max(0, len(projection.weight) - (rows - rows % n_parts())))
 
 
 def _use(model: Transformer, chosen: Choices) -> None:
@@ -346,19 +352,19 @@ def _use(model: Transformer, chosen: Choices) -> None:
     def convert(role: Role, projection: Linear) -> Linear:
         product = _Product(role, projection)
         single = forms[role][chosen[product.weight_key]](projection)
-        few, many = (chosen.get(key) == _PACKED for key in (product.few_rows_key, product.many_rows_key))
-        is_copied = (few or many) and not isinstance(single, Packed)
-        return PackedForRows.from_form(single, few=few, many=many) if is_copied else single
+        few, many = (chosen.get(product.rows_key(rows)) == _PACKED for rows in _SEVERAL_ROWS)
+        if isinstance(single, Packed) or not (few or many):
+            return single
+        return PackedForRows(single.weight, single.bias, base=single, few=few, many=many)
 
     def decoder_block(block: BlockWeights) -> BlockWeights:
-        return source_block(block, ("cross_kv",)).map_projections(partial(convert, "block"), _EACH_TOKEN)
+        return source_block(block, _OF_SOURCE).map_projections(partial(convert, "block"), _EACH_TOKEN)
 
-    def source_block(block: BlockWeights, names: Sequence[str] = _SOURCE) -> BlockWeights:
-        return block.map_projections(partial(convert, "source"), names) if len(forms["source"]) > 1 else block
+    def source_block(block: BlockWeights, names: Sequence[str] = _OF_ENCODER) -> BlockWeights:
+        return block.map_projections(partial(convert, "source"), names) if "source" in forms else block
 
     part = next(chosen[place] for place in chosen if place.startswith("part "))
-    convert_blocks(model, decoder_block)
-    model.weights = replace(model.weights, encoder_blocks=tuple(map(source_block, model.weights.encoder_blocks)))
+    convert_blocks(model, decoder_block, source_block)
     model.weights = replace(model.weights, part_form=forms["part"][part])
     read_out = convert("head", model.lm_head)
     if read_out is not model.lm_head:  # the original stays: single rows are read too

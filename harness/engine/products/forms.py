@@ -51,9 +51,10 @@ class ByMatrix(Linear):
         """Return the residual stream [N, out] plus x @ weight.T + bias, for inputs x [N, in]."""
         return stream_ND + self(x)
 
-    def outputs(self, first: int) -> ByMatrix:
-        """Return the projection restricted to outputs ``first`` and later; its weight is a view, not a copy."""
-        return ByMatrix(self.weight[first:], None if self.bias is None else self.bias[first:])
+    def outputs(self, first: int, end: int | None = None) -> ByMatrix:
+        """Return the projection restricted to outputs ``first`` to ``end`` - 1; its weight is a view, not a copy."""
+        plain = super().outputs(first, end)
+        return ByMatrix(plain.weight, plain.bias)
 
 
 @dataclass(frozen=True)
@@ -76,11 +77,17 @@ class Packed(Linear):
 
     def onto(self, stream_ND: Tensor, x: Tensor) -> Tensor:
         """Return the residual stream [N, out] plus x @ weight.T + bias, for inputs x [N, in]."""
-        return stream_ND + self(x)
+        return self(x).add_(stream_ND)
 
-    def outputs(self, first: int) -> Linear:
-        """Return an unpacked copy of the projection, restricted to outputs ``first`` and later."""
-        return Linear(self.weight.to_dense()[first:].clone(), self.bias if self.bias is None else self.bias[first:])
+    def outputs(self, first: int, end: int | None = None) -> Linear:
+        """Return an unpacked copy of the projection, restricted to outputs ``first`` to ``end`` - 1."""
+        plain = Linear(self.weight.to_dense(), self.bias).outputs(first, end)
+        return Linear(plain.weight.clone(), plain.bias)
+
+
+def n_parts() -> int:
+    """Return the number of parts of a split weight: one per thread, and two at least."""
+    return max(2, torch.get_num_threads())
 
 
 @dataclass(frozen=True)
@@ -93,8 +100,8 @@ class Split(Linear):
 
     @cached_property
     def _parts(self) -> Tensor:
-        """Views of the weight's parts, [parts, out / parts, in]; there are two at least, if their outputs are equal."""
-        parts = math.gcd(len(self.weight), max(2, torch.get_num_threads()))
+        """Views of the weight's parts, [parts, out / parts, in]."""
+        parts = math.gcd(len(self.weight), n_parts())
         return self.weight.view(parts, len(self.weight) // parts, -1)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -106,11 +113,16 @@ class Split(Linear):
 
     def onto(self, stream_ND: Tensor, x: Tensor) -> Tensor:
         """Return the residual stream [N, out] plus x @ weight.T + bias, for inputs x [N, in]."""
-        return self(x).add_(stream_ND) if len(x) == 1 else super().onto(stream_ND, x)
+        if len(x) != 1:
+            return super().onto(stream_ND, x)
+        parts = self._parts
+        added = torch.baddbmm(stream_ND.view(len(parts), -1, 1), parts, x.t().expand(len(parts), -1, -1)).view(1, -1)
+        return added if self.bias is None else added.add_(self.bias)
 
-    def outputs(self, first: int) -> Split:
-        """Return the projection restricted to outputs ``first`` and later; its weight is a view, not a copy."""
-        return Split(self.weight[first:], None if self.bias is None else self.bias[first:])
+    def outputs(self, first: int, end: int | None = None) -> Split:
+        """Return the projection restricted to outputs ``first`` to ``end`` - 1; its weight is a view, not a copy."""
+        plain = super().outputs(first, end)
+        return Split(plain.weight, plain.bias)
 
 
 @dataclass(frozen=True)
@@ -170,7 +182,7 @@ class Widened(Linear):
 class PackedForRows(Linear):
     """Projection with a packed copy of its weight for some numbers of input rows; others use another form, ``base``.
 
-    The copy is made at its first use: decoding single rows keeps one copy of the weight in memory.
+    The copy is made at its first use.
 
     Attributes:
         few: Whether the copy is used for 2 to 16 rows.
@@ -180,11 +192,6 @@ class PackedForRows(Linear):
     base: Linear = field(kw_only=True)
     few: bool = field(kw_only=True)
     many: bool = field(kw_only=True)
-
-    @classmethod
-    def from_form(cls, base: Linear, *, few: bool, many: bool) -> PackedForRows:
-        """Return a projection that uses ``base``, which is not packed, except for few or many rows."""
-        return cls(base.weight, base.bias, base=base, few=few, many=many)
 
     @cached_property
     def _packed(self) -> Packed:
@@ -203,9 +210,9 @@ class PackedForRows(Linear):
         """Return the residual stream [N, out] plus x @ weight.T + bias, for inputs x [N, in]."""
         return self._form(x).onto(stream_ND, x)
 
-    def outputs(self, first: int) -> Linear:
-        """Return ``base`` restricted to outputs ``first`` and later, without a packed copy of the weight."""
-        return self.base.outputs(first)
+    def outputs(self, first: int, end: int | None = None) -> Linear:
+        """Return ``base`` restricted to outputs ``first`` to ``end`` - 1, without a packed copy of the weight."""
+        return self.base.outputs(first, end)
 
 
 def _by_outputs(projection: Linear) -> Linear:
@@ -259,7 +266,7 @@ FORMS: Final[Mapping[torch.dtype, Mapping[Role, Mapping[str, Form]]]] = {
             "packed": Packed.from_projection,
             "split": _split,
         },
-        "part": {"output-major": unchanged, "split": _split},
+        "part": {"output-major": _by_outputs, "split": _split},
         "source": {"input-major": Linear.in_default_layout, "packed": Packed.from_projection},
     },
     torch.bfloat16: {
@@ -268,7 +275,7 @@ FORMS: Final[Mapping[torch.dtype, Mapping[Role, Mapping[str, Form]]]] = {
         "part": {"vector": _by_outputs, "matrix": _by_matrix},
         "source": {"matrix": unchanged, "packed": Packed.from_projection},
     },
-    torch.int8: {"block": _INT8, "head": _INT8, "part": _INT8, "source": {"int8": unchanged}},
+    torch.int8: {"block": _INT8, "head": _INT8, "part": _INT8},
 }
 """Forms by number format of weights, role and name, the default first."""
 
@@ -283,7 +290,7 @@ def available_forms(dtype: torch.dtype, role: Role, shape: Sequence[int]) -> tup
         lacking.add("widened")
     if not can_copy_to_fp16() or fp16_copy_bytes(shape) >= 2**32:  # FBGEMM counts entries in 32 bits
         lacking.add("fp16-copy")
-    if shape[0] % max(2, torch.get_num_threads()):
+    if shape[0] % n_parts():
         lacking.add("split")
     return tuple(name for name in FORMS[dtype][role] if name not in lacking)
 
@@ -312,17 +319,26 @@ def fp16_copy_bytes(shape: Sequence[int]) -> int:
     return 2 * (32 * math.ceil(outputs / 32)) * (512 * math.ceil(inputs / 512))
 
 
-def convert_blocks(model: Transformer, convert: Callable[[BlockWeights], BlockWeights]) -> None:
-    """Replace the weights of each decoder block by ``convert(weights)``, before the model's first decode."""
-    model.weights, blocks = replace(model.weights, blocks=()), list(model.weights.blocks)
-    for index, block in enumerate(blocks):
-        blocks[index] = convert(block)
-    model.weights = replace(model.weights, blocks=tuple(blocks))
+def convert_blocks(
+    model: Transformer,
+    decoder: Callable[[BlockWeights], BlockWeights],
+    encoder: Callable[[BlockWeights], BlockWeights],
+) -> None:
+    """Replace each block by ``decoder(block)`` or ``encoder(block)``, one after another, before the first decode."""
+    blocks, encoder_blocks = list(model.weights.blocks), list(model.weights.encoder_blocks)
+    model.weights = replace(model.weights, blocks=(), encoder_blocks=())
+    for some, convert in ((blocks, decoder), (encoder_blocks, encoder)):
+        for index, block in enumerate(some):
+            some[index] = convert(block)
+    model.weights = replace(model.weights, blocks=tuple(blocks), encoder_blocks=tuple(encoder_blocks))
 
 
 def quantise(model: Transformer) -> None:
     """Round every projection of a bf16 model to int8, in place, including the encoder's and the LM head."""
     form: Callable[[Linear], Linear] = Int8.from_projection if model.device.type == "cpu" else ByBf16.from_projection
-    convert_blocks(model, lambda block: block.map_projections(form))
-    encoder_blocks = tuple(block.map_projections(form) for block in model.weights.encoder_blocks)
-    model.weights = replace(model.weights, encoder_blocks=encoder_blocks, lm_head=form(model.weights.lm_head))
+
+    def convert(block: BlockWeights) -> BlockWeights:
+        return block.map_projections(form)
+
+    convert_blocks(model, convert, convert)
+    model.weights = replace(model.weights, lm_head=form(model.weights.lm_head))

@@ -58,10 +58,10 @@ class Int8(Linear):
         """Return the weight rows of the given output ids, multiplied by their scales, [len(ids), in]."""
         return self.weight.index_select(0, ids) * self.scale[ids][:, None]
 
-    def outputs(self, first: int) -> Int8:
-        """Return the projection restricted to outputs ``first`` and later; its weight is a view, not a copy."""
-        plain = super().outputs(first)
-        return type(self)(plain.weight, plain.bias, scale=self.scale[first:])
+    def outputs(self, first: int, end: int | None = None) -> Int8:
+        """Return the projection restricted to outputs ``first`` to ``end`` - 1; its weight is a view, not a copy."""
+        plain = super().outputs(first, end)
+        return type(self)(plain.weight, plain.bias, scale=self.scale[first:end])
 
     def stacked(self, projections: Sequence[Linear]) -> Linear:
         """Return one projection that computes this one's outputs, then those of ``projections`` (all of one type)."""

@@ -43,7 +43,6 @@ from exitbench.harness.engine.products.forms import (
 from exitbench.harness.engine.products.int8 import Int8
 from exitbench.methods.registry import baseline_method
 
-FP32_AND_BF16 = [dtype for dtype in FORMS if dtype != torch.int8]
 EVERY_FORM = [(dtype, role, name) for dtype, forms in FORMS.items() for role in forms for name in forms[role]]
 
 
@@ -96,7 +95,7 @@ def test_form_must_be_a_tenth_faster_than_the_default_to_be_chosen(took: float, 
 
 @pytest.mark.parametrize(("took", "chosen"), [(0.0019, "first"), (0.0018, "second")])
 def test_later_form_must_be_a_tenth_faster_than_an_earlier_one_to_be_chosen(took: float, chosen: str) -> None:
-    """So the packed form, of which few and many rows need no copy, is kept where another one is hardly faster."""
+    """A packed form, of which few and many rows need no copy, is kept where the next one is hardly faster."""
     clock = Clock()
     assert fastest([timed(clock, default=0.010, first=0.002, second=took)], clock) == {"block": chosen}
 
@@ -177,7 +176,7 @@ def test_few_rows_or_many_use_a_packed_copy_of_the_weight(name: str, few: bool, 
     plain = Linear(torch.randn(48, 32, generator=draw), torch.randn(48, generator=draw) if with_bias else None)
     one = FORMS[torch.float32]["block"][name](plain)
     for n_rows, is_copied in ((1, False), (2, few), (4, few), (16, few), (17, many), (40, many)):
-        form = PackedForRows.from_form(one, few=few, many=many)
+        form = PackedForRows(one.weight, one.bias, base=one, few=few, many=many)
         x, stream = (torch.randn(n_rows, width, generator=draw) for width in (32, 48))
         exact = x.double() @ plain.weight.double().T + (0 if plain.bias is None else plain.bias.double())
         torch.testing.assert_close(form(x).double(), exact, atol=2e-5, rtol=0)
@@ -263,7 +262,8 @@ def choosing_last(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     measured: list[int] = []
 
     def last(step: list[TimedProduct], clock: object) -> Mapping[str, str]:
-        if not step[-1].weight_key.endswith(SEVERAL):  # those follow
+        keys = [each.weight_key for each in step]
+        if any(key.startswith("head ") and not key.endswith(SEVERAL) for key in keys):  # other steps follow
             measured.append(len(step))
         return {each.weight_key: list(each.forms)[-1] for each in step}
 
@@ -428,6 +428,32 @@ def test_model_with_copies_in_fp16_gives_the_usual_states(
     x = torch.randn(1, usual.lm_head.weight.shape[1], generator=draw).bfloat16()
     expected, result = usual.lm_head(x).float(), converted.weights.read_out(x).float()
     assert (result - expected).norm() <= 4 * torch.finfo(torch.bfloat16).eps * expected.norm()
+
+
+def test_products_are_timed_with_one_row_few_or_many(
+    twin: Any, cache: Path, choosing_last: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The default of a part of a weight is timed in the layout in which it is used."""
+    last, rows = choosing.fastest, {}
+
+    def told(step: list[TimedProduct], clock: Any) -> Mapping[str, str]:
+        rows.update({each.weight_key: [len(x) for x in each.inputs] for each in step})
+        for each in step:
+            if each.weight_key.startswith("part "):
+                form = each.forms["output-major"]
+                assert isinstance(form, Linear) and form.weight.is_contiguous()
+        return last(step, clock)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(choosing, "fastest", told)
+    chosen(twin, torch.float32, "t5")
+    kinds = {(key.split()[0], key.partition(" ")[2].partition(" ")[2]): inputs for key, inputs in rows.items()}
+    one = {(role, ""): [1] for role in ("block", "head", "part")}
+    several = {
+        (role, f"{name} rows"): [*numbers]
+        for role in ("block", "head")
+        for name, numbers in (("few", (4, 8)), ("many", (32,)))
+    }
+    assert kinds == {**one, **several, ("source", ""): [32]}
 
 
 def test_choosing_forms_does_not_change_the_model_files(twin: Any, cache: Path, choosing_last: list[int]) -> None:

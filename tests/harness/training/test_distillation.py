@@ -176,8 +176,3 @@ def test_greedy_student_assignment_is_increasing_until_students_run_out(rows: li
     for own, above, row in zip(chosen[-2::-1], chosen[:0:-1], rows[-2::-1], strict=True):
         assert own < above or own == above == 0
         assert all(row[own] <= row[other] for other in range(above))
-
-
-def test_misspelt_distillation_kind_is_refused_with_a_suggestion() -> None:
-    with pytest.raises(UserError, match="Did you mean 'uniform'"):
-        distillation_loss(states(1), states(2), "unifrom")  # type: ignore[arg-type]
