@@ -138,8 +138,11 @@ Choices = Mapping[str, str]
 SWITCH: Final = "EXITBENCH_PRODUCTS"
 """Environment variable: ``measured`` (the default), or ``default`` for the same forms on every machine."""
 
-_EACH_TOKEN: Final = ("qkv", "attention_out", "cross_q", "cross_out", "up", "down")
-"""Projections of a decoder block that every token is multiplied with."""
+_EACH_TOKEN: Final[Mapping[Role, Sequence[str]]] = {
+    "block": ("qkv", "cross_q", "up"),
+    "residual": ("attention_out", "cross_out", "down"),
+}
+"""Projections of a decoder block that every token is multiplied with, by role."""
 _OF_SOURCE: Final = ("cross_kv",)
 """Projections of a decoder block that only the encoder's output is multiplied with."""
 _OF_ENCODER: Final = ("qkv", "attention_out", "up", "down")
@@ -171,7 +174,7 @@ class _Product:
     @property
     def is_decoded(self) -> bool:
         """Whether it multiplies tokens of answers: one row, few or many at once."""
-        return self.role in ("block", "head")
+        return self.role in ("block", "residual", "head")
 
 
 def use_fastest(model: Engine) -> Choices | None:
@@ -287,7 +290,8 @@ def _sources(model: Transformer) -> Iterator[_Product]:
 
 
 def _of_block(model: Transformer, block: BlockWeights) -> Iterator[_Product]:
-    yield from _named(block, "block", _EACH_TOKEN)
+    for role, names in _EACH_TOKEN.items():
+        yield from _named(block, role, names)
     yield _Product("part", block.qkv.outputs(model.arch.n_heads * model.arch.head_dim))
 
 
@@ -306,7 +310,15 @@ def _step_of_sources(model: Transformer) -> list[TimedProduct]:
 def _timed(product: _Product, sample: Linear, rows: Sequence[int], may_copy: bool) -> TimedProduct:
     names, forms = _forms(product, may_copy), FORMS[product.projection.weight.dtype][product.role]
     inputs = ones_inputs(rows if len(names) > 1 else (), sample.weight.shape[1], computes_in(sample.weight.dtype))
-    return TimedProduct(product.weight_key, inputs, {name: forms[name](sample) for name in names})
+    return TimedProduct(product.weight_key, inputs, {name: _used(product, forms[name](sample)) for name in names})
+
+
+def _used(product: _Product, form: Linear) -> Product:
+    """Return a product as a decode step computes it: a ``residual`` one is added to the residual stream."""
+    if product.role != "residual":
+        return form
+    stream_1D = torch.zeros(1, len(product.projection.weight), dtype=computes_in(product.projection.weight.dtype))
+    return lambda x: form.onto(stream_1D.expand(len(x), -1), x)
 
 
 def _step_of_several_rows(model: Transformer, chosen: Choices, rows: str) -> list[TimedProduct]:
@@ -319,8 +331,9 @@ def _step_of_several_rows(model: Transformer, chosen: Choices, rows: str) -> lis
         if product.is_decoded:
             single = FORMS[product.projection.weight.dtype][product.role][chosen[product.weight_key]](sample)
             forms = [single] if isinstance(single, Packed) else [single, Packed.from_projection(sample)]
+            products = {name: _used(product, form) for name, form in zip(_SEVERAL, forms, strict=False)}
             inputs = ones_inputs(_SEVERAL_ROWS[rows], sample.weight.shape[1], model.dtype)
-            step.append(TimedProduct(product.rows_key(rows), inputs, dict(zip(_SEVERAL, forms, strict=False))))
+            step.append(TimedProduct(product.rows_key(rows), inputs, products))
     return step
 
 
@@ -358,7 +371,9 @@ def _use(model: Transformer, chosen: Choices) -> None:
         return PackedForRows(single.weight, single.bias, base=single, few=few, many=many)
 
     def decoder_block(block: BlockWeights) -> BlockWeights:
-        return source_block(block, _OF_SOURCE).map_projections(partial(convert, "block"), _EACH_TOKEN)
+        for role, names in _EACH_TOKEN.items():
+            block = block.map_projections(partial(convert, role), names)
+        return source_block(block, _OF_SOURCE)
 
     def source_block(block: BlockWeights, names: Sequence[str] = _OF_ENCODER) -> BlockWeights:
         return block.map_projections(partial(convert, "source"), names) if "source" in forms else block

@@ -21,8 +21,9 @@ from exitbench.harness.engine.model.weights import BlockWeights, Linear, unchang
 from exitbench.harness.engine.products.int8 import ByBf16, Int8
 
 Form = Callable[[Linear], Linear]
-Role = Literal["block", "head", "part", "source"]
-"""Role of a projection: in a block; the LM head; a part of one of these; multiplied with prompts alone."""
+Role = Literal["block", "residual", "head", "part", "source"]
+"""Role of a projection: in a block; in a block and added to the residual stream; the LM head; a part of one of these;
+multiplied with prompts alone."""
 
 FEW_ROWS: Final = (4, 8)
 """Numbers of rows at which the form for few rows is timed."""
@@ -113,11 +114,7 @@ class Split(Linear):
 
     def onto(self, stream_ND: Tensor, x: Tensor) -> Tensor:
         """Return the residual stream [N, out] plus x @ weight.T + bias, for inputs x [N, in]."""
-        if len(x) != 1:
-            return super().onto(stream_ND, x)
-        parts = self._parts
-        added = torch.baddbmm(stream_ND.view(len(parts), -1, 1), parts, x.t().expand(len(parts), -1, -1)).view(1, -1)
-        return added if self.bias is None else added.add_(self.bias)
+        return self(x).add_(stream_ND) if len(x) == 1 else super().onto(stream_ND, x)
 
     def outputs(self, first: int, end: int | None = None) -> Split:
         """Return the projection restricted to outputs ``first`` to ``end`` - 1; its weight is a view, not a copy."""
@@ -197,8 +194,12 @@ class PackedForRows(Linear):
     def _packed(self) -> Packed:
         return Packed.from_projection(Linear(self.weight, self.bias))
 
+    @cached_property
+    def _inputs(self) -> int:
+        return self.weight.shape[1]
+
     def _form(self, x: Tensor) -> Linear:
-        rows = x.shape[:-1].numel()
+        rows = x.numel() // self._inputs
         is_packed = rows > 1 and (self.few if rows <= MOST_FEW_ROWS else self.many)
         return self._packed if is_packed else self.base
 
@@ -252,14 +253,17 @@ _BF16: Final[Mapping[str, Form]] = {
 }
 _INT8: Final[Mapping[str, Form]] = {"int8": unchanged, "by-bf16": _by_bf16}
 
+_FP32: Final[Mapping[str, Form]] = {
+    "input-major": Linear.in_default_layout,
+    "output-major": _by_outputs,
+    "packed": Packed.from_projection,
+    "split": _split,
+}
+
 FORMS: Final[Mapping[torch.dtype, Mapping[Role, Mapping[str, Form]]]] = {
     torch.float32: {
-        "block": {
-            "input-major": Linear.in_default_layout,
-            "output-major": _by_outputs,
-            "packed": Packed.from_projection,
-            "split": _split,
-        },
+        "block": _FP32,
+        "residual": _FP32,
         "head": {
             "output-major": unchanged,
             "input-major": Linear.in_default_layout,
@@ -271,11 +275,12 @@ FORMS: Final[Mapping[torch.dtype, Mapping[Role, Mapping[str, Form]]]] = {
     },
     torch.bfloat16: {
         "block": _BF16,
+        "residual": _BF16,
         "head": _BF16,
         "part": {"vector": _by_outputs, "matrix": _by_matrix},
         "source": {"matrix": unchanged, "packed": Packed.from_projection},
     },
-    torch.int8: {"block": _INT8, "head": _INT8, "part": _INT8},
+    torch.int8: {"block": _INT8, "residual": _INT8, "head": _INT8, "part": _INT8},
 }
 """Forms by number format of weights, role and name, the default first."""
 

@@ -46,6 +46,7 @@ from exitbench.methods.registry import baseline_method
 EVERY_FORM = [(dtype, role, name) for dtype, forms in FORMS.items() for role in forms for name in forms[role]]
 
 
+EACH_TOKEN = [name for names in choosing._EACH_TOKEN.values() for name in names]
 SEVERAL = (" few rows", " many rows")
 """Ends of the keys of products with several rows."""
 
@@ -348,7 +349,11 @@ def test_packed_weights_for_few_rows_or_many_are_used_if_measured_faster(
     )
     model = load_checkpoint(twin("t5").folder).model
     choices = use_fastest(model)
-    assert choices is not None and {place.split()[0] for place in choices if place.endswith(rows)} == {"block", "head"}
+    assert choices is not None and {place.split()[0] for place in choices if place.endswith(rows)} == {
+        "block",
+        "residual",
+        "head",
+    }
     block = model.weights.blocks[0]
     for product in (block.qkv, block.cross_out, block.down, model.weights.read_out):
         assert isinstance(product, PackedForRows) and "_packed" not in vars(product)
@@ -383,7 +388,12 @@ def test_packed_copies_are_offered_only_within_a_quarter_of_machine_memory(
 ) -> None:
     """Packed copies may take a quarter of the machine's memory. None are made if that memory is unknown."""
     model = load_checkpoint(twin("t5").folder).model
-    decoded = [getattr(block, name) for block in model.weights.blocks for name in choosing._EACH_TOKEN]
+    decoded = [
+        getattr(block, name)
+        for block in model.weights.blocks
+        for names in choosing._EACH_TOKEN.values()
+        for name in names
+    ]
     copied = sum(part.weight.nbytes for part in [*decoded, model.lm_head])
     monkeypatch.setattr(choosing, "machine_bytes", lambda: None if lacking is None else 4 * copied - lacking)
     choices = use_fastest(model)
@@ -398,7 +408,12 @@ def test_copies_in_fp16_are_offered_only_within_a_quarter_of_machine_memory(
     if not can_copy_to_fp16():
         pytest.skip("torch has no such product here")
     model = load_checkpoint(twin("t5").folder, torch.bfloat16).model
-    decoded = [getattr(block, name) for block in model.weights.blocks for name in choosing._EACH_TOKEN]
+    decoded = [
+        getattr(block, name)
+        for block in model.weights.blocks
+        for names in choosing._EACH_TOKEN.values()
+        for name in names
+    ]
     weights = [part.weight for part in [*decoded, model.lm_head]]
     assert fp16_copy_bytes((33, 513)) == 2 * 64 * 1024
     copied = sum(fp16_copy_bytes(weight.shape) + can_pack(torch.bfloat16) * weight.nbytes for weight in weights)
@@ -420,7 +435,7 @@ def test_model_with_copies_in_fp16_gives_the_usual_states(
     assert choices is not None and "fp16-copy" in choices.values()
     draw = torch.Generator().manual_seed(1)
     for plain, copied in zip(usual.weights.blocks, converted.weights.blocks, strict=True):
-        for part in choosing._EACH_TOKEN:
+        for part in EACH_TOKEN:
             if (projection := getattr(plain, part)) is not None:
                 x = torch.randn(1, projection.weight.shape[1], generator=draw).bfloat16()
                 expected, result = projection(x).float(), getattr(copied, part)(x).float()
@@ -447,10 +462,10 @@ def test_products_are_timed_with_one_row_few_or_many(
     monkeypatch.setattr(choosing, "fastest", told)
     chosen(twin, torch.float32, "t5")
     kinds = {(key.split()[0], key.partition(" ")[2].partition(" ")[2]): inputs for key, inputs in rows.items()}
-    one = {(role, ""): [1] for role in ("block", "head", "part")}
+    one = {(role, ""): [1] for role in ("block", "residual", "head", "part")}
     several = {
         (role, f"{name} rows"): [*numbers]
-        for role in ("block", "head")
+        for role in ("block", "residual", "head")
         for name, numbers in (("few", (4, 8)), ("many", (32,)))
     }
     assert kinds == {**one, **several, ("source", ""): [32]}
@@ -584,5 +599,5 @@ def test_real_measurement_covers_every_kind_of_product_and_is_stored(twin: Any, 
     model = load_checkpoint(twin("t5").folder, torch.bfloat16).model
     result = use_fastest(model)
     assert result is not None
-    assert {place.split()[0] for place in result} == {"block", "head", "part", "source"}
+    assert {place.split()[0] for place in result} == {"block", "residual", "head", "part", "source"}
     assert os.listdir(cache) == [path.name for path in cache.glob("products-????????????????.json")]
