@@ -90,7 +90,7 @@ def list_choices(machine: ChoiceKey) -> Iterator[tuple[str, ChoiceKey, dict[str,
         key = _content(path).get("key")
         if not isinstance(key, dict) or path != _path(key) or not machine.items() <= key.items():
             continue
-        if key.keys() != {*machine, "dtype", "places"}:
+        if key.keys() != {*machine, "threads", "dtype", "places"}:
             continue  # another version's
         with contextlib.suppress(KeyError, TypeError, AttributeError):  # a file of another program
             if (chosen := _read_valid(path, key)) is not None:

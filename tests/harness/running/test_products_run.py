@@ -79,7 +79,7 @@ def test_product_forms_are_stored_per_attempt_and_do_not_change_cell_ids(
     envs = [json.loads((attempt.path / "env.json").read_text()) for attempt in (*usual, *measured)]
     assert ["products" in env for env in envs] == [False, False, True, True]
     assert envs[-1]["products"] == envs[-2]["products"]
-    assert {place.split()[0] for place in envs[-1]["products"]} == {"block", "head"}
+    assert {place.split()[0] for place in envs[-1]["products"]} == {"block", "residual", "head", "part", "source"}
     name = f"products.{next(iter(envs[-1]['products']))}"
     assert name in find(measured[0].attempt_id, tmp_path / "measured", tmp_path / "none").fields
     ingest(tmp_path / "usual", tmp_path / "x.duckdb")
