@@ -455,8 +455,10 @@ def test_model_with_copies_in_fp16_gives_the_usual_states(
 def test_products_are_timed_with_one_row_few_or_many(
     twin: Any, cache: Path, choosing_last: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The default of a part of a weight is timed in the layout in which it is used."""
-    last, rows = choosing.fastest, {}
+    """Products are timed as they are used: parts of a weight in their layout, sums into the residual stream as sums."""
+    last, rows, sums = choosing.fastest, {}, list[Tensor]()
+    onto = Linear.onto
+    monkeypatch.setattr(Linear, "onto", lambda *product: sums.append(product[1]) or onto(*product))
 
     def told(step: list[TimedProduct], clock: Any) -> Mapping[str, str]:
         rows.update({each.weight_key: [len(x) for x in each.inputs] for each in step})
@@ -464,6 +466,10 @@ def test_products_are_timed_with_one_row_few_or_many(
             if each.weight_key.startswith("part "):
                 form = each.forms["output-major"]
                 assert isinstance(form, Linear) and form.weight.is_contiguous()
+            if each.inputs and "output-major" in each.forms:
+                sums.clear()
+                each.forms["output-major"](each.inputs[0])
+                assert len(sums) == each.weight_key.startswith("residual ")
         return last(step, clock)  # type: ignore[arg-type]
 
     monkeypatch.setattr(choosing, "fastest", told)
@@ -476,6 +482,13 @@ def test_products_are_timed_with_one_row_few_or_many(
         for name, numbers in (("few", (4, 8)), ("many", (32,)))
     }
     assert kinds == {**one, **several, ("source", ""): [32]}
+
+
+def test_timed_part_of_an_lm_head_can_be_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choosing, "SAMPLE_BYTES", 7 * 5 * 4)
+    for threads, rows in ((1, 6), (3, 6), (5, 5)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        assert len(choosing._last_rows(Linear(torch.ones(30, 5))).weight) == rows
 
 
 def test_choosing_forms_does_not_change_the_model_files(twin: Any, cache: Path, choosing_last: list[int]) -> None:
