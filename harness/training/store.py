@@ -215,7 +215,6 @@ def ensure_all_trained(
             # Interrupted, or a training failed: the pool would wait until the others have finished.
             for process in list(pool._processes.values()):
                 process.terminate()
-            pool.shutdown(wait=False, cancel_futures=True)
             raise
     folders = {recipe.name: job.result() for recipe, job in zip(ordered, jobs, strict=True)}
     return [folders[recipe.name] for recipe in recipes]

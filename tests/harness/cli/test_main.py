@@ -288,6 +288,13 @@ def test_ctrl_c_records_the_interrupted_cell_and_exits_with_130(
     assert json.loads(status.stdout) == [{"status": "interrupted"}]
 
 
+def test_a_training_without_its_data_prints_its_error_alone(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "exitbench.harness.cli.main", "train", "multi30k-free", "--data-dir", "."]
+    completed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (completed.returncode, completed.stdout) == (2, "")
+    assert completed.stderr.startswith("exitbench: ") and len(completed.stderr.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("query", "says"),
     [
