@@ -1,7 +1,8 @@
-"""Parts of the documentation that come from reports: the gallery of figures and the README's results.
+"""Parts of the documentation that come from reports: the gallery of figures, and results in the README and elsewhere.
 
-`python -m exitbench.reports.documentation DATABASE`, in the repository's root, writes the README's table and picture
-and their data, docs/results.json, from which the tests build both again.
+`python -m exitbench.reports.documentation`, in the repository's root, writes all tables of real models, from the
+snapshot of results in the package. Given a database, it also writes the README's other table and its picture, and
+their data, docs/results.json, from which the tests build both again.
 """
 
 import html
@@ -18,6 +19,7 @@ from exitbench.reports.drawing import note_of
 from exitbench.reports.frame import Frame
 from exitbench.reports.plotting import style
 from exitbench.reports.registry import PAPERS, SECTIONS, ReportSource, discover
+from exitbench.reports.setting_tables import with_settings
 from exitbench.reports.tables.columns import fill
 from exitbench.reports.tables.writing import markdown_table
 from exitbench.results.database.connection import open_database
@@ -96,7 +98,7 @@ def _text(text: str) -> str:
 
 
 def update_readme(root: Path, database: Path) -> None:
-    """Write the README's two result tables, its picture, and docs/results.json (rows of the picture and one table).
+    """Write the README's result table and picture, and docs/results.json, which has the rows of both.
 
     Args:
         root: Folder of the README.
@@ -112,10 +114,21 @@ def update_readme(root: Path, database: Path) -> None:
     (root / README_DATA).write_text(json.dumps(rows, indent=0, sort_keys=True) + "\n", "utf-8")
     (root / README_PICTURE).write_bytes(readme_picture(root))
     readme = root / "README.md"
-    text = readme.read_text("utf-8")
-    for name, table in (("real", real_table()), ("results", readme_table(root))):
-        text = _BLOCKS[name].sub(table.replace("\\", r"\\"), text)
-    readme.write_text(text, "utf-8")
+    readme.write_text(_with_block("results", readme_table(root), readme.read_text("utf-8")), "utf-8")
+
+
+def update_real_models(root: Path) -> None:
+    """Write all tables of real models in the README and in `root`/docs, from the snapshot of results in the package."""
+    readme = root / "README.md"
+    readme.write_text(_with_block("real", real_table(), readme.read_text("utf-8")), "utf-8")
+    for page, text in with_settings(documents(root)).items():
+        if text != page.read_text("utf-8"):
+            page.write_text(text, "utf-8")
+
+
+def documents(root: Path) -> dict[Path, str]:
+    """Return the texts of all Markdown pages in `root`/docs."""
+    return {page: page.read_text("utf-8") for page in sorted((root / "docs").rglob("*.md"))}
 
 
 def real_table() -> str:
@@ -140,6 +153,10 @@ def readme_picture(root: Path) -> bytes:
         return style.save(figure, "svg")
 
 
+def _with_block(name: str, table: str, text: str) -> str:
+    return _BLOCKS[name].sub(table.replace("\\", r"\\"), text)
+
+
 def _sources() -> list[ReportSource]:
     return [source for source in (*discover(tables), *discover(figures)) if source.name in (_TABLE, _FIGURE)]
 
@@ -151,9 +168,11 @@ def _query_stored(name: str, root: Path) -> tuple[ReportSource, Frame]:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m exitbench.reports.documentation DATABASE")
+    if len(sys.argv) > 2:
+        sys.exit("usage: python -m exitbench.reports.documentation [DATABASE]")
     try:
-        update_readme(Path.cwd(), Path(sys.argv[1]))
+        update_real_models(Path.cwd())
+        for database in sys.argv[1:]:
+            update_readme(Path.cwd(), Path(database))
     except UserError as wrong:
         sys.exit(str(wrong))

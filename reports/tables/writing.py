@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import ceil
 from typing import Final
 
-from exitbench.reports.tables.columns import FilledTable, TableCell
+from exitbench.reports.tables.columns import FilledTable, TableCell, TableColumn
 from exitbench.terminal import visible
 
 _LATEX: Final[Mapping[str, str]] = {
@@ -48,10 +48,14 @@ def markdown(table: FilledTable) -> str:
 
 def markdown_table(table: FilledTable) -> str:
     """Return the table's caption and a pipe table, in Markdown."""
-    rule = "|" + "|".join("---:" if column.numeric else "---" for column in table.columns) + "|"
-    lines = [_piped([column.heading for column in table.columns]), rule]
-    lines += [_piped([cell.text for cell in row]) for row in table.rows]
-    return f"{_caption(table, markdown_text)}\n\n" + "\n".join(lines)
+    return f"{_caption(table, markdown_text)}\n\n{pipe_table(table.columns, table.rows)}"
+
+
+def pipe_table(columns: Sequence[TableColumn], rows: Sequence[Sequence[TableCell]]) -> str:
+    """Return a pipe table in Markdown, without a caption."""
+    rule = "|" + "|".join("---:" if column.numeric else "---" for column in columns) + "|"
+    cells = [_piped([cell.text for cell in row]) for row in rows]
+    return "\n".join([_piped([column.heading for column in columns]), rule, *cells])
 
 
 def latex(table: FilledTable) -> str:

@@ -20,6 +20,7 @@ from exitbench.harness.conformance import examine
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.reports import documentation
+from exitbench.reports.setting_tables import with_settings
 from exitbench.results.database.connection import open_database
 from exitbench.results.database.schema_doc import described_views
 from exitbench.tasks.builtin.words import Kind
@@ -140,6 +141,18 @@ def test_readme_tables_and_picture_are_up_to_date_with_their_data() -> None:
     for name, table in (("real", documentation.real_table()), ("results", documentation.readme_table(ROOT))):
         assert f"<!-- {name} -->\n{table}\n<!-- /{name} -->" in (ROOT / "README.md").read_text("utf-8"), "nox -s readme"
     assert (ROOT / documentation.README_PICTURE).read_bytes() == documentation.readme_picture(ROOT), "nox -s readme"
+
+
+def test_tables_of_real_models_in_the_documentation_are_those_of_the_snapshot() -> None:
+    pages = documentation.documents(ROOT)
+    assert sum(page.count("<!-- settings") for page in pages.values()) > 5
+    changed = [path.name for path, page in with_settings(pages).items() if page != pages[path]]
+    assert not changed, "nox -s readme"
+
+
+def test_a_table_of_settings_without_rows_is_refused() -> None:
+    with pytest.raises(UserError, match="no setting of the snapshot meets the condition \"model = 'nothing'\""):
+        with_settings({Path("page.md"): "<!-- settings: model = 'nothing' -->\n<!-- /settings -->"})
 
 
 def test_readme_results_belong_to_cells_of_the_current_builtin_suite(tmp_path: Path) -> None:
