@@ -64,7 +64,7 @@ PACKAGED_SUITES = {
     "smollm2-drafts": SMOLLM2,
     "glue": MINILM,
 }
-SNAPSHOT_SUITES = ("smollm2-heads", "glue", "smollm2-drafts", "smollm2-mee", "smollm2-joint")
+SNAPSHOT_SUITES = ("glue", "smollm2-heads", "smollm2-drafts", "smollm2-mee", "smollm2-joint")
 OPTIONS_OF_TRAINING = ("--data-dir", "--runs", "--threads")
 SMOLLM2_ON_HUB = 'path = "hub:HuggingFaceTB/SmolLM2-135M-Instruct"'
 UV = "uv==0.13.9"
