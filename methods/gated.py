@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
-import torch
 from torch import Tensor
 
 from exitbench.errors import UserError
@@ -32,6 +31,8 @@ from exitbench.methods.thresholds import Constant, PerBlock, PositionDecayed
 
 HELD_OUT = 0.2
 """Share of the documents held out from fitting: the loss is reported and thresholds are set on them."""
+_EPSILON_SCORES, _EPSILON_AGREES = "epsilon_scores", "epsilon_agrees"
+"""Names of what rule epsilon fits: scores of tokens, and whether they agree with full depth, at blocks 1..L-1."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +137,9 @@ class Thresholded(Gating):
     def threshold_rule(self, fitted: Mapping[str, Tensor]) -> Threshold:
         """Return the threshold rule that `rule` selects: constant, given per block, or fitted per block."""
         if self.rule == "epsilon":
-            fitted_levels = fitted.get("epsilon_thresholds")
-            return PerBlock(() if fitted_levels is None else tuple(fitted_levels.tolist()))
+            if _EPSILON_SCORES not in fitted:
+                return PerBlock(())
+            return PerBlock(epsilon_thresholds(fitted[_EPSILON_SCORES], fitted[_EPSILON_AGREES], self.epsilon))
         if self.rule == "per-block":
             return PerBlock(tuple(self.level(threshold) for threshold in self.levels))
         return Constant(self.level(self.threshold))
@@ -167,16 +169,19 @@ class Thresholded(Gating):
         return Fitted({})
 
     def fit_params(self) -> dict[str, Any]:
-        """Return the parameters that affect the trained gate and, for rule epsilon, the fitted thresholds, by name."""
+        """Return the parameters that affect the trained gate and, for rule epsilon, its scores, by name.
+
+        `epsilon` is not one of them: one fit has the thresholds for every value of it.
+        """
         gate_params = self.gate_fit_params()
         if self.rule != "epsilon":
             return gate_params
-        return {**self.score_params(), "rule": self.rule, "epsilon": self.epsilon}
+        return {**self.score_params(), "rule": self.rule}
 
     def fit(self, data: FitData, on_progress: Callable[[float], None]) -> Fitted:
-        """Train the gate, if it is trainable; then, for rule epsilon, fit thresholds.
+        """Train the gate, if it is trainable; then, for rule epsilon, score tokens, from which thresholds follow.
 
-        Thresholds are fitted on the documents held out from the gate's training, or on all if there was none.
+        The tokens are of the documents held out from the gate's training, or of all if there was none.
         """
         if not self.gate_fit_params():
             train_data, held_out_data, fitted = data, data, Fitted({})
@@ -187,9 +192,10 @@ class Thresholded(Gating):
             return fitted
         parts = self.parts(data.model.n_blocks, fitted.tensors)
         scores_LN, emitted_LN = score_states(parts, data.model, held_out_data.states_LND)
-        thresholds = epsilon_thresholds(scores_LN, emitted_LN == held_out_data.final_token_N, self.epsilon)
+        agrees_LN = emitted_LN == held_out_data.final_token_N
         on_progress(1.0)
-        return Fitted({**fitted.tensors, "epsilon_thresholds": torch.tensor(thresholds)}, fitted.curve)
+        scored = {_EPSILON_SCORES: scores_LN[:-1].cpu(), _EPSILON_AGREES: agrees_LN[:-1].cpu()}
+        return Fitted({**fitted.tensors, **scored}, fitted.curve)
 
 
 @dataclass(frozen=True)

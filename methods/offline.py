@@ -115,22 +115,22 @@ def _views(
             yield tokens, view, score_A if block < n_blocks else None
 
 
-def epsilon_thresholds(scores_LN: Tensor, agrees_LN: Tensor, epsilon: float) -> list[float]:
+def epsilon_thresholds(scores_LN: Tensor, agrees_LN: Tensor, epsilon: float) -> tuple[float, ...]:
     """Return one threshold per block, such that enough of the tokens at or above it agree with full depth (HEADS).
 
     A block's threshold is its smallest score c such that a share of at least epsilon of the tokens that score c or more
     agree with full depth. It is not a guarantee: the share need not rise with c, and there is no confidence bound.
 
     Args:
-        scores_LN: Scores at blocks 1..L; NaN at blocks without a gate.
+        scores_LN: Scores at blocks 1..L-1; NaN at blocks without a gate.
         agrees_LN: True if the token that the block would emit equals that of full depth.
         epsilon: The required share, 0 to 1.
 
     Returns:
-        Values for blocks 1..L-1, for the comparison ``score > value``. Each is the next float32 number below the
+        One value per block, for the comparison ``score > value``. Each is the next float32 number below the
         threshold, so that the comparison includes it. Infinity if no score reaches the share or there is no gate.
     """
-    return [_tail_threshold(scores_LN[at].cpu(), agrees_LN[at].cpu(), epsilon) for at in range(len(scores_LN) - 1)]
+    return tuple(_tail_threshold(*of_block, epsilon) for of_block in zip(scores_LN.cpu(), agrees_LN.cpu(), strict=True))
 
 
 def _tail_threshold(score_N: Tensor, agrees_N: Tensor, epsilon: float) -> float:

@@ -117,11 +117,21 @@ class RuleState:
 def base_level(state: RuleState, block: int, of_parameter: Callable[[float], float]) -> float:
     """Return the threshold at a block before it decays with the position."""
     if state.params["rule"] == "epsilon":
-        return float(state.fitted["epsilon_thresholds"][block - 1])
+        return epsilon_level(state, block)
     if state.params["rule"] == "per-block":
         return of_parameter(state.params["levels"][block - 1])
     assert state.params["rule"] == "constant"
     return of_parameter(state.params["threshold"])
+
+
+def epsilon_level(state: RuleState, block: int) -> float:
+    """Return the largest number below the smallest score at or above which enough of the fitted tokens agree."""
+    scores, agrees = (state.fitted[f"epsilon_{name}"][block - 1].tolist() for name in ("scores", "agrees"))
+    for score in sorted(scores):
+        above = [agrees[token] for token in range(len(scores)) if scores[token] >= score]
+        if sum(above) >= state.params["epsilon"] * len(above):
+            return float(np.nextafter(np.float32(score), np.float32(-np.inf)))
+    return math.inf
 
 
 def decayed(state: RuleState, level: float) -> float:

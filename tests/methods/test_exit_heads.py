@@ -70,7 +70,8 @@ def test_fitted_thresholds_reach_the_required_agreement_with_full_depth(tiny: An
     final = argmax_token(model.exit_logits(4, states[4]))  # so that the head of block 4 is always right
     data = FitData(model, states, final, final, torch.arange(n_tokens) // 40)
     method = heads(rule="epsilon", epsilon=0.6, temperature=temperature).bound_to(HEADS)
-    levels = method.fit(data, lambda share: None).tensors["epsilon_thresholds"]
+    rule = method.threshold_rule(method.fit(data, lambda share: None).tensors)
+    levels = torch.tensor([rule.value(block, 1, 1) for block in range(1, L)])
     assert levels[[1, 4]].isinf().all(), "no heads there"
     score_N = torch.softmax(model.exit_logits(4, states[4]), -1).topk(2).values.diff(dim=-1).neg()[:, 0]
     assert levels[3] < score_N.min() and levels[3] == pytest.approx(float(score_N.min()), abs=1e-6)

@@ -86,9 +86,8 @@ def tail_threshold(scores: list[float], agrees: list[bool], epsilon: float) -> f
 
 
 def fitted(scores: list[float], agrees: list[bool], epsilon: float) -> float:
-    """Return the fitted threshold of the first of two blocks."""
-    two_blocks = torch.tensor([scores, [0.0] * len(scores)]), torch.tensor([agrees, [True] * len(scores)])
-    (value,) = epsilon_thresholds(*two_blocks, epsilon)
+    """Return the fitted threshold of a single block."""
+    (value,) = epsilon_thresholds(torch.tensor([scores]), torch.tensor([agrees]), epsilon)
     return value
 
 

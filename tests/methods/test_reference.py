@@ -221,7 +221,8 @@ def random_weights(name: str, params: dict[str, Any]) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     if params.get("rule") == "epsilon":
         low = 0.4 if name == "calm-saturation" else 0.0  # cosines of neighbours are never small
-        weights["epsilon_thresholds"] = low + torch.tensor([10.0, 0.5, 0.45, 0.35, 0.2])  # 10: never at block 1
+        weights["epsilon_scores"] = low + torch.tensor([10.0, 0.5, 0.45, 0.35, 0.2])[:, None]  # 10: never at block 1
+        weights["epsilon_agrees"] = torch.ones(5, 1, dtype=torch.bool)
     if params.get("rule", "").startswith("adaptive"):
         weights["threshold"] = torch.tensor(0.25, dtype=torch.float64)
     if name == "calm-classifier" and params["network"] == "linear":

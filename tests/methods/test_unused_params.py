@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
-from exitbench.methods.base import Method
 from exitbench.methods.gated import Gated, Thresholded
 from exitbench.methods.registry import get_method, method_names
 
@@ -18,8 +18,8 @@ RULES: dict[str, dict[str, Any]] = {
 OTHER = {"threshold": 0.123, "levels": (0.5, 0.6, 0.7, 0.8), "epsilon": 0.321, "temperature": 1.5, "decay": "paper"}
 
 
-def settings() -> list[Method]:
-    results: list[Method] = []
+def settings() -> list[Thresholded]:
+    results: list[Thresholded] = []
     for name in method_names():
         kind = get_method(name)
         if not issubclass(kind, Thresholded):
@@ -30,13 +30,17 @@ def settings() -> list[Method]:
     return results
 
 
-def compared_with(method: Method) -> Any:
-    """Return a method's threshold, and the parameters with which it is fitted."""
-    return method.parts(BLOCKS).threshold, method.fit_params()
+def compared_with(method: Thresholded) -> Any:
+    """Return a method's threshold, and the parameters with which it is fitted.
+
+    Half of the fitted tokens agree with full depth, and all of those with the largest score.
+    """
+    scores, agrees = torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.tensor([[False, True, False, True]])
+    return method.threshold_rule({"epsilon_scores": scores, "epsilon_agrees": agrees}), method.fit_params()
 
 
 @pytest.mark.parametrize("method", settings(), ids=lambda one: f"{one.name}-{one.rule}-{getattr(one, 'decay', '')}")
-def test_unused_params_have_no_effect_and_the_rules_own_parameter_has(method: Method) -> None:
+def test_unused_params_have_no_effect_and_the_rules_own_parameter_has(method: Thresholded) -> None:
     unused = method.unused_params()
     assert unused <= method.params().keys()
     for name in OTHER.keys() & unused:
