@@ -41,10 +41,10 @@ LEFT JOIN metric_values AS accepted
 
 
 def with_settings(pages: Mapping[Path, str]) -> dict[Path, str]:
-    """Return Markdown pages with their tables of settings written anew.
+    """Return Markdown pages, with current rows in their tables of settings.
 
     Raises:
-        UserError: No setting meets the condition of a table, or the condition is not SQL.
+        UserError: The condition of a table is not SQL, no setting meets it, or several are for one cell.
     """
     (summary,) = (source for source in discover(tables) if source.name == "summary")
     with open_snapshot("real") as database:
@@ -57,24 +57,25 @@ def _filled(database: Database, block: re.Match[str]) -> str:
 
 
 def _table(database: Database, condition: str, by: str | None) -> str:
-    found = Frame.query(database, f"SELECT * FROM setting_rows WHERE {condition} ORDER BY cell_id").rows
-    if not found:
+    unsorted = Frame.query(database, f"SELECT * FROM setting_rows WHERE {condition} ORDER BY cell_id").rows
+    if not unsorted:
         raise UserError(f"no setting of the snapshot meets the condition {condition!r}.")
-    names = labels(found, brief=True)
-    rows = sorted(found, key=lambda row: (row["model"], row["task"], *_place(row, names)))
+    names = labels(unsorted, brief=True)
+    rows = sorted(unsorted, key=lambda row: (row["model"], row["task"], *_place(row, names)))
     if by is None:
         columns, _, cells = fill_columns((*_COLUMNS[:2], _setting(names), *_COLUMNS[2:]), rows)
         return pipe_table(columns, cells)
     values = sorted({row[by] for row in rows})
     by_name: dict[str, dict[str, Row]] = {}
     for row in sorted(rows, key=lambda row: _place(row, names)):
-        by_name.setdefault(names[setting(row)], {})[row[by]] = row
+        if by_name.setdefault(names[setting(row)], {}).setdefault(row[by], row) is not row:
+            raise UserError(f"several rows of {condition!r} are {names[setting(row)]} for {by} {row[by]}.")
     columns = (TableColumn("Method", _score), *(TableColumn(value, _score, numeric=True) for value in values))
     return pipe_table(
         columns,
         [
-            [TableCell(name, name), *(_score(of[value]) if value in of else _NOTHING for value in values)]
-            for name, of in by_name.items()
+            [TableCell(name, name), *(_score(scored[value]) if value in scored else _NOTHING for value in values)]
+            for name, scored in by_name.items()
         ],
     )
 

@@ -150,9 +150,17 @@ def test_tables_of_real_models_in_the_documentation_are_those_of_the_snapshot() 
     assert not changed, "nox -s readme"
 
 
-def test_a_table_of_settings_without_rows_is_refused() -> None:
-    with pytest.raises(UserError, match="no setting of the snapshot meets the condition \"model = 'nothing'\""):
-        with_settings({Path("page.md"): "<!-- settings: model = 'nothing' -->\n<!-- /settings -->"})
+@pytest.mark.parametrize(
+    ("table", "problem"),
+    [
+        ("settings: model = 'nothing'", "no setting of the snapshot meets the condition \"model = 'nothing'\""),
+        ("settings by model: method = 'full'", "several rows of \"method = 'full'\" are full for model "),
+        ("settings: colour = 'red'", "colour"),
+    ],
+)
+def test_a_table_of_settings_is_refused_unless_its_condition_selects_rows(table: str, problem: str) -> None:
+    with pytest.raises(UserError, match=problem):
+        with_settings({Path("page.md"): f"<!-- {table} -->\n<!-- /settings -->"})
 
 
 def test_readme_results_belong_to_cells_of_the_current_builtin_suite(tmp_path: Path) -> None:
