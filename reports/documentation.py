@@ -23,17 +23,12 @@ from exitbench.reports.setting_tables import with_settings
 from exitbench.reports.tables.columns import fill
 from exitbench.reports.tables.writing import markdown_table
 from exitbench.results.database.connection import open_database
-from exitbench.results.ingest.opening import open_snapshot
 
 README_DATA: Final = Path("docs/results.json")
 README_PICTURE: Final = Path("docs/results.svg")
 _TABLE: Final = "highlights"
-_REAL: Final = "real"
-_REAL_TABLE: Final = "overview"
 _FIGURE: Final = "mee_fig1_no_change"
-_BLOCKS: Final = {
-    name: re.compile(rf"(?<=<!-- {name} -->\n).*?(?=\n<!-- /{name} -->)", re.DOTALL) for name in ("real", "results")
-}
+_BLOCK: Final = re.compile(r"(?<=<!-- results -->\n).*?(?=\n<!-- /results -->)", re.DOTALL)
 _MARKS: Final = re.compile(r"([\\*_\[\]])")
 _START: Final = """\
 # Gallery of figures
@@ -113,29 +108,20 @@ def update_readme(root: Path, database: Path) -> None:
         raise UserError(f"{database} has no rows for {', '.join(missing)}: run `nox -s bench` first.")
     (root / README_DATA).write_text(json.dumps(rows, indent=0, sort_keys=True) + "\n", "utf-8")
     (root / README_PICTURE).write_bytes(readme_picture(root))
-    readme = root / "README.md"
-    readme.write_text(_with_block("results", readme_table(root), readme.read_text("utf-8")), "utf-8")
+    readme, table = root / "README.md", readme_table(root).replace("\\", r"\\")
+    readme.write_text(_BLOCK.sub(table, readme.read_text("utf-8")), "utf-8")
 
 
 def update_real_models(root: Path) -> None:
     """Write all tables of real models in the README and in `root`/docs, from the snapshot of results in the package."""
-    readme = root / "README.md"
-    readme.write_text(_with_block("real", real_table(), readme.read_text("utf-8")), "utf-8")
-    for page, text in with_settings(documents(root)).items():
+    for page, text in with_settings(pages(root)).items():
         if text != page.read_text("utf-8"):
             page.write_text(text, "utf-8")
 
 
-def documents(root: Path) -> dict[Path, str]:
-    """Return the texts of all Markdown pages in `root`/docs."""
-    return {page: page.read_text("utf-8") for page in sorted((root / "docs").rglob("*.md"))}
-
-
-def real_table() -> str:
-    """Return the README's Markdown table of pretrained models, from the snapshot of results in the package."""
-    (source,) = (source for source in discover(tables) if source.name == _REAL_TABLE)
-    with open_snapshot(_REAL) as database:
-        return markdown_table(fill(source, Frame.query(database, source.sql)))
+def pages(root: Path) -> dict[Path, str]:
+    """Return the texts of the README and of all Markdown pages in `root`/docs."""
+    return {page: page.read_text("utf-8") for page in (root / "README.md", *sorted((root / "docs").rglob("*.md")))}
 
 
 def readme_table(root: Path) -> str:
@@ -151,10 +137,6 @@ def readme_picture(root: Path) -> bytes:
         figure = source.module.plot(frame)
         style.lay_out(figure)
         return style.save(figure, "svg")
-
-
-def _with_block(name: str, table: str, text: str) -> str:
-    return _BLOCKS[name].sub(table.replace("\\", r"\\"), text)
 
 
 def _sources() -> list[ReportSource]:

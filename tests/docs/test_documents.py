@@ -137,14 +137,14 @@ def test_every_token_kind_is_defined_in_the_sql_view_and_in_measuring_md() -> No
     assert kinds <= {kind for names in re.findall(r"^\| (.*?) \|", section, re.MULTILINE) for kind in names.split(", ")}
 
 
-def test_readme_tables_and_picture_are_up_to_date_with_their_data() -> None:
-    for name, table in (("real", documentation.real_table()), ("results", documentation.readme_table(ROOT))):
-        assert f"<!-- {name} -->\n{table}\n<!-- /{name} -->" in (ROOT / "README.md").read_text("utf-8"), "nox -s readme"
+def test_readme_table_and_picture_are_up_to_date_with_their_data() -> None:
+    table = documentation.readme_table(ROOT)
+    assert f"<!-- results -->\n{table}\n<!-- /results -->" in (ROOT / "README.md").read_text("utf-8"), "nox -s readme"
     assert (ROOT / documentation.README_PICTURE).read_bytes() == documentation.readme_picture(ROOT), "nox -s readme"
 
 
 def test_tables_of_real_models_in_the_documentation_are_those_of_the_snapshot() -> None:
-    pages = documentation.documents(ROOT)
+    pages = documentation.pages(ROOT)
     assert sum(page.count("<!-- settings") for page in pages.values()) > 5
     changed = [path.name for path, page in with_settings(pages).items() if page != pages[path]]
     assert not changed, "nox -s readme"
