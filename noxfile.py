@@ -100,7 +100,7 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def snapshot(session: nox.Session) -> None:
-    """Run the suites of real models into runs/real, which takes hours; write the snapshot and the tables of docs/."""
+    """Run the suites of real models into runs/real, which takes hours; write the snapshot and the documents' tables."""
     install(session)
     for name in SNAPSHOT_SUITES:
         run_suite(session, [name, "--runs", "runs/real", "--no-report", *session.posargs])
@@ -193,7 +193,7 @@ def paper(session: nox.Session) -> None:
 
 @nox.session
 def readme(session: nox.Session) -> None:
-    """Rebuild the README's table and picture from the built-in suite's database."""
+    """Rebuild the README's table and picture from the built-in suite's database, and the tables of real models."""
     install(session)
     database = session.posargs or ["runs/exitbench.duckdb"]
     session.run("python", "-m", "exitbench.reports.documentation", *database, env=OFFLINE)

@@ -104,7 +104,7 @@ class TrainedExitHeads(Thresholded):
         return {name: value for name, value in super().score_params().items() if name != "temperature"}
 
     def fit(self, data: FitData, on_progress: Callable[[float], None]) -> Fitted:
-        """For rule epsilon, score tokens of full depth by the exit heads, and compare them with the heads' tokens.
+        """For rule epsilon, return each head's scores of tokens, and whether its own token is full depth's.
 
         The tokens are greedy at any sampling temperature. Under other threshold rules, nothing is fitted.
         """

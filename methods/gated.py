@@ -30,7 +30,7 @@ from exitbench.methods.sampling import Sampling
 from exitbench.methods.thresholds import Constant, PerBlock, PositionDecayed
 
 HELD_OUT = 0.2
-"""Share of the documents held out from fitting: the loss is reported and thresholds are set on them."""
+"""Share of the documents held out from fitting; the loss is reported on them, and rule epsilon scores them."""
 _EPSILON_SCORES, _EPSILON_AGREES = "epsilon_scores", "epsilon_agrees"
 """Names of what rule epsilon fits: scores of tokens, and whether they agree with full depth, at blocks 1..L-1."""
 
@@ -171,12 +171,12 @@ class Thresholded(Gating):
     def fit_params(self) -> dict[str, Any]:
         """Return the parameters that affect the trained gate and, for rule epsilon, its scores, by name.
 
-        `epsilon` is not one of them: one fit has the thresholds for every value of it.
+        `epsilon` is not one of them: scores are stored, and thresholds for any value of it follow from them.
         """
         gate_params = self.gate_fit_params()
         if self.rule != "epsilon":
             return gate_params
-        return {**self.score_params(), "rule": self.rule}
+        return {**self.score_params(), "rule": self.rule, "epsilon": 0.0}  # not the default, which a fit once was for
 
     def fit(self, data: FitData, on_progress: Callable[[float], None]) -> Fitted:
         """Train the gate, if it is trainable; then, for rule epsilon, score tokens, from which thresholds follow.
@@ -194,7 +194,7 @@ class Thresholded(Gating):
         scores_LN, emitted_LN = score_states(parts, data.model, held_out_data.states_LND)
         agrees_LN = emitted_LN == held_out_data.final_token_N
         on_progress(1.0)
-        scored = {_EPSILON_SCORES: scores_LN[:-1].cpu(), _EPSILON_AGREES: agrees_LN[:-1].cpu()}
+        scored = {_EPSILON_SCORES: scores_LN[:-1], _EPSILON_AGREES: agrees_LN[:-1]}
         return Fitted({**fitted.tensors, **scored}, fitted.curve)
 
 

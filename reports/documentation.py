@@ -115,8 +115,7 @@ def update_readme(root: Path, database: Path) -> None:
 def update_real_models(root: Path) -> None:
     """Write all tables of real models in the README and in `root`/docs, from the snapshot of results in the package."""
     for page, text in with_settings(pages(root)).items():
-        if text != page.read_text("utf-8"):
-            page.write_text(text, "utf-8")
+        page.write_text(text, "utf-8")
 
 
 def pages(root: Path) -> dict[Path, str]:
@@ -154,7 +153,7 @@ if __name__ == "__main__":
         sys.exit("usage: python -m exitbench.reports.documentation [DATABASE]")
     try:
         update_real_models(Path.cwd())
-        for database in sys.argv[1:]:
-            update_readme(Path.cwd(), Path(database))
+        if len(sys.argv) == 2:
+            update_readme(Path.cwd(), Path(sys.argv[1]))
     except UserError as wrong:
         sys.exit(str(wrong))

@@ -3,34 +3,42 @@
 Such a table lies between two comments, ``<!-- settings: CONDITION -->`` and ``<!-- /settings -->``, and has a row for
 each setting that meets the condition (SQL on the columns of table `summary`). With
 ``<!-- settings by task: CONDITION -->``, it has a row for each setting of a method and a column for each task; with
-``by model``, one for each model. `exitbench.reports.documentation` writes the tables of docs/.
+``by model``, one for each model. `exitbench.reports.documentation` writes the tables of the README and of docs/.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from exitbench.errors import UserError
 from exitbench.reports import tables
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import OTHER_LENGTH, Setting, labels, natural_key, setting
+from exitbench.reports.labels import OTHER_LENGTH, natural_key
 from exitbench.reports.registry import discover
-from exitbench.reports.tables.columns import ABSENT, TableCell, TableColumn, fill_columns, metric_digits, number, text
+from exitbench.reports.tables.columns import ABSENT, TableCell, TableColumn, fill_columns, number, text
 from exitbench.reports.tables.summary import change, quality, speedup
 from exitbench.reports.tables.writing import pipe_table
 from exitbench.results.database.connection import Database
 from exitbench.results.ingest.opening import open_snapshot
 
 _NOTHING: Final = TableCell(ABSENT, None)
+_MARK: Final = "<!-- settings"
 _BLOCK: Final = re.compile(
-    r"(?P<start><!-- settings(?: by (?P<by>task|model))?: (?P<condition>.+?) -->\n).*?(?=<!-- /settings -->)", re.DOTALL
+    rf"(?P<start>{_MARK}(?: by (?P<by>task|model))?: (?P<condition>[^\n]+) -->\n)[^<]*(?=<!-- /settings -->\n)"
 )
 _SQL: Final = """
 CREATE TEMP TABLE setting_rows AS
 WITH summary AS ({summary}),
 generated AS (SELECT attempt_id, count(*) AS tokens FROM token_exit GROUP BY attempt_id)
-SELECT s.*, g.tokens / full_depth.tokens AS length, 100 * accepted.value AS accepted_percent
+SELECT
+    s.* EXCLUDE (speedup_decode), concat_ws(' ', s.method, nullif(f.label, 'usual')) AS named,
+    -- An encoder reads a text at once, so its time follows operations more than bytes, and there is no decoding.
+    CASE WHEN f.model_kind = 'encoder' THEN f.ideal_speedup_flops ELSE f.ideal_speedup_bytes END AS ideal_speedup,
+    CASE WHEN f.model_kind <> 'encoder' THEN s.speedup_decode END AS speedup_decode,
+    CASE WHEN f.model_kind <> 'encoder' THEN g.tokens / full_depth.tokens END AS length,
+    100 * accepted.value AS accepted_percent
 FROM summary AS s
 JOIN frontier AS f USING (cell_id)
 LEFT JOIN generated AS g ON g.attempt_id = f.attempt_id
@@ -44,8 +52,12 @@ def with_settings(pages: Mapping[Path, str]) -> dict[Path, str]:
     """Return Markdown pages, with current rows in their tables of settings.
 
     Raises:
-        UserError: The condition of a table is not SQL, no setting meets it, or several are for one cell.
+        UserError: A comment of a table is misspelled or not closed. The condition of a table is not SQL, no setting
+            meets it, or several are for one cell.
     """
+    for path, page in pages.items():
+        if page.count(_MARK) != len(_BLOCK.findall(page)):
+            raise UserError(f"{path}: a comment `{_MARK} ...` is misspelled, or not closed by `<!-- /settings -->`.")
     (summary,) = (source for source in discover(tables) if source.name == "summary")
     with open_snapshot("real") as database:
         database.duck.execute(_SQL.format(summary=summary.sql.rstrip().removesuffix(";")))
@@ -53,72 +65,66 @@ def with_settings(pages: Mapping[Path, str]) -> dict[Path, str]:
 
 
 def _filled(database: Database, block: re.Match[str]) -> str:
-    return f"{block['start']}{_table(database, block['condition'], block['by'])}\n"
-
-
-def _table(database: Database, condition: str, by: str | None) -> str:
-    unsorted = Frame.query(database, f"SELECT * FROM setting_rows WHERE {condition} ORDER BY cell_id").rows
-    if not unsorted:
+    condition, by = block["condition"], block["by"]
+    rows = Frame.query(database, f"SELECT * FROM setting_rows WHERE {condition} ORDER BY model, task, cell_id").rows
+    if not rows:
         raise UserError(f"no setting of the snapshot meets the condition {condition!r}.")
-    names = labels(unsorted, brief=True)
-    rows = sorted(unsorted, key=lambda row: (row["model"], row["task"], *_place(row, names)))
     if by is None:
-        columns, _, cells = fill_columns((*_COLUMNS[:2], _setting(names), *_COLUMNS[2:]), rows)
-        return pipe_table(columns, cells)
+        columns, _, cells = fill_columns(
+            _COLUMNS, sorted(rows, key=lambda row: (row["model"], row["task"], *_place(row)))
+        )
+        return f"{block['start']}{pipe_table(columns, cells)}\n"
+    return f"{block['start']}{_scores(sorted(rows, key=_place), by, condition)}\n"
+
+
+def _scores(rows: Sequence[Row], by: str, condition: str) -> str:
+    """Return a pipe table of scores, with a row per setting of a method and a column per value of column `by`."""
     values = sorted({row[by] for row in rows})
-    by_name: dict[str, dict[str, Row]] = {}
-    for row in sorted(rows, key=lambda row: _place(row, names)):
-        if by_name.setdefault(names[setting(row)], {}).setdefault(row[by], row) is not row:
-            raise UserError(f"several rows of {condition!r} are {names[setting(row)]} for {by} {row[by]}.")
-    columns = (TableColumn("Method", _score), *(TableColumn(value, _score, numeric=True) for value in values))
+    cells: dict[str, dict[str, TableCell]] = {}
+    for row in rows:
+        of_setting = cells.setdefault(row["named"], {})
+        if row[by] in of_setting:
+            raise UserError(f"several rows of {condition!r} are {row['named']} for {by} {row[by]}.")
+        of_setting[row[by]] = TableCell(
+            f"{quality(row).text.split()[0]} after {row['mean_exit_layer']:.1f}", row["value"]
+        )
+    columns = (text("Method", "named"), *(number(value, value, "") for value in values))
     return pipe_table(
-        columns,
-        [
-            [TableCell(name, name), *(_score(scored[value]) if value in scored else _NOTHING for value in values)]
-            for name, scored in by_name.items()
-        ],
+        columns, [[TableCell(name, name), *(of.get(value, _NOTHING) for value in values)] for name, of in cells.items()]
     )
 
 
-def _place(row: Row, names: Mapping[Setting, str]) -> tuple[bool, list[tuple[str, float]]]:
+def _place(row: Row) -> tuple[bool, list[tuple[str, float]]]:
     """Return a sort key: full depth first, then by name, with numbers in order."""
-    return not row["is_full_depth"], natural_key(names[setting(row)])
+    return not row["is_full_depth"], natural_key(row["named"])
 
 
-def _setting(names: Mapping[Setting, str]) -> TableColumn:
-    return TableColumn("Method", lambda row: TableCell(names[setting(row)], names[setting(row)]))
+def _compared(column: TableColumn) -> TableColumn:
+    """Return a column whose cells are dashes for full depth."""
+    return replace(column, cell=lambda row: _NOTHING if row["is_full_depth"] else column.cell(row))
 
 
-def _score(row: Row) -> TableCell:
-    """Return the cell ``'93.4 after 4.1'``: quality and mean exit layer."""
-    return TableCell(f"{row['value']:.{metric_digits(row)}f} after {row['mean_exit_layer']:.1f}", row["value"])
+def _marked(column: TableColumn) -> TableColumn:
+    """Return a column of times, with a mark at those of answers that are longer or shorter than full depth's."""
 
+    def cell(row: Row) -> TableCell:
+        unmarked = column.cell(row)
+        is_marked = row["is_other_length"] and unmarked.key is not None
+        return replace(unmarked, text=f"{OTHER_LENGTH} {unmarked.text}") if is_marked else unmarked
 
-def _change(row: Row) -> TableCell:
-    return _NOTHING if row["is_full_depth"] else change(row)
-
-
-def _speedup(row: Row) -> TableCell:
-    """Return the cell of the measured speed-up, with a mark if the timed answers have another length."""
-    if row["is_full_depth"]:
-        return _NOTHING
-    cell = speedup(row)
-    return TableCell(f"{OTHER_LENGTH} {cell.text}", cell.key) if row["is_other_length"] else cell
-
-
-def _decoding(row: Row) -> TableCell:
-    return _NOTHING if row["is_full_depth"] else number("", "speedup_decode", "{:.2f}").cell(row)
+    return replace(column, cell=cell)
 
 
 _COLUMNS: Final = (
     text("Model", "model", collapses=True),
     text("Task", "task", collapses=True),
+    text("Method", "named"),
     TableColumn("Quality", quality, numeric=True),
-    TableColumn("Δ", _change, numeric=True),
+    _compared(TableColumn("Δ", change, numeric=True)),
     number("Exit layer", "mean_exit_layer", "{:.1f}"),
     number("Tokens", "length", "{:.2f}", hidden_if_empty=True),
-    number("Ideal speed-up", "ideal_speedup_bytes", "{:.2f}"),
+    number("Ideal speed-up", "ideal_speedup", "{:.2f}"),
     number("Drafts accepted", "accepted_percent", "{:.0f} %", hidden_if_empty=True),
-    TableColumn("Speed-up", _speedup, numeric=True, hidden_if_empty=True),
-    TableColumn("Decoding", _decoding, numeric=True, hidden_if_empty=True),
+    _compared(_marked(TableColumn("Speed-up", speedup, numeric=True, hidden_if_empty=True))),
+    _compared(_marked(number("Decoding", "speedup_decode", "{:.2f}", hidden_if_empty=True))),
 )

@@ -221,8 +221,9 @@ def random_weights(name: str, params: dict[str, Any]) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     if params.get("rule") == "epsilon":
         low = 0.4 if name == "calm-saturation" else 0.0  # cosines of neighbours are never small
-        weights["epsilon_scores"] = low + torch.tensor([10.0, 0.5, 0.45, 0.35, 0.2])[:, None]  # 10: never at block 1
-        weights["epsilon_agrees"] = torch.ones(5, 1, dtype=torch.bool)
+        levels = low + torch.tensor([10.0, 0.5, 0.45, 0.35, 0.2])[:, None]  # 10: never at block 1
+        weights["epsilon_scores"] = levels + torch.tensor([0.1, 0.0, -0.1, 0.0])
+        weights["epsilon_agrees"] = torch.tensor([True, True, False, True]).expand(5, -1)
     if params.get("rule", "").startswith("adaptive"):
         weights["threshold"] = torch.tensor(0.25, dtype=torch.float64)
     if name == "calm-classifier" and params["network"] == "linear":

@@ -195,6 +195,7 @@ def test_epsilon_rule_adds_one_fit_for_all_values_of_epsilon(planner: Planner) -
     replays = [cell for cell in cells.values() if cell.kind == "replay"]
     assert {cell.method.params["epsilon"] for cell in replays} == {0.9, 0.95}
     assert {cell.fit_cell_id for cell in replays} == {fit.cell_id}
+    assert fit.method.params["epsilon"] == 0.0, "fits of earlier versions, for one value, have other ids"
 
 
 def test_epsilon_rule_on_a_fitted_gate_does_not_change_its_scores_cell(planner: Planner) -> None:
