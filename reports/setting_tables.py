@@ -26,7 +26,7 @@ from exitbench.results.ingest.opening import open_snapshot
 _NOTHING: Final = TableCell(ABSENT, None)
 _MARK: Final = "<!-- settings"
 _BLOCK: Final = re.compile(
-    rf"(?P<start>{_MARK}(?: by (?P<by>task|model))?: (?P<condition>[^\n]+) -->\n)[^<]*(?=<!-- /settings -->\n)"
+    rf"(?P<start>{_MARK}(?: by (?P<by>task|model))?: (?P<condition>[^\n]+) -->\n)[^<]*(?=<!-- /settings -->)"
 )
 _SQL: Final = """
 CREATE TEMP TABLE setting_rows AS

@@ -146,14 +146,13 @@ def test_ungated_block_has_an_infinite_epsilon_threshold() -> None:
 
 
 def test_fitted_thresholds_select_the_same_tokens_in_single_precision() -> None:
-    """Fitted thresholds are stored and compared in single precision, so that rounding lets no other tokens exit."""
+    """Scores are stored and compared in single precision, so that rounding lets no other tokens exit."""
     model: Any = Identity(4, 6)
     states = random_states(4, 40, 6).cumsum(0)  # so that blocks agree now and then
     final = states[-1].argmax(-1)
     data = FitData(model, states, final, final, torch.arange(40) // 4)
     method = get_method("max-prob")(rule="epsilon", epsilon=0.4)
-    thresholds = method.fit(data, lambda share: None).tensors
-    parts = method.parts(4, thresholds)
+    parts = method.parts(4, method.fit(data, lambda share: None).tensors)
     scores, emitted = score_states(parts, model, states)
     for block in (1, 2, 3):
         agrees = (emitted[block - 1] == final).tolist()
