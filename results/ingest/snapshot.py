@@ -42,6 +42,8 @@ from exitbench.terminal import number_of
 _BATCH_ROWS: Final = 65_536
 _GROUP_BYTES: Final = 64 << 20
 """Bytes of a row group before compression. In large groups, names and digests are stored once, not once per batch."""
+_ALIKE_IN_ATTEMPTS: Final = ("document_exit", "sample", "sequence_block")
+"""Tables in which many attempts have equal rows for a document."""
 SCORES: Final = ("metric", "sample_rescore")
 """Tables with a known attempt's scores under another metric version."""
 _QUOTING: Final = {
@@ -196,9 +198,10 @@ def _write_tables(engine: sa.Engine, folder: Path, redistributable: Collection[s
         tables = {}
         for name in sorted(name for name, table in TABLES.items() if not table.local):
             path = folder / f"{name}.parquet"
-            # Sorted by key, so that equal rows give equal bytes. Rows of one block are more alike than those of one
-            # document, so documents come last, which makes files smaller.
-            order = sorted(TABLES[name].key, key=lambda column: column == "doc_key")
+            # Sorted by key, so that equal rows give equal bytes. Rows that are alike are neighbours, which makes files
+            # smaller: those of one document and block under all methods, or else of one attempt and block.
+            last = "attempt_id" if name in _ALIKE_IN_ATTEMPTS else "doc_key"
+            order = sorted(TABLES[name].key, key=lambda column: column == last)
             query = f"FROM ({select_rows(name, licensed)}) ORDER BY {_names(order)}"
             rows = _write_table(duck, query, path, _NAMES_PATHS[name])
             tables[name] = {"rows": rows, "sha256": sha256(path)}
