@@ -18,8 +18,8 @@ The last three kinds end in the model's own LM head, so that their own weights d
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, Literal, Protocol, get_args
 
@@ -50,7 +50,14 @@ class OwnReadOut(Protocol):
         """Return the logits [..., V] of states after a block, [..., D]: final norm, then LM head."""
 
 
-def exit_logits(tensors: Mapping[str, Tensor], kind: HeadKind, block: int, hidden: Tensor, model: OwnReadOut) -> Tensor:
+def exit_logits(
+    tensors: Mapping[str, Tensor],
+    kind: HeadKind,
+    block: int,
+    hidden: Tensor,
+    model: OwnReadOut,
+    output: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
     """Compute logits with the exit head of one block; differentiable, so that training uses this function too.
 
     Args:
@@ -59,6 +66,7 @@ def exit_logits(tensors: Mapping[str, Tensor], kind: HeadKind, block: int, hidde
         block: The exit head's block.
         hidden: States after this block, before any norm, [..., D].
         model: The model's own read-out, in which the kinds of `WITH_LM_HEAD` end.
+        output: The other kinds' output layer; None multiplies its tensors by torch's default routine.
 
     Returns:
         Logits [..., V].
@@ -70,6 +78,8 @@ def exit_logits(tensors: Mapping[str, Tensor], kind: HeadKind, block: int, hidde
     normed = _norm(hidden, tensors[f"{block}.norm.weight"], tensors.get(f"{block}.norm.bias"))
     if kind == "mlp":
         normed = F.gelu(F.linear(normed, tensors[f"{block}.up.weight"], tensors[f"{block}.up.bias"]))
+    if output is not None:
+        return output(normed)
     return F.linear(normed, tensors[f"{block}.out.weight"], tensors.get(f"{block}.out.bias"))
 
 
@@ -114,19 +124,23 @@ class ExitHeads:
         kind: Kind, the same for all heads.
         blocks: Blocks with an exit head, ascending, each in 1..L-1.
         tensors: Tensors of all heads, by their names in the file.
+        outputs: Output layers in forms that are fast on this machine, by block; the others are multiplied by torch's
+            default routine.
     """
 
     kind: HeadKind
     blocks: tuple[int, ...]
     tensors: Mapping[str, Tensor]
+    outputs: Mapping[int, Callable[[Tensor], Tensor]] = field(default_factory=dict)
 
     def logits(self, block: int, hidden: Tensor, model: OwnReadOut) -> Tensor:
         """Return the logits [..., V] of one block's exit head for states after this block, [..., D].
 
         ``model`` provides the final norm and the LM head, in which some kinds of exit heads end.
         """
-        is_same = hidden.dtype == next(iter(self.tensors.values())).dtype
-        return exit_logits(self.tensors if is_same else self._in_fp32, self.kind, block, hidden, model)
+        if hidden.dtype != next(iter(self.tensors.values())).dtype:
+            return exit_logits(self._in_fp32, self.kind, block, hidden, model)
+        return exit_logits(self.tensors, self.kind, block, hidden, model, self.outputs.get(block))
 
     @cached_property
     def _in_fp32(self) -> Mapping[str, Tensor]:

@@ -21,6 +21,7 @@ from torch import Tensor
 from exitbench.errors import UserError
 from exitbench.harness.engine.model.available import machine_bytes
 from exitbench.harness.engine.model.engine import Engine
+from exitbench.harness.engine.model.exit_heads import WITH_LM_HEAD
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.engine.model.weights import BlockWeights, Linear, NormedLinear
 from exitbench.harness.engine.products.choice_store import store_choices, stored_choices, this_machine
@@ -277,6 +278,24 @@ def _products(model: Transformer) -> Iterator[_Product]:
     for block in model.weights.blocks:
         yield from _of_block(model, block)
     yield _Product("head", model.lm_head)
+    for output in _exit_outputs(model).values():
+        yield _Product("head", output)
+
+
+def _exit_outputs(model: Transformer) -> dict[int, Linear]:
+    """Return the output layers of trained exit heads that have the LM head's shape and number format, by block."""
+    heads, lm_head = model.exit_heads, model.lm_head.weight
+    if heads is None or heads.kind in WITH_LM_HEAD:
+        return {}
+    outputs = {
+        block: Linear(heads.tensors[f"{block}.out.weight"], heads.tensors.get(f"{block}.out.bias"))
+        for block in heads.blocks
+    }
+    return {
+        block: output
+        for block, output in outputs.items()
+        if output.weight.shape == lm_head.shape and output.weight.dtype == lm_head.dtype
+    }
 
 
 def _named(block: BlockWeights, role: Role, names: Sequence[str]) -> Iterator[_Product]:
@@ -387,6 +406,9 @@ def _use(model: Transformer, chosen: Choices) -> None:
     part = next(chosen[place] for place in chosen if place.startswith("part "))
     convert_blocks(model, decoder_block, source_block)
     model.weights = replace(model.weights, part_form=forms["part"][part])
+    if model.exit_heads is not None:
+        outputs = {block: convert("head", output) for block, output in _exit_outputs(model).items()}
+        model.exit_heads = replace(model.exit_heads, outputs=outputs)
     read_out = convert("head", model.lm_head)
     if read_out is not model.lm_head:  # the original stays: single rows are read too
         model.weights = replace(model.weights, read_out=read_out)

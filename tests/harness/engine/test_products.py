@@ -19,6 +19,7 @@ from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Request
+from exitbench.harness.engine.model.exit_heads import ExitHeads
 from exitbench.harness.engine.model.weights import Linear
 from exitbench.harness.engine.products import choice_store, choosing
 from exitbench.harness.engine.products.choosing import (
@@ -339,6 +340,32 @@ def test_packed_lm_head_keeps_its_unpacked_rows(twin: Any, cache: Path, monkeypa
     assert model.weights.read_out is not None and model.weights.read_out.weight.is_mkldnn
     assert torch.equal(model.head_weights(ids), twin("t5").checkpoint.model.head_weights(ids))
     assert model.vocab_size == twin("t5").checkpoint.model.vocab_size
+
+
+@pytest.mark.parametrize("name", FORMS[torch.float32]["head"])
+def test_exit_heads_of_the_lm_heads_shape_have_its_form(
+    name: str, twin: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    choose(monkeypatch, name)
+    model = load_checkpoint(twin("llama").folder).model
+    width, draw = model.d_model, torch.Generator().manual_seed(3)
+    tensors = {"2.norm.weight": torch.ones(width)}
+    tensors["2.out.weight"] = torch.randn(model.vocab_size, width, generator=draw)
+    model.exit_heads = ExitHeads("linear", (2,), tensors)
+    states = [torch.randn(rows, width, generator=draw) for rows in (1, 3, 20)]
+    expected = [model.exit_logits(2, state) for state in states]
+    use_fastest(model)
+    assert type(model.exit_heads.outputs[2]) is type(model.weights.read_out or model.lm_head)
+    for state, logits in zip(states, expected, strict=True):
+        torch.testing.assert_close(model.exit_logits(2, state), logits)
+
+
+def test_exit_heads_of_another_width_keep_the_default_product(twin: Any, cache: Path, choosing_last: list[int]) -> None:
+    model = load_checkpoint(twin("llama").folder).model
+    tensors = {"2.out.weight": torch.ones(model.vocab_size, 2 * model.d_model)}
+    model.exit_heads = ExitHeads("mlp", (2,), tensors)
+    use_fastest(model)
+    assert model.exit_heads.outputs == {}
 
 
 @pytest.mark.parametrize("rows", SEVERAL)
