@@ -358,6 +358,8 @@ def test_exit_heads_of_the_lm_heads_shape_have_its_form(
     assert type(model.exit_heads.outputs[2]) is type(model.weights.read_out or model.lm_head)
     for state, logits in zip(states, expected, strict=True):
         torch.testing.assert_close(model.exit_logits(2, state), logits)
+    counted = dataclasses.replace(model.exit_heads, outputs={2: lambda normed: torch.tensor(len(normed))})
+    assert counted.logits(2, states[1], model) == 3, "the stored form is the one that multiplies"
 
 
 def test_exit_heads_of_another_width_keep_the_default_product(twin: Any, cache: Path, choosing_last: list[int]) -> None:
