@@ -19,7 +19,7 @@ from exitbench.reports.drawing import note_of
 from exitbench.reports.frame import Frame
 from exitbench.reports.plotting import style
 from exitbench.reports.registry import PAPERS, SECTIONS, ReportSource, discover
-from exitbench.reports.setting_tables import with_settings
+from exitbench.reports.setting_tables import open_settings, with_settings
 from exitbench.reports.tables.columns import fill
 from exitbench.reports.tables.writing import markdown_table
 from exitbench.results.database.connection import open_database
@@ -114,13 +114,14 @@ def update_readme(root: Path, database: Path) -> None:
 
 def update_real_models(root: Path) -> None:
     """Write all tables of real models in the README and in `root`/docs, from the snapshot of results in the package."""
-    for page, text in with_settings(pages(root)).items():
-        page.write_text(text, "utf-8")
+    with open_settings() as database:
+        for page in pages(root):
+            page.write_text(with_settings(database, page.read_text("utf-8")), "utf-8")
 
 
-def pages(root: Path) -> dict[Path, str]:
-    """Return the texts of the README and of all Markdown pages in `root`/docs."""
-    return {page: page.read_text("utf-8") for page in (root / "README.md", *sorted((root / "docs").rglob("*.md")))}
+def pages(root: Path) -> list[Path]:
+    """Return the README and all Markdown pages in `root`/docs."""
+    return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
 
 
 def readme_table(root: Path) -> str:

@@ -7,9 +7,9 @@ each setting that meets the condition (SQL on the columns of table `summary`). W
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
 from exitbench.errors import UserError
@@ -48,20 +48,30 @@ LEFT JOIN metric_values AS accepted
 """
 
 
-def with_settings(pages: Mapping[Path, str]) -> dict[Path, str]:
-    """Return Markdown pages, with current rows in their tables of settings.
+@contextmanager
+def open_settings() -> Iterator[Database]:
+    """Open the snapshot, with the rows of all tables of settings in a temporary table."""
+    (summary,) = (source for source in discover(tables) if source.name == "summary")
+    with open_snapshot("real") as database:
+        database.duck.execute(_SQL.format(summary=summary.sql.rstrip().removesuffix(";")))
+        yield database
+
+
+def with_settings(database: Database, page: str) -> str:
+    """Return a Markdown page, with current rows in its tables of settings.
+
+    Args:
+        database: The snapshot, as `open_settings` opens it.
+        page: The page's text.
 
     Raises:
         UserError: A comment of a table is misspelled or not closed. The condition of a table is not SQL, no setting
             meets it, or several are for one cell.
     """
-    for path, page in pages.items():
-        if page.count(_MARK) != len(_BLOCK.findall(page)):
-            raise UserError(f"{path}: a comment `{_MARK} ...` is misspelled, or not closed by `<!-- /settings -->`.")
-    (summary,) = (source for source in discover(tables) if source.name == "summary")
-    with open_snapshot("real") as database:
-        database.duck.execute(_SQL.format(summary=summary.sql.rstrip().removesuffix(";")))
-        return {path: _BLOCK.sub(lambda block: _filled(database, block), page) for path, page in pages.items()}
+    if page.count(_MARK) != len(_BLOCK.findall(page)):
+        comments = ", ".join(re.findall(rf"{_MARK}[^\n]*", page))
+        raise UserError(f"One of these comments is misspelled, or not closed by `<!-- /settings -->`: {comments}.")
+    return _BLOCK.sub(lambda block: _filled(database, block), page)
 
 
 def _filled(database: Database, block: re.Match[str]) -> str:
