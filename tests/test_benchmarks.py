@@ -44,7 +44,7 @@ def benchmarks(tmp_path: Path) -> Path:
     """Return a folder with two benchmarks and the files shared by all benchmarks; one fails after it was timed."""
     folder = tmp_path / "benchmarks"
     folder.mkdir()
-    for name in ("conftest.py", "goals.py"):
+    for name in ("conftest.py", "goals.py", "ratios.py"):
         shutil.copy(PERF / name, folder)
     (folder / "test_sums.py").write_text(BENCHMARK)
     return folder

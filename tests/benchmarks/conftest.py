@@ -13,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the benchmarks' shared modules
 
-from goals import pytest_terminal_summary  # noqa: F401
+from goals import pytest_terminal_summary, record  # noqa: F401
 
 if TYPE_CHECKING:
     from models import Pair

@@ -10,41 +10,63 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
+from ratios import Comparison
 
 HEADER = ("benchmark", "measured", "goal", "", "beside it")
 
 
-def record(
-    benchmark: Any,
-    capsys: pytest.CaptureFixture[str],
-    measured: float,
-    unit: str,
-    *,
-    at_least: float | None = None,
-    at_most: float | None = None,
-    note: str = "",
-    **about: object,
-) -> None:
-    """Store a result with its benchmark and print it.
+class Recorder:
+    """What a benchmark calls with its result, which is stored with the benchmark and printed.
 
-    Args:
+    Attributes:
         benchmark: pytest-benchmark's fixture.
         capsys: pytest's fixture.
-        measured: The benchmark's main result.
-        unit: Unit printed after the number; "%" for a share.
-        at_least: Goal of a number for which larger is better.
-        at_most: Goal of a number for which smaller is better.
-        note: Short remark.
-        **about: All other measurements, by name.
     """
-    goals = {"at_least": at_least, "at_most": at_most}
-    goals = {name: goal for name, goal in goals.items() if goal is not None}
-    import torch  # not needed for mere collection
 
-    info = {"measured": measured, "unit": unit, "note": note, "instructions": torch.backends.cpu.get_cpu_capability()}
-    benchmark.extra_info.update({**info, **goals, **about})
-    with capsys.disabled():
-        print("\n" + "  ".join(filter(None, _row(benchmark.name, benchmark.extra_info))), flush=True)
+    def __init__(self, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+        self.benchmark, self.capsys = benchmark, capsys
+
+    def __call__(
+        self,
+        measured: float | Comparison,
+        unit: str,
+        *,
+        over: float = 1.0,
+        at_least: float | None = None,
+        at_most: float | None = None,
+        note: str = "",
+        **about: object,
+    ) -> None:
+        """Store and print a result.
+
+        Args:
+            measured: The benchmark's main result, or a comparison, whose ratio, quartiles and times are stored.
+            unit: Unit printed after the number; "%" for a share.
+            over: Ideal ratio by which the ratio of a comparison is divided.
+            at_least: Goal of a number for which larger is better.
+            at_most: Goal of a number for which smaller is better.
+            note: Short remark.
+            **about: All other measurements, by name.
+        """
+        import torch  # not needed for mere collection
+
+        if isinstance(measured, Comparison):
+            note = "; ".join(filter(None, (note, measured.spread(over))))
+            about, measured = {**about, **measured.about()}, measured.ratio / over
+        goals = {"at_least": at_least, "at_most": at_most}
+        goals = {name: goal for name, goal in goals.items() if goal is not None}
+        instructions = torch.backends.cpu.get_cpu_capability()
+        info = {"measured": measured, "unit": unit, "note": note, "instructions": instructions}
+        self.benchmark.extra_info.update({**info, **goals, **about})
+        with self.capsys.disabled():
+            told = _row(self.benchmark.name, self.benchmark.extra_info)
+            print("\n" + "  ".join(filter(None, told)), flush=True)
+
+
+@pytest.fixture
+def record(benchmark: Any, capsys: pytest.CaptureFixture[str]) -> Recorder:
+    """Return what stores and prints the benchmark's result."""
+    return Recorder(benchmark, capsys)
 
 
 def table(results: Iterable[tuple[str, Mapping[str, Any]]]) -> list[str]:

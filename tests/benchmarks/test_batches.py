@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from goals import record
+from goals import Recorder
 from ideals import ideal_of_batch, ideal_over_full
 from models import BASE_NAME, REAL_NAME, SMALL_NAME, Pair
 from ratios import Timed, compare
+from test_full_depth import against_generate
 from torch import Tensor
 
 from exitbench.methods.base import Parts, blocks_from
@@ -38,31 +39,15 @@ batches = pytest.mark.parametrize("rows", ROWS)
 
 @batches
 @pairs
-def test_batch_at_full_depth(pair: Pair, rows: int, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_batch_at_full_depth(pair: Pair, rows: int, benchmark: Any, record: Recorder) -> None:
     """Time a padded batch, prefill included, against transformers' `generate`; the greedy tokens are equal."""
-    prompts, new_tokens = pair.prompts(rows, SOURCE_TOKENS), NEW_TOKENS[pair.label]
-    inputs, decoding = pair.inputs(prompts), pair.decoding(pair.full(), prompts, new_tokens)
-    answers = [answer.token_ids for answer in decoding.once()]
-    assert answers == pair.transformers(inputs, new_tokens), "what differs cannot be compared"
-    engine = Timed(lambda _: decoding.once())
-    comparison = compare(benchmark, Timed(lambda _: pair.transformers(inputs, new_tokens)), engine, BUDGET_S)
-    tokens_per_s = rows * new_tokens / benchmark.stats.stats.median
-    record(
-        benchmark,
-        capsys,
-        comparison.ratio,
-        "x transformers",
-        note=f"{tokens_per_s:.0f} tokens/s; {comparison.spread()}",
-        tokens_per_s=tokens_per_s,
-        **comparison.about(),
-    )
+    prompts = pair.prompts(rows, SOURCE_TOKENS)
+    against_generate(pair, prompts, NEW_TOKENS[pair.label], benchmark, record, budget_s=BUDGET_S)
 
 
 @batches
 @pairs
-def test_batch_in_which_nothing_exits(
-    pair: Pair, rows: int, benchmark: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_batch_in_which_nothing_exits(pair: Pair, rows: int, benchmark: Any, record: Recorder) -> None:
     """Time decoding with a gate at every block that costs nothing and never opens, against full depth."""
     prompts, new_tokens = pair.prompts(rows, SOURCE_TOKENS), NEW_TOKENS[pair.label]
     blocks = blocks_from(1, pair.n_blocks)
@@ -70,19 +55,15 @@ def test_batch_in_which_nothing_exits(
     full, gated = (pair.decoding(parts, prompts, new_tokens) for parts in (pair.full(), never))
     comparison = compare(benchmark, full, gated, BUDGET_S)
     record(
-        benchmark,
-        capsys,
-        comparison.ratio,
+        comparison,
         "%",
         at_least=NO_SLOWER,
-        note=comparison.spread(),
-        **comparison.about(),
     )
 
 
 @batches
 @pairs
-def test_batch_whose_rows_leave(pair: Pair, rows: int, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_batch_whose_rows_leave(pair: Pair, rows: int, benchmark: Any, record: Recorder) -> None:
     """Time decoding with random exits, after half of the blocks on average, against full depth.
 
     The ideal by FLOPs assumes that cost follows the sum of depths; the ideal by bytes reads the weights of a block if
@@ -99,28 +80,23 @@ def test_batch_whose_rows_leave(pair: Pair, rows: int, benchmark: Any, capsys: p
     comparison = compare(benchmark, full, early, BUDGET_S)
     tokens_per_s = rows * new_tokens / benchmark.stats.stats.median
     record(
-        benchmark,
-        capsys,
-        comparison.ratio,
+        comparison,
         "x full depth",
         note=(
             f"exits at {mean_exit:.1f} of {pair.n_blocks}; ideal {by_flops:.2f} by FLOPs, {by_bytes:.2f} by bytes; "
-            f"{tokens_per_s:.0f} tokens/s; {comparison.spread()}"
+            f"{tokens_per_s:.0f} tokens/s"
         ),
         mean_exit_layer=mean_exit,
         ideal_by_flops=by_flops,
         ideal_by_bytes=by_bytes,
         tokens_per_s=tokens_per_s,
-        **comparison.about(),
     )
 
 
 @pytest.mark.parametrize("staying", STAYING)
 @pytest.mark.parametrize("rows", ROWS[1:])
 @pairs
-def test_blocks_of_the_rows_that_go_on(
-    pair: Pair, rows: int, staying: float, benchmark: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_blocks_of_the_rows_that_go_on(pair: Pair, rows: int, staying: float, benchmark: Any, record: Recorder) -> None:
     """Time all blocks over a share of the rows, filling the other rows' caches, against all blocks over all rows.
 
     A ratio below 1 means that keeping exited rows in the batch would be faster.
@@ -141,12 +117,4 @@ def test_blocks_of_the_rows_that_go_on(
     whole = Timed(lambda _: blocks(states_BD, None, None))
     some = Timed(lambda _: blocks(states_BD[rows_A], rows_A, states_BD.clone()))
     found = compare(benchmark, whole, some, BUDGET_S)
-    record(
-        benchmark,
-        capsys,
-        found.ratio,
-        "x all rows",
-        at_least=NO_SLOWER,
-        note=f"{n_staying} rows; {found.spread()}",
-        **found.about(),
-    )
+    record(found, "x all rows", at_least=NO_SLOWER, note=f"{n_staying} rows")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from goals import record
+from goals import Recorder
 from models import BASE_NAME, LARGE_NAME, REAL_NAME, SMALL_NAME, Pair
 from ratios import compare
 
@@ -27,7 +27,7 @@ PAIRS = [pytest.param(name, marks=() if name == SMALL_NAME else MULTIPLIES_BF16)
 
 
 @pytest.mark.parametrize("pair", PAIRS, indirect=True)
-def test_bf16(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bf16(pair: Pair, benchmark: Any, record: Recorder) -> None:
     """Compare tokens/s of decoding in bf16 and in fp32; the tokens may differ."""
     prompts, halved = pair.prompts(), pair.loaded(torch.bfloat16)
     fp32, bf16 = (pair.decoding(pair.full(), prompts, checkpoint=used) for used in (pair.checkpoint, halved))
@@ -35,13 +35,10 @@ def test_bf16(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) ->
     comparison = compare(benchmark, fp32, bf16)
     tokens_per_s = pair.shape.new_tokens / benchmark.stats.stats.median
     record(
-        benchmark,
-        capsys,
-        comparison.ratio,
+        comparison,
         "x fp32",
         at_least=GOALS[pair.label],
-        note=f"{tokens_per_s:.1f} tokens/s; {comparison.spread()}",
+        note=f"{tokens_per_s:.1f} tokens/s",
         tokens_per_s=tokens_per_s,
         same_tokens=same,
-        **comparison.about(),
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from goals import record
+from goals import Recorder
 from ideals import ideal_over_full
 from models import BASE_NAME, LARGE_NAME, PROMPT_TOKENS, REAL_NAME, Pair
 from ratios import compare
@@ -34,9 +34,7 @@ def leaving_after(pair: Pair, block: int, method: str = "calm-softmax") -> Parts
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("pair", [REAL_NAME, BASE_NAME, LARGE_NAME], indirect=True)
-def test_certified_gate_that_never_opens(
-    pair: Pair, method: str, benchmark: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_certified_gate_that_never_opens(pair: Pair, method: str, benchmark: Any, record: Recorder) -> None:
     """Measure tokens/s with a certified gate over those of full depth, which reads the exact head."""
     prompts, parts = pair.prompts(), leaving_after(pair, pair.n_blocks, method).certified()
     full, gated = pair.decoding(pair.full(), prompts), pair.decoding(parts, prompts)
@@ -46,24 +44,13 @@ def test_certified_gate_that_never_opens(
     ideal = ideal_over_full(pair, parts, answers, PROMPT_TOKENS)
     comparison = compare(benchmark, full, gated)
     goal = KEPT_GOAL if method == "calm-softmax" and pair.label == BASE_NAME else None
-    note = f"ideal {ideal.by_bytes:.1%} by bytes; {comparison.spread()}"
-    record(
-        benchmark,
-        capsys,
-        comparison.ratio,
-        "%",
-        at_least=goal,
-        note=note,
-        ideal_by_bytes=ideal.by_bytes,
-        **comparison.about(),
-    )
+    note = f"ideal {ideal.by_bytes:.1%} by bytes"
+    record(comparison, "%", at_least=goal, note=note, ideal_by_bytes=ideal.by_bytes)
 
 
 @pytest.mark.parametrize("share", ["third", "never"])
 @pytest.mark.parametrize("pair", [REAL_NAME, BASE_NAME, LARGE_NAME], indirect=True)
-def test_certified_head_against_the_exact_one(
-    pair: Pair, share: str, benchmark: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_certified_head_against_the_exact_one(pair: Pair, share: str, benchmark: Any, record: Recorder) -> None:
     """Measure the speed-up of a certified gate at every block over the exact one; tokens and exits are equal."""
     block = pair.n_blocks if share == "never" else pair.n_blocks // 3
     prompts, parts = pair.prompts(), leaving_after(pair, block)
@@ -73,14 +60,14 @@ def test_certified_head_against_the_exact_one(
     assert set(bounded.exit_layers[1:]) == {block}, "a decoder-only prompt leaves at full depth"
     comparison = compare(benchmark, exact, certified)
     fallbacks = sum(token.head_fallbacks for token in bounded.records)
-    note = f"exit {block} of {pair.n_blocks}, {fallbacks} fallbacks; {comparison.spread()}"
-    record(benchmark, capsys, comparison.ratio, "x", note=note, exit_layer=block, **comparison.about())
+    note = f"exit {block} of {pair.n_blocks}, {fallbacks} fallbacks"
+    record(comparison, "x", note=note, exit_layer=block)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("pair", [REAL_NAME, BASE_NAME, LARGE_NAME], indirect=True)
 def test_certified_full_depth_against_the_exact_head(
-    pair: Pair, dtype: torch.dtype, benchmark: Any, capsys: pytest.CaptureFixture[str]
+    pair: Pair, dtype: torch.dtype, benchmark: Any, record: Recorder
 ) -> None:
     """Measure the speed-up of full depth by a cheaper read-out alone, which is no merit of early exit."""
     prompts, checkpoint, parts = pair.prompts(), pair.loaded(dtype), pair.full()
@@ -90,5 +77,5 @@ def test_certified_full_depth_against_the_exact_head(
     assert bounded.token_ids == reference.token_ids
     comparison = compare(benchmark, exact, certified)
     fallbacks = sum(token.head_fallbacks for token in bounded.records)
-    note = f"{fallbacks} fallbacks; {comparison.spread()}"
-    record(benchmark, capsys, comparison.ratio, "x", note=note, **comparison.about())
+    note = f"{fallbacks} fallbacks"
+    record(comparison, "x", note=note)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from goals import record
+from goals import Recorder
 from models import BASE_NAME, CAUSAL_NAME, LARGE_NAME, REAL_NAME, SMALL_NAME, Pair
-from ratios import Timed, compare
+from ratios import BUDGET_S, Timed, compare
+
+from exitbench.harness.engine.checkpoints.loading import Checkpoint
 
 pytestmark = pytest.mark.benchmark(disable_gc=True)
 
@@ -17,22 +19,27 @@ NEW_TOKENS = {REAL_NAME: 32, SMALL_NAME: 48, BASE_NAME: 16, LARGE_NAME: 8, CAUSA
 
 
 @pytest.mark.parametrize("pair", GOALS, indirect=True)
-def test_full_depth(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_depth(pair: Pair, benchmark: Any, record: Recorder) -> None:
     """Time prefill and decoding of one answer."""
-    prompts, new_tokens = pair.prompts(), NEW_TOKENS[pair.label]
-    inputs, decoding = pair.inputs(prompts), pair.decoding(pair.full(), prompts, new_tokens)
-    (generation,) = decoding.once()
-    assert [generation.token_ids] == pair.transformers(inputs, new_tokens), "what differs cannot be compared"
-    engine = Timed(lambda _: decoding.once())
-    comparison = compare(benchmark, Timed(lambda _: pair.transformers(inputs, new_tokens)), engine)
-    tokens_per_s = new_tokens / benchmark.stats.stats.median
-    record(
-        benchmark,
-        capsys,
-        comparison.ratio,
-        "x transformers",
-        at_least=GOALS[pair.label],
-        note=f"{tokens_per_s:.1f} tokens/s; {comparison.spread()}",
-        tokens_per_s=tokens_per_s,
-        **comparison.about(),
-    )
+    against_generate(pair, pair.prompts(), NEW_TOKENS[pair.label], benchmark, record, GOALS[pair.label])
+
+
+def against_generate(
+    pair: Pair,
+    prompts: list[list[int]],
+    new_tokens: int,
+    benchmark: Any,
+    record: Recorder,
+    goal: float | None = None,
+    checkpoint: Checkpoint | None = None,
+    budget_s: float = BUDGET_S,
+) -> None:
+    """Time full depth of some prompts, prefill included, against `generate`; the greedy tokens are equal."""
+    inputs, decoding = pair.inputs(prompts), pair.decoding(pair.full(), prompts, new_tokens, checkpoint)
+    answers = [answer.token_ids for answer in decoding.once()]
+    assert answers == pair.transformers(inputs, new_tokens), "what differs cannot be compared"
+    reference, engine = Timed(lambda _: pair.transformers(inputs, new_tokens)), Timed(lambda _: decoding.once())
+    comparison = compare(benchmark, reference, engine, budget_s)
+    tokens_per_s = len(prompts) * new_tokens / benchmark.stats.stats.median
+    note = f"{tokens_per_s:.1f} tokens/s"
+    record(comparison, "x transformers", at_least=goal, note=note, tokens_per_s=tokens_per_s)

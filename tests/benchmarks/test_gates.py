@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from goals import record
+from goals import Recorder
 from ideals import ideal_over_full, share_of_a_block
 from models import BASE_NAME, LARGE_NAME, PROMPT_TOKENS, REAL_NAME, Pair
 from ratios import compare
@@ -45,7 +45,7 @@ def parameters(gate: str, n_blocks: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("pair", [REAL_NAME, BASE_NAME, LARGE_NAME], indirect=True)
-def test_gate_that_never_opens(pair: Pair, gate: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gate_that_never_opens(pair: Pair, gate: str, benchmark: Any, record: Recorder) -> None:
     """Measure tokens/s over full depth's, and the time of one gate evaluation in units of a block's time."""
     prompts = pair.prompts()
     parts = pair.parts(GATES[gate][0], **parameters(gate, pair.n_blocks))
@@ -57,15 +57,11 @@ def test_gate_that_never_opens(pair: Pair, gate: str, benchmark: Any, capsys: py
     asked = len(parts.gate_blocks(pair.n_blocks))
     blocks = (1 / comparison.ratio - 1) / asked / share_of_a_block(pair, answers[0], PROMPT_TOKENS)
     record(
-        benchmark,
-        capsys,
-        comparison.ratio,
+        comparison,
         "%",
         at_least=PRUNED_GOAL if "pruned" in gate else None,
-        note=f"asked {asked} times, {blocks:.2f} blocks each; ideal {ideal.by_bytes:.1%} by bytes; "
-        f"{comparison.spread()}",
+        note=f"asked {asked} times, {blocks:.2f} blocks each; ideal {ideal.by_bytes:.1%} by bytes",
         asked=asked,
         blocks_a_gate=blocks,
         ideal_by_bytes=ideal.by_bytes,
-        **comparison.about(),
     )

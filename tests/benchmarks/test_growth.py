@@ -10,7 +10,7 @@ import statistics
 from typing import Any
 
 import pytest
-from goals import record
+from goals import Recorder
 from models import GROWING_NAMES, Pair
 
 pytestmark = pytest.mark.benchmark(disable_gc=True)
@@ -21,23 +21,23 @@ plain = pytest.mark.parametrize("pair", GROWING_NAMES[:1], indirect=True)
 
 
 @pytest.mark.parametrize("pair", GROWING_NAMES, indirect=True)
-def test_depth_and_vocabulary(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    measure(pair, 1, SOURCE_TOKENS, benchmark, capsys)
+def test_depth_and_vocabulary(pair: Pair, benchmark: Any, record: Recorder) -> None:
+    measure(pair, 1, SOURCE_TOKENS, benchmark, record)
 
 
 @pytest.mark.parametrize("source_tokens", [128, 512, 2048])
 @plain
-def test_source(pair: Pair, source_tokens: int, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    measure(pair, 1, source_tokens, benchmark, capsys)
+def test_source(pair: Pair, source_tokens: int, benchmark: Any, record: Recorder) -> None:
+    measure(pair, 1, source_tokens, benchmark, record)
 
 
 @pytest.mark.parametrize("rows", [4, 16, 64])
 @plain
-def test_batch(pair: Pair, rows: int, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    measure(pair, rows, SOURCE_TOKENS, benchmark, capsys)
+def test_batch(pair: Pair, rows: int, benchmark: Any, record: Recorder) -> None:
+    measure(pair, rows, SOURCE_TOKENS, benchmark, record)
 
 
-def measure(pair: Pair, rows: int, source_tokens: int, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def measure(pair: Pair, rows: int, source_tokens: int, benchmark: Any, record: Recorder) -> None:
     """Measure milliseconds per decode step (one token per row), without prefill."""
     decoding = pair.decoding(pair.full(), pair.prompts(rows, source_tokens))
     benchmark.pedantic(decoding.run, setup=lambda: ((decoding.prepare(),), {}), rounds=ROUNDS, warmup_rounds=1)
@@ -45,8 +45,6 @@ def measure(pair: Pair, rows: int, source_tokens: int, benchmark: Any, capsys: p
     median_ms = statistics.median(steps_ms)
     low, _, high = statistics.quantiles(steps_ms, n=4, method="inclusive")
     record(
-        benchmark,
-        capsys,
         median_ms,
         "ms/step",
         note=f"{median_ms / rows:.2f} ms/token; quartiles {low:.2f} to {high:.2f} of {ROUNDS} rounds",

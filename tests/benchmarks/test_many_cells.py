@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import torch
-from goals import record
+from goals import Recorder
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from exitbench.harness.cells.job import CellJob, WorkerSpec
@@ -85,13 +85,13 @@ def items(plan: Plan) -> tuple[CellJob, ...]:
     return tuple(cell.item for group in plan.groups for cell in group.cells)
 
 
-def test_plan(benchmark: Any, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan(benchmark: Any, runs: Path, record: Recorder) -> None:
     result = benchmark.pedantic(plan, (runs,), rounds=5)
     assert result.states()["done"] == 2 * THRESHOLDS + 1
-    record(benchmark, capsys, benchmark.stats.stats.median, "s", at_most=PLAN_S)
+    record(benchmark.stats.stats.median, "s", at_most=PLAN_S)
 
 
-def test_plan_of_stale_cells(benchmark: Any, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_of_stale_cells(benchmark: Any, runs: Path, record: Recorder) -> None:
     suite = runs / "many.toml"
     text = suite.read_text()
     try:
@@ -100,7 +100,7 @@ def test_plan_of_stale_cells(benchmark: Any, runs: Path, capsys: pytest.CaptureF
     finally:
         suite.write_text(text)
     assert result.states()["stale"] == 2 * THRESHOLDS + 1
-    record(benchmark, capsys, benchmark.stats.stats.median, "s", at_most=PLAN_S)
+    record(benchmark.stats.stats.median, "s", at_most=PLAN_S)
 
 
 def test_estimate(benchmark: Any, runs: Path) -> None:
@@ -109,20 +109,20 @@ def test_estimate(benchmark: Any, runs: Path) -> None:
     assert all(estimate.seconds is not None for estimate in estimates.values())
 
 
-def test_plan_command(benchmark: Any, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_command(benchmark: Any, runs: Path, record: Recorder) -> None:
     benchmark.pedantic(command, ("plan", str(runs / "many.toml"), "--runs", str(runs)), rounds=3)
-    record(benchmark, capsys, benchmark.stats.stats.median, "s", at_most=PLAN_S)
+    record(benchmark.stats.stats.median, "s", at_most=PLAN_S)
 
 
-def test_status(benchmark: Any, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status(benchmark: Any, runs: Path, record: Recorder) -> None:
     result = benchmark.pedantic(spool_status, (runs / "spool",), rounds=5)
     assert result.counts["ok"] == 2 * THRESHOLDS + 1
-    record(benchmark, capsys, benchmark.stats.stats.median, "s", at_most=STATUS_S)
+    record(benchmark.stats.stats.median, "s", at_most=STATUS_S)
 
 
-def test_status_command(benchmark: Any, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_command(benchmark: Any, runs: Path, record: Recorder) -> None:
     benchmark.pedantic(command, ("status", "--runs", str(runs)), rounds=3)
-    record(benchmark, capsys, benchmark.stats.stats.median, "s", at_most=STATUS_S)
+    record(benchmark.stats.stats.median, "s", at_most=STATUS_S)
 
 
 def test_worker_without_a_model(
@@ -130,7 +130,7 @@ def test_worker_without_a_model(
     runs: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    record: Recorder,
 ) -> None:
     cells = items(plan(runs))[:WORKED]
     events: list[dict[str, Any]] = []
@@ -146,7 +146,7 @@ def test_worker_without_a_model(
     benchmark.pedantic(worker.run, setup=fresh, rounds=5)
     assert {event["status"] for event in events if event["event"] == "end"} == {"ok"}
     cell_ms = 1e3 * benchmark.stats.stats.median / len(cells)
-    record(benchmark, capsys, cell_ms, "ms", at_most=CELL_MS, note="a cell", cells=len(cells))
+    record(cell_ms, "ms", at_most=CELL_MS, note="a cell", cells=len(cells))
 
 
 class NoModel:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from exits import ForcedExits
-from goals import record
+from goals import Recorder
 from models import BASE_NAME, FORMATS, REAL_NAME, SMALL_NAME, Pair
 from ratios import compare
 
@@ -25,9 +25,7 @@ pytestmark = pytest.mark.benchmark(disable_gc=True)
 @pytest.mark.parametrize("gate", ["static", "softmax"])
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("pair", [REAL_NAME, SMALL_NAME, BASE_NAME], indirect=True)
-def test_exit_after_a_third(
-    pair: Pair, name: str, gate: str, benchmark: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exit_after_a_third(pair: Pair, name: str, gate: str, benchmark: Any, record: Recorder) -> None:
     """Measure the speed-up if all tokens exit after a third of the blocks: static, or by a gate at every block."""
     exit_layer, checkpoint, prompts = round(pair.n_blocks / 3), pair.loaded(FORMATS[name]), pair.prompts()
     full, early = (
@@ -36,10 +34,8 @@ def test_exit_after_a_third(
     assert set(early.run_traced()[0].exit_layers[1:]) == {exit_layer}, "a decoder-only prompt leaves at full depth"
     comparison = compare(benchmark, full, early)
     tokens_per_s = pair.shape.new_tokens / benchmark.stats.stats.median
-    note = f"exit {exit_layer} of {pair.n_blocks}; {tokens_per_s:.1f} tokens/s; {comparison.spread()}"
-    record(
-        benchmark, capsys, comparison.ratio, "x full depth", note=note, tokens_per_s=tokens_per_s, **comparison.about()
-    )
+    note = f"exit {exit_layer} of {pair.n_blocks}; {tokens_per_s:.1f} tokens/s"
+    record(comparison, "x full depth", note=note, tokens_per_s=tokens_per_s)
 
 
 def leaving(pair: Pair, gate: str, exit_layer: int) -> Parts:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from goals import record
+from goals import Recorder
 from models import FORMATS, REAL_NAME, Pair
 from ratios import Timed, compare
 from test_bf16 import MULTIPLIES_BF16
@@ -64,7 +64,7 @@ def test_peer(
     rows: int,
     peer: Peer,
     benchmark: Any,
-    capsys: pytest.CaptureFixture[str],
+    record: Recorder,
 ) -> None:
     """Time prefill and decoding of rows of equal length; in fp32, OpenVINO's greedy tokens are equal."""
     (text_ids,) = pair.prompts(1, PROMPT_TOKENS * rows)
@@ -80,12 +80,9 @@ def test_peer(
     comparison = compare(benchmark, Timed(lambda _: peer.decode(prompts)), Timed(lambda _: decoding.once()), BUDGET_S)
     tokens_per_s = rows * NEW_TOKENS / benchmark.stats.stats.median
     record(
-        benchmark,
-        capsys,
-        comparison.ratio,
+        comparison,
         f"x {engine}",
-        note=f"{tokens_per_s:.1f} tokens/s; {same} of {rows} answers are equal; {comparison.spread()}",
+        note=f"{tokens_per_s:.1f} tokens/s; {same} of {rows} answers are equal",
         tokens_per_s=tokens_per_s,
         same_answers=same,
-        **comparison.about(),
     )

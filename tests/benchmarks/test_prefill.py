@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from goals import record
+from goals import Recorder
 from models import BASE_NAME, CAUSAL_NAME, REAL_NAME, SMALL_NAME, Pair
 from ratios import Timed, compare
 from torch import Tensor
@@ -24,7 +24,7 @@ SIZES = [(1, 32), (1, 128), (1, 512), (8, 128)]
 
 @pytest.mark.parametrize(("rows", "tokens"), SIZES)
 @pytest.mark.parametrize("pair", [REAL_NAME, SMALL_NAME, CAUSAL_NAME, BASE_NAME], indirect=True)
-def test_prefill(pair: Pair, rows: int, tokens: int, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prefill(pair: Pair, rows: int, tokens: int, benchmark: Any, record: Recorder) -> None:
     """Time the engine's prefill against the same work in transformers' layers."""
     prompts = pair.prompts(rows, tokens)
     inputs, requests = pair.inputs(prompts), [Request(prompt) for prompt in prompts]
@@ -33,14 +33,7 @@ def test_prefill(pair: Pair, rows: int, tokens: int, benchmark: Any, capsys: pyt
     comparison = compare(benchmark, Timed(lambda _: prefilled(pair, inputs)), engine, budget_s=2.0)
     tokens_per_s = sum(map(len, prompts)) / benchmark.stats.stats.median
     record(
-        benchmark,
-        capsys,
-        comparison.ratio,
-        "x transformers",
-        at_least=NO_SLOWER,
-        note=f"{tokens_per_s:.0f} tokens/s; {comparison.spread()}",
-        tokens_per_s=tokens_per_s,
-        **comparison.about(),
+        comparison, "x transformers", at_least=NO_SLOWER, note=f"{tokens_per_s:.0f} tokens/s", tokens_per_s=tokens_per_s
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from goals import record
+from goals import Recorder
 from models import BASE_NAME, REAL_NAME, SMALL_NAME, Pair
 from ratios import Timed, compare
 from torch import Tensor
@@ -26,7 +26,7 @@ STEPPED = {REAL_NAME: 3, SMALL_NAME: BATCH_ROWS, BASE_NAME: 3}
 
 
 @pytest.mark.parametrize("pair", NEW_TOKENS, indirect=True)
-def test_probe(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_probe(pair: Pair, benchmark: Any, record: Recorder) -> None:
     """Measure the speed-up of a probe cell over `step_by_step`, which takes one document after another.
 
     A cell decodes its documents as a batch and probes the answers. Two more ratios to `step_by_step` are noted: of
@@ -47,14 +47,13 @@ def test_probe(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -
     given_answers, bound = stepped_s / probed_s, stepped_s / head_s(pair, prompts, answers, clock)
     tokens_per_s = BATCH_ROWS * new_tokens / benchmark.stats.stats.median
     record(
-        benchmark,
-        capsys,
-        comparison.ratio / per_document,
+        comparison,
         "x step by step",
+        over=per_document,
         at_least=GOAL,
         note=(
             f"{given_answers:.1f} of known answers; {bound:.1f} if it were the LM head's products alone; "
-            f"{tokens_per_s:.0f} tokens/s; {comparison.spread(per_document)}"
+            f"{tokens_per_s:.0f} tokens/s"
         ),
         of_known_answers=given_answers,
         of_the_head_alone=bound,
@@ -62,7 +61,6 @@ def test_probe(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -
         probed_s=probed_s,
         documents=BATCH_ROWS,
         stepped_documents=len(stepped),
-        **comparison.about(),
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from goals import record
+from goals import Recorder
 from models import BASE_NAME, LARGE_NAME, REAL_NAME, SMALL_NAME, Pair
 from ratios import Timed, compare
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.benchmark(disable_gc=True)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("pair", [REAL_NAME, SMALL_NAME, BASE_NAME, LARGE_NAME], indirect=True)
-def test_products_alone(pair: Pair, dtype: torch.dtype, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_products_alone(pair: Pair, dtype: torch.dtype, benchmark: Any, record: Recorder) -> None:
     """Measure the matrix products' share of decoding time, and the bytes of weights that they read per second."""
     checkpoint = pair.checkpoint if dtype == torch.float32 else pair.loaded(dtype)
     new_tokens, weights = pair.shape.new_tokens, token_projections(checkpoint.model)
@@ -34,7 +34,7 @@ def test_products_alone(pair: Pair, dtype: torch.dtype, benchmark: Any, capsys: 
     took_s = statistics.median(comparison.measured_s) / new_tokens
     read_bytes = sum(projection.weight.numel() * projection.weight.element_size() for projection in weights)
     note = f"{took_s * 1e3:.2f} ms a token; {read_bytes / 1e6:.0f} MB at {read_bytes / took_s / 1e9:.1f} GB/s"
-    record(benchmark, capsys, 1 / comparison.ratio, "%", note=note, read_bytes=read_bytes, **comparison.about())
+    record(1 / comparison.ratio, "%", note=note, read_bytes=read_bytes, **comparison.about())
 
 
 def token_projections(model: Transformer) -> list[Any]:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 from exits import ForcedExits
-from goals import record
+from goals import Recorder
 from ideals import ideal_over_full
 from models import BASE_NAME, LARGE_NAME, PROMPT_TOKENS, REAL_NAME, SMALL_NAME, Pair
 from ratios import compare
 
+from exitbench.harness.engine.checkpoints.loading import Checkpoint
 from exitbench.methods.base import Parts
 
 pytestmark = pytest.mark.benchmark(disable_gc=True)
@@ -35,15 +36,15 @@ SHARES = {"sixth": 1 / 6, "third": 1 / 3, "half": 1 / 2, "two-thirds": 2 / 3, "f
 
 @pytest.mark.parametrize("share", SHARES)
 @pytest.mark.parametrize("pair", [REAL_NAME, SMALL_NAME, BASE_NAME, LARGE_NAME], indirect=True)
-def test_realised_fraction(pair: Pair, share: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_realised_fraction(pair: Pair, share: str, benchmark: Any, record: Recorder) -> None:
     """Measure the speed-up of decoding with a static exit, without prefill, relative to the ideal by bytes read."""
     exit_layer = round(pair.n_blocks * SHARES[share])
-    measure(pair, pair.parts("static", exit_layer=exit_layer), GOAL, benchmark, capsys)
+    measure(pair, pair.parts("static", exit_layer=exit_layer), GOAL, benchmark, record)
 
 
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("pair", GATE_GOALS, indirect=True)
-def test_realised_fraction_of_a_gate(pair: Pair, gate: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_realised_fraction_of_a_gate(pair: Pair, gate: str, benchmark: Any, record: Recorder) -> None:
     """Measure each gate's realised fraction if three of four tokens exit after a third of the blocks.
 
     The gate computes its scores, but a fixed schedule decides the exits: scores of random weights carry no information.
@@ -56,32 +57,29 @@ def test_realised_fraction_of_a_gate(pair: Pair, gate: str, benchmark: Any, caps
     early = pair.parts(name, **params)
     if name != "self-speculation":
         early = replace(early, threshold=ForcedExits([shallow, shallow, shallow, pair.n_blocks]))
-    measure(pair, early, GATE_GOALS[pair.label], benchmark, capsys)
+    measure(pair, early, GATE_GOALS[pair.label], benchmark, record)
 
 
-def measure(pair: Pair, early: Parts, goal: float, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def measure(
+    pair: Pair, early: Parts, goal: float, benchmark: Any, record: Recorder, checkpoint: Checkpoint | None = None
+) -> None:
     """Time a method and full depth in turn, and record the realised fraction."""
     prompts = pair.prompts()
-    full, method = pair.decoding(pair.full(), prompts), pair.decoding(early, prompts)
+    full, method = (pair.decoding(parts, prompts, checkpoint=checkpoint) for parts in (pair.full(), early))
     answers = method.run_traced()
     ideal = ideal_over_full(pair, early, answers, PROMPT_TOKENS)
     exits = [layer for answer in answers for layer in answer.exit_layers]
     mean_exit = sum(exits) / len(exits)
     comparison = compare(benchmark, full, method)
     record(
-        benchmark,
-        capsys,
-        comparison.ratio / ideal.by_bytes,
+        comparison,
         "%",
+        over=ideal.by_bytes,
         at_least=goal,
-        note=(
-            f"exit {mean_exit:.3g} of {pair.n_blocks}: speed-up {comparison.ratio:.2f} of {ideal.by_bytes:.2f}; "
-            f"{comparison.spread(ideal.by_bytes)}"
-        ),
+        note=f"exit {mean_exit:.3g} of {pair.n_blocks}: speed-up {comparison.ratio:.2f} of {ideal.by_bytes:.2f}",
         mean_exit_layer=mean_exit,
         n_blocks=pair.n_blocks,
         speedup=comparison.ratio,
         ideal_by_bytes=ideal.by_bytes,
         ideal_by_flops=ideal.by_flops,
-        **comparison.about(),
     )

@@ -12,7 +12,7 @@ from typing import Any
 
 import large_database
 import pytest
-from goals import record
+from goals import Recorder
 from large_database import seconds
 
 from exitbench.harness.running.environment import available_cores
@@ -37,7 +37,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "exitbench.duckdb"
 
 
-def test_queries(database: Path, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_queries(database: Path, benchmark: Any, record: Recorder) -> None:
     """Time the queries of all figures and tables; the goal is for each."""
     sources = (*discover(figures), *discover(tables))
 
@@ -48,16 +48,14 @@ def test_queries(database: Path, benchmark: Any, capsys: pytest.CaptureFixture[s
     took_s = benchmark.pedantic(ask, rounds=3, warmup_rounds=1)
     slowest = max(took_s, key=lambda name: took_s[name])
     note = f"{slowest}, the slowest of {len(sources)} queries"
-    record(benchmark, capsys, took_s[slowest], "s", at_most=QUERY_GOAL_S, note=note, layer_rows=LAYER_ROWS)
+    record(took_s[slowest], "s", at_most=QUERY_GOAL_S, note=note, layer_rows=LAYER_ROWS)
 
 
-def test_whole_report(database: Path, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whole_report(database: Path, benchmark: Any, record: Recorder) -> None:
     folders = (database.parent / f"report-{number}" for number in itertools.count())
     workers = available_cores()
     write = lambda: write_report(database, next(folders), workers=workers)  # noqa: E731
     written = benchmark.pedantic(write, rounds=1)
     assert written.index_html.exists() and not written.broken
     note = f"drawn by {workers} processes"
-    record(
-        benchmark, capsys, benchmark.stats.stats.median, "s", at_most=REPORT_GOAL_S, note=note, layer_rows=LAYER_ROWS
-    )
+    record(benchmark.stats.stats.median, "s", at_most=REPORT_GOAL_S, note=note, layer_rows=LAYER_ROWS)

@@ -6,13 +6,12 @@ import subprocess
 import sys
 from typing import Any
 
-import pytest
-from goals import record
+from goals import Recorder
 
 
-def test_help(benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help(benchmark: Any, record: Recorder) -> None:
     command = [sys.executable, "-m", "exitbench.harness.cli.main", "--help"]
     benchmark.pedantic(
         subprocess.run, (command,), {"check": True, "stdout": subprocess.DEVNULL}, rounds=10, warmup_rounds=1
     )
-    record(benchmark, capsys, benchmark.stats.stats.median, "s", at_most=0.3, note="exitbench --help")
+    record(benchmark.stats.stats.median, "s", at_most=0.3, note="exitbench --help")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from goals import record
+from goals import Recorder
 from models import BASE_NAME, SMALL_NAME, Pair
 from ratios import Timed, compare
 
@@ -45,7 +45,7 @@ def sweep(pair: Pair, requests: list[Request], new_tokens: int) -> list[Parts]:
 
 
 @pytest.mark.parametrize("pair", NEW_TOKENS, indirect=True)
-def test_sweep_of_sixteen_thresholds(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sweep_of_sixteen_thresholds(pair: Pair, benchmark: Any, record: Recorder) -> None:
     """Measure the time of sixteen thresholds in one pass, relative to one threshold decoded alone, row by row."""
     checkpoint, new_tokens = pair.checkpoint, NEW_TOKENS[pair.label]
     requests = [Request(prompt, seed) for seed, prompt in enumerate(pair.prompts(PROMPTS, SOURCE_TOKENS))]
@@ -73,8 +73,6 @@ def test_sweep_of_sixteen_thresholds(pair: Pair, benchmark: Any, capsys: pytest.
     comparison = compare(benchmark, Timed(one_by_one), Timed(together), BUDGET_S)
     exits = [layer for row in expected for answer in row for layer in answer.exit_layers]
     record(
-        benchmark,
-        capsys,
         THRESHOLDS / comparison.ratio,
         "x one threshold",
         at_most=SWEEP_ONES,
@@ -85,9 +83,7 @@ def test_sweep_of_sixteen_thresholds(pair: Pair, benchmark: Any, capsys: pytest.
     )
 
 
-def test_untimed_cells_of_the_built_in_suite(
-    benchmark: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_untimed_cells_of_the_built_in_suite(benchmark: Any, record: Recorder, tmp_path: Path) -> None:
     """Time some quality cells batched and sharing passes, as in the suite, against one row and one cell at a time."""
     text = (SHIPPED / "builtin.toml").read_text()
     specs = {}
@@ -110,13 +106,5 @@ def test_untimed_cells_of_the_built_in_suite(
         assert {status.status for status in latest_status(spec.spool).values()} == {"ok"}
 
     comparison = compare(benchmark, Timed(lambda _: run(specs[1])), Timed(lambda _: run(specs[50])), BUDGET_S)
-    note = f"{len(specs[1].cells)} cells of {DOCUMENTS} documents; {comparison.spread()}"
-    record(
-        benchmark,
-        capsys,
-        comparison.ratio,
-        "x one row at a time",
-        at_least=SUITE_TIMES,
-        note=note,
-        **comparison.about(),
-    )
+    note = f"{len(specs[1].cells)} cells of {DOCUMENTS} documents"
+    record(comparison, "x one row at a time", at_least=SUITE_TIMES, note=note)

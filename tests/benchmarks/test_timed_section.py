@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from goals import record
+from goals import Recorder
 from models import SMALL_NAME, Pair
 
 pytestmark = pytest.mark.benchmark(disable_gc=True)
@@ -32,7 +32,7 @@ GATES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("gate", GATES)
 @pytest.mark.parametrize("pair", [SMALL_NAME], indirect=True)
-def test_timed_section(pair: Pair, gate: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_timed_section(pair: Pair, gate: str, benchmark: Any, record: Recorder) -> None:
     """Time decoding of one answer, without prefill, in the order traced, untraced, untraced, traced."""
     name, params = GATES[gate]
     timed = pair.decoding(pair.parts(name, **params), pair.prompts(), NEW_TOKENS)
@@ -48,7 +48,7 @@ def test_timed_section(pair: Pair, gate: str, benchmark: Any, capsys: pytest.Cap
     low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
     note = f"{statistics.median(bare_s) / NEW_TOKENS * 1e3:.2f} ms a token timed; "
     note += f"quartiles {low:.2f} to {high:.2f} of {ROUNDS} rounds"
-    record(benchmark, capsys, middle, "x as timed", note=note, ratios=ratios, timed_s=bare_s)
+    record(middle, "x as timed", note=note, ratios=ratios, timed_s=bare_s)
 
 
 def _processor_s(run: Callable[[Any], Any], batch: Any) -> float:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import pytest
-from goals import record
+from goals import Recorder
 
 from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.engine.decoding.stream import Stream
@@ -91,9 +90,7 @@ class TracedPass:
         return f"tracing {self.tracing.seconds:.2f} s, decoding {self.decoding.seconds:.2f} s"
 
 
-def test_share_of_decoding_that_its_trace_costs(
-    benchmark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_share_of_decoding_that_its_trace_costs(benchmark: Any, tmp_path: Path, record: Recorder) -> None:
     traced = TracedPass(tmp_path, "cpu")
     benchmark.pedantic(traced.run, rounds=1)
-    record(benchmark, capsys, traced.share, "%", at_most=GOAL, note=traced.note, **traced.seconds_by_stage())
+    record(traced.share, "%", at_most=GOAL, note=traced.note, **traced.seconds_by_stage())

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.nn.functional as F
-from goals import record
+from goals import Recorder
 from models import BASE_NAME, SMALL_NAME, Pair
 from ratios import Timed, compare
 from torch import Tensor
@@ -79,34 +79,34 @@ IN_A_BATCH: dict[str, Undone] = {
 
 @pytest.mark.parametrize("trick", [*AT_BATCH_1, *EARLY])
 @pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)
-def test_trick(pair: Pair, trick: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trick(pair: Pair, trick: str, benchmark: Any, record: Recorder) -> None:
     """Measure an optimisation at batch 1, at full depth or with exits after half of the blocks."""
     undone = {**AT_BATCH_1, **EARLY}[trick]
     parts = pair.parts("static", exit_layer=pair.n_blocks // 2) if trick in EARLY else pair.full()
     with undone():
         other = pair.loaded(torch.float32, measured=False)
     plain = pair.decoding(parts, pair.prompts(), checkpoint=pair.loaded(torch.float32, measured=False))
-    measure(plain, pair.decoding(parts, pair.prompts(), checkpoint=other), undone, benchmark, capsys)
+    measure(plain, pair.decoding(parts, pair.prompts(), checkpoint=other), undone, benchmark, record)
 
 
 @pytest.mark.parametrize("trick", IN_A_BATCH)
 @pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)
-def test_trick_of_a_batch(pair: Pair, trick: str, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trick_of_a_batch(pair: Pair, trick: str, benchmark: Any, record: Recorder) -> None:
     """Measure an optimisation on 16 rows that exit after half of the blocks on average."""
     parts = pair.parts("random", mean_exit=pair.n_blocks / 2)
     decoding = pair.decoding(parts, pair.prompts(16), 4)
-    measure(decoding, decoding, IN_A_BATCH[trick], benchmark, capsys)
+    measure(decoding, decoding, IN_A_BATCH[trick], benchmark, record)
 
 
 @pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)
-def test_trick_of_the_probe(pair: Pair, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_trick_of_the_probe(pair: Pair, benchmark: Any, record: Recorder) -> None:
     """Measure computing a probe's signals in chunks of a few tokens, so that logits stay in the CPU cache."""
     answers = [answer.token_ids for answer in pair.decoding(pair.full(), pair.prompts(8)).once()]
     probing = Timed(lambda _: probe(pair.checkpoint, pair.prompts(8), answers))
-    measure(probing, probing, lambda: patch.object(signals, "PIECE_NUMEL", 2**40), benchmark, capsys)
+    measure(probing, probing, lambda: patch.object(signals, "PIECE_NUMEL", 2**40), benchmark, record)
 
 
-def measure(plain: Timed, other: Timed, undone: Undone, benchmark: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def measure(plain: Timed, other: Timed, undone: Undone, benchmark: Any, record: Recorder) -> None:
     """Measure the speed-up by an optimisation, which is disabled and re-enabled outside the timed part."""
     with ExitStack() as tricks:
 
@@ -120,4 +120,7 @@ def measure(plain: Timed, other: Timed, undone: Undone, benchmark: Any, capsys: 
             return plain.prepare()
 
         found = compare(benchmark, Timed(other.run, without), Timed(plain.run, with_trick), budget_s=3.0)
-    record(benchmark, capsys, found.ratio, "x without", note=found.spread(), **found.about())
+    record(
+        found,
+        "x without",
+    )
