@@ -10,7 +10,6 @@ nox -s snapshot -- --data-dir ../data     the results of real models in results/
 nox -s train                      the models of the built-in suite, from scratch
 nox -s report
 nox -s paper -- mee                   the suite behind a paper's figures, then its report: mee, prune, natcap or heads
-nox -s check                          findings to read before citing the results
 nox -s browser                        tests of the report's page and the documentation in a real Chromium
 nox -s pictures                       screenshots of the report for the documentation's start page
 nox -s tests -- tests/methods -k oracle
@@ -197,13 +196,6 @@ def readme(session: nox.Session) -> None:
     install(session)
     database = session.posargs or ["runs/exitbench.duckdb"]
     session.run("python", "-m", "exitbench.reports.documentation", *database, env=OFFLINE)
-
-
-@nox.session
-def check(session: nox.Session) -> None:
-    """Print the findings to read before citing the results, and fail if they forbid a final report."""
-    install(session)
-    session.run("exitbench", "check", *session.posargs, env=OFFLINE)
 
 
 def one_worker_per_core() -> dict[str, str]:

@@ -108,17 +108,9 @@ def label_in_sentence(label: str) -> str:
     return f"{phrase} with {remainder}" if remainder else phrase
 
 
-def varying_parameters(rows: Iterable[Row]) -> dict[str, frozenset[str]]:
-    """Return, by method, the names of the parameters (and `kv_policy`) whose values differ between its rows."""
-    by_method: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        by_method[row["method"]].append(_params(row))
-    return {method: frozenset(_varying(params)) for method, params in by_method.items()}
-
-
 def is_sweep(rows: Iterable[Row]) -> bool:
     """Return whether the rows (of one method) form one line: settings that differ in exactly one parameter."""
-    return [len(names) for names in varying_parameters(rows).values()] == [1]
+    return len(_varying([_params(row) for row in rows])) == 1
 
 
 def natural_key(text: str) -> list[tuple[str, float]]:

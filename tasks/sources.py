@@ -361,21 +361,16 @@ def read_csv(path: Path, delimiter: str = ",") -> list[Mapping[str, Any]]:
     Raises:
         UserError: A record has another number of columns than the first line.
     """
-    return parse_csv(read_text(path), str(path), delimiter)
-
-
-def parse_csv(text: str, location: str, delimiter: str = ",") -> list[Mapping[str, Any]]:
-    """Parse a CSV table into one dictionary of texts per record, by column; `location` is for error messages."""
     before = csv.field_size_limit(_MAX_FIELD_CHARACTERS)
-    rows = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    rows = csv.DictReader(io.StringIO(read_text(path), newline=""), delimiter=delimiter, strict=True)
     records: list[Mapping[str, Any]] = []
     try:
         for number, row in enumerate(rows, start=1):
             if None in row or None in row.values():
-                raise UserError(f"{location}, record {number}: has other columns than line 1.")
+                raise UserError(f"{path}, record {number}: has other columns than line 1.")
             records.append(row)
     except csv.Error as error:
-        raise UserError(f"{location}, line {rows.line_num}: not CSV: {error}.") from None
+        raise UserError(f"{path}, line {rows.line_num}: not CSV: {error}.") from None
     finally:
         csv.field_size_limit(before)
     return records

@@ -130,21 +130,10 @@ class Sketch(Headed):
         flops = 2 * self._weights + 4 * keys * self._inner
         return Cost(matmul_flops=flops, read_numel=self._weights + 2 * keys * self.kv_width)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Raise NotImplementedError, since a sketch has no weights."""
+    def _no_weights(self, *_: Any, **__: Any) -> Tensor:
         raise NotImplementedError("a sketch has no weights")
 
-    def final_normed(self, hidden: Tensor) -> Tensor:
-        """Raise NotImplementedError, since a sketch has no weights."""
-        raise NotImplementedError("a sketch has no weights")
-
-    def logits_of_normed(self, normed: Tensor) -> Tensor:
-        """Raise NotImplementedError: a sketch has no weights."""
-        raise NotImplementedError("a sketch has no weights")
-
-    def logits_of(self, hidden_AD: Tensor, weights_AKD: Tensor) -> Tensor:
-        """Raise NotImplementedError, since a sketch has no weights."""
-        raise NotImplementedError("a sketch has no weights")
+    logits = final_normed = logits_of_normed = logits_of = _no_weights
 
 
 def _multiplied(block: nn.Module) -> int:

@@ -22,7 +22,7 @@ from exitbench.harness.cells.cell import TimingSettings
 from exitbench.harness.running.device_readings import DeviceReading, read_device
 from exitbench.harness.running.energy.meter import Meter
 from exitbench.harness.running.energy.readings import DecodeKey, Energy, EnergyLog
-from exitbench.harness.work.timed import Clock, Output, Request, TimedWork, Unit
+from exitbench.harness.work.timed import Clock, Output, Request, TimedWork, Unit, with_known_exits
 from exitbench.methods.base import Parts
 from exitbench.results.statistics.intervals import Interval, point
 from exitbench.results.statistics.speed import median_times, speedup_interval
@@ -101,7 +101,7 @@ def measure(
     full_outputs, full_units = _untimed(work, full, units)
     outputs, method_units = _untimed(work, method, units)
     if method.gate.looks_ahead:
-        method = work.with_known_exits(method, units, outputs)
+        method = with_known_exits(method, units, outputs)
     arms = {"full": (full, full_units), "method": (method, method_units)}
     for index in range(len(units[: settings.warm_up])):
         for parts, timed_units in arms.values():

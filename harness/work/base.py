@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, TypeVar
 
 import numpy as np
@@ -311,18 +310,12 @@ class Work(ABC, Generic[Answer]):
         A replay recomputes exits without running the model. It reads every token of a probe (predictions of every
         block) or of a scores cell (scores of the method's gate at every block).
         """
-        return int(pq.read_metadata(self.replayed_file()).num_rows)
-
-    def replayed_file(self) -> Path:
-        """Return the path of the recorded file from which a replay computes exits without running the model.
-
-        It has the scores of the method's gate at every block if the cell names a scores cell, which stored them.
-        Otherwise it is the probe, which has every block's predictions.
-        """
         if self.cell.scores_cell_id is not None:
-            return self.model.file_of(self.cell.scores_cell_id, "scores.parquet")
-        assert self.cell.probe_cell_id is not None, "the planner gives every replay its probe"
-        return self.model.file_of(self.cell.probe_cell_id, "probe.parquet")
+            file = self.model.file_of(self.cell.scores_cell_id, "scores.parquet")
+        else:
+            assert self.cell.probe_cell_id is not None, "the planner gives every replay its probe"
+            file = self.model.file_of(self.cell.probe_cell_id, "probe.parquet")
+        return int(pq.read_metadata(file).num_rows)
 
     # --- Calibration
 
@@ -330,11 +323,10 @@ class Work(ABC, Generic[Answer]):
     def answer(self, parts: Parts, on_progress: Progress) -> Sequence[Answer]:
         """Answer every document without lm-eval; return the answers in the order of the documents."""
 
-    @abstractmethod
     def exit_layers(self, answer: Answer) -> Sequence[int]:
         """Return the exit layer of each token of an answer, 1..L."""
+        raise NotImplementedError("the planner refuses it")
 
-    @abstractmethod
     def losses(self, settings: CalibrationSettings, full: Sequence[Answer], early: Sequence[Answer]) -> np.ndarray:
         """Return the loss of each early-exit answer, from 0 to 1 (CALM section 4).
 

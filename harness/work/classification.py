@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import torch
 
 from exitbench.errors import UserError
-from exitbench.harness.cells.cell import CalibrationSettings
 from exitbench.harness.cells.prompts import Fitting
 from exitbench.harness.cells.texts import EncodedText, TextEncoding, label_indices
 from exitbench.harness.engine.checkpoints.encoder_loading import EncoderCheckpoint
@@ -34,7 +33,6 @@ from exitbench.harness.work.metrics import (
 )
 from exitbench.harness.work.timed import Clock, Unit
 from exitbench.methods.base import Cost, FitData, Method, Parts, argmax_token
-from exitbench.methods.gates import Scheduled
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import TABLES
 from exitbench.results.statistics.intervals import Interval, bounded_ratio_interval
@@ -261,18 +259,6 @@ class ClassificationWork(Work[Classified]):
         rows = [Choices(a, b, int(np.argmax(a)) == int(np.argmax(b))) for a, b in pairs]
         return choice_gaps(rows, self.bootstrap_seed)
 
-    # --- Calibration (rejected when planned)
-
-    def exit_layers(self, answer: Classified) -> Sequence[int]:
-        """Return the one exit layer of a text, as a list of length 1."""
-        return [answer.record.exit_layer]
-
-    def losses(
-        self, settings: CalibrationSettings, full: Sequence[Classified], early: Sequence[Classified]
-    ) -> np.ndarray:
-        """Raise NotImplementedError: a calibration of classifiers is not supported."""
-        raise NotImplementedError("the planner refuses it")
-
     # --- Timing and fitting
 
     def timed_work(self) -> TimedClassification:
@@ -331,22 +317,6 @@ class TimedClassification:
     def run(self, parts: Parts, unit: Unit[EncodedText]) -> tuple[list[Classified], Unit[EncodedText]]:
         """Classify a batch of texts in an untimed pass that records traces; return a result per text, and the batch."""
         return classify(self.model, unit.requests, parts), unit
-
-    def with_known_exits(
-        self, parts: Parts, units: Sequence[Unit[EncodedText]], outputs: Sequence[Classified]
-    ) -> Parts:
-        """Return an oracle's parts with a gate that is given each text's exit layer in advance, for timing.
-
-        The oracle itself runs all blocks to find its exit layers; with this gate, blocks after the exit are skipped.
-
-        Args:
-            parts: Parts of the oracle.
-            units: The batches to time.
-            outputs: Traced outputs of the oracle for the batches, one per text in order.
-        """
-        texts = [text for unit in units for text in unit.requests]
-        exits = {text.seed: [answer.record.exit_layer] for text, answer in zip(texts, outputs, strict=True)}
-        return replace(parts, gate=Scheduled(exits))
 
     def run_timed(self, parts: Parts, unit: Unit[EncodedText], clock: Clock) -> tuple[tuple[str, ...], int]:
         """Classify a batch of texts without tracing, between two clock marks.

@@ -44,7 +44,6 @@ from exitbench.harness.work.recording import record_internals, time_tokens
 from exitbench.harness.work.sharing import ReplaySource, differ_in_threshold_alone, rows_of, simulated_exits
 from exitbench.harness.work.timed import Clock, Unit
 from exitbench.methods.base import Cost, FitData, Parts, argmax_token
-from exitbench.methods.gates import Scheduled
 from exitbench.methods.offline import score_states
 from exitbench.results.files.arrow import lists
 from exitbench.results.spool.attempts import AttemptWriter
@@ -482,20 +481,6 @@ class TimedGeneration:
             for request, answer in zip(unit.requests, answers, strict=True)
         ]
         return answers, replace(unit, requests=tuple(timed))
-
-    def with_known_exits(self, parts: Parts, units: Sequence[Unit[Request]], outputs: Sequence[Generation]) -> Parts:
-        """Return an oracle's parts with a gate that is given each token's exit layer in advance, for timing.
-
-        The oracle itself runs all blocks to find its exit layers; with this gate, blocks after the exit are skipped.
-
-        Args:
-            parts: Parts of the oracle.
-            units: The batches to time.
-            outputs: Traced outputs of the oracle for the batches, one per document in order.
-        """
-        requests = [request for unit in units for request in unit.requests]
-        exits = {request.seed: output.exit_layers for request, output in zip(requests, outputs, strict=True)}
-        return replace(parts, gate=Scheduled(exits))
 
     def run_timed(self, parts: Parts, unit: Unit[Request], clock: Clock) -> tuple[tuple[str, ...], int]:
         """Prefill and decode a batch without tracing, with a clock mark before, between and after the two phases.

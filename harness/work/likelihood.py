@@ -548,13 +548,6 @@ class TimedScoring:
         """
         return self._score(parts, unit, traced=True), unit
 
-    def with_known_exits(self, parts: Parts, units: Sequence[Unit[Context]], outputs: Sequence[list[Scored]]) -> Parts:
-        """Raise ValueError always: exit layers of an oracle cannot be given in advance for scored texts.
-
-        A gate with known exits holds one list of exit layers per context, but each text after a context has its own.
-        """
-        raise ValueError("exit layers of given texts are not known before")
-
     def run_timed(self, parts: Parts, unit: Unit[Context], clock: Clock) -> tuple[tuple[str, ...], int]:
         """Score a batch without tracing, between two clock marks.
 

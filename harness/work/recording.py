@@ -23,7 +23,7 @@ from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.sublayers import layer_pairs, sublayer_read_outs
 from exitbench.harness.engine.decoding.trace import Observer
 from exitbench.harness.work.base import Progress, Skip
-from exitbench.harness.work.timed import Unit
+from exitbench.harness.work.timed import Unit, with_known_exits
 from exitbench.methods.base import Parts
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import TABLES
@@ -159,7 +159,7 @@ def time_tokens(work: GenerationWork, writer: AttemptWriter, on_progress: Progre
     untimed = {name: [timed_work.run(parts, unit) for unit in units] for name, parts in arms.items()}
     if method.gate.looks_ahead:
         answers = [answer for (answer,), _ in untimed["method"]]
-        arms["method"] = timed_work.with_known_exits(method, units, answers)
+        arms["method"] = with_known_exits(method, units, answers)
     for index in range(len(units[: timing.warm_up])):
         for arm, parts in arms.items():
             _time_one_answer(timed_work, parts, untimed[arm][index][1])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from exitbench.methods.base import Parts
+from exitbench.methods.gates import Scheduled
 
 Request = TypeVar("Request")
 Output = TypeVar("Output")
@@ -38,23 +39,27 @@ class TimedWork(Protocol[Request, Output]):
     def run(self, parts: Parts, unit: Unit[Request]) -> tuple[list[Output], Unit[Request]]:
         """Run a batch in an untimed pass that records traces; return its outputs, and the batch to time."""
 
-    def with_known_exits(self, parts: Parts, units: Sequence[Unit[Request]], outputs: Sequence[Output]) -> Parts:
-        """Return an oracle's parts with a gate that is given the exit layers in advance, for timing.
-
-        The oracle itself runs all blocks to find its exit layers; with this gate, blocks after the exit are skipped.
-
-        Args:
-            parts: Parts of the oracle (a method that looks ahead).
-            units: The batches to time.
-            outputs: Traced outputs of the oracle for the batches, in order.
-        """
-
     def run_timed(self, parts: Parts, unit: Unit[Request], clock: Clock) -> tuple[tuple[str, ...], int]:
         """Run a batch without tracing; mark the clock at the start of each phase and at the end of the last phase.
 
         Returns:
             The names of the phases, and the number of tokens (or texts) produced.
         """
+
+
+def with_known_exits(parts: Parts, units: Sequence[Unit[Any]], outputs: Sequence[Any]) -> Parts:
+    """Return an oracle's parts with a gate that is given the exit layers in advance, for timing.
+
+    The oracle itself runs all blocks to find its exit layers; with this gate, blocks after the exit are skipped.
+
+    Args:
+        parts: Parts of the oracle (a method that looks ahead).
+        units: The batches to time; a request has a `seed`.
+        outputs: Traced outputs of the oracle for the requests, in order; an output has `exit_layers`.
+    """
+    requests = [request for unit in units for request in unit.requests]
+    exits = {request.seed: output.exit_layers for request, output in zip(requests, outputs, strict=True)}
+    return replace(parts, gate=Scheduled(exits))
 
 
 class Clock:

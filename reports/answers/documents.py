@@ -10,7 +10,6 @@ import gzip
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, partial
 from importlib.metadata import version
@@ -162,8 +161,7 @@ def _packed(database: Database, group: RunGroup) -> bytes:
         return packed_texts(database, group)
     attempts, keys = [run.attempt_id for run in group.runs], group.bundled_keys
     probe = probe_rows(database, group.runs[0].probe_attempt_id, keys)
-    token_rows = tokens(database, attempts, keys)
-    token_rows = token_rows.take(_order(token_rows, attempts, keys))
+    token_rows = _in_order(tokens(database, attempts, keys), attempts, keys)
     answer_rows = answers(database, attempts, keys)
     score_attempts = list(
         dict.fromkeys(run.scores_attempt_id for run in group.runs if run.scores_attempt_id is not None)
@@ -233,24 +231,9 @@ def _flat(column: pa.ChunkedArray) -> Ints:
 
 def _ids(*columns: pa.ChunkedArray) -> list[int]:
     """Return all distinct token ids of the columns, the most frequent first, so that most indices are small numbers."""
-    counted: Counter[int] = Counter()
-    for column in columns:
-        counted.update(
-            dict(zip(*(part.tolist() for part in np.unique(_flat(column), return_counts=True)), strict=True))
-        )
-    return sorted(
-        (token_id for token_id in counted if token_id >= 0), key=lambda token_id: (-counted[token_id], token_id)
-    )
-
-
-def _order(token_rows: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -> Ints:
-    """Return the row indices that sort tokens by run (as in `attempts`), document (as in `keys`) and position."""
-    by = (
-        token_rows["position"].to_numpy(),
-        ranks(token_rows["doc_key"], keys),
-        ranks(token_rows["attempt_id"], attempts),
-    )
-    return np.lexsort(by)
+    ids, counts = np.unique(np.concatenate([_flat(column) for column in columns]), return_counts=True)
+    by_frequency: list[int] = ids[np.argsort(-counts, kind="stable")].tolist()
+    return [token_id for token_id in by_frequency if token_id >= 0]
 
 
 def _lengths(token_rows: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -> Ints:
@@ -329,10 +312,8 @@ def packed_texts(database: Database, group: RunGroup) -> bytes:
     labels = np.full(n, none_of(label_planes), dtype=np.int64)
     if not is_number:
         labels[at] = gate_rows["label_id"].to_numpy()
-    answered = np.zeros(len(attempts) * len(keys), dtype=np.uint8)
-    answered[ranks(token_rows["attempt_id"], attempts) * len(keys) + ranks(token_rows["doc_key"], keys)] = 1
     columns = {
-        "length": (answered, 1),
+        "length": (_lengths(token_rows, attempts, keys), 1),
         "token": (places, label_planes),
         "exit": (token_rows["exit_layer"].to_numpy(), 1),
         "reason": (ranks(token_rows["reason"], reasons), 1),
@@ -347,7 +328,10 @@ def packed_texts(database: Database, group: RunGroup) -> bytes:
 
 
 def _in_order(rows: pa.Table, attempts: Sequence[str], keys: Sequence[str]) -> pa.Table:
-    """Return rows of answers or tokens, sorted by run (as in `attempts`) and document (as in `keys`)."""
+    """Return rows of answers or tokens, sorted by run (as in `attempts`) and document (as in `keys`).
+
+    Rows of one document stay in order: tokens by position.
+    """
     return rows.take(np.lexsort((ranks(rows["doc_key"], keys), ranks(rows["attempt_id"], attempts))))
 
 

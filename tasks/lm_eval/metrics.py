@@ -382,37 +382,24 @@ def score(
     scores: dict[str, DocumentScore] = {}
     for leaf, split, documents in selection:
         with named_errors(leaf.name):
-            scores |= _scores_of(leaf, split, documents, responses, metrics)
-    return scores
-
-
-def _scores_of(
-    leaf: Leaf,
-    split: str,
-    documents: Mapping[int, Document],
-    responses: Mapping[str, Sequence[Any]],
-    metrics: Sequence[LmEvalMetric],
-) -> dict[str, DocumentScore]:
-    scores: dict[str, DocumentScore] = {}
-    task = leaf.subset_task(split, sorted(documents), None)
-    task.build_all_requests()
-    by_ordinal: dict[int, list[Any]] = {}
-    for instance in task.instances:
-        by_ordinal.setdefault(instance.doc_id, []).append(instance)
-    for ordinal, instances in by_ordinal.items():
-        answers = responses[documents[ordinal].key]
-        for instance, response in zip(sorted(instances, key=lambda request: request.idx), answers, strict=True):
-            once = not isinstance(response, list)
-            instance.resps = [response] * (instance.repeats or 1) if once else list(response)
-    task.apply_filters()
-    for ordinal, instances in by_ordinal.items():
-        instances.sort(key=lambda request: request.idx)
-        doc = leaf.docs(split)[ordinal]
-        returned = {
-            name: task.process_results(doc, [request.filtered_resps[name] for request in instances])
-            for name in instances[0].filtered_resps
-        }
-        scores[documents[ordinal].key] = _scored(leaf, metrics, returned)
+            task = leaf.subset_task(split, sorted(documents), None)
+            task.build_all_requests()
+            by_ordinal: dict[int, list[Any]] = {}
+            for instance in task.instances:
+                by_ordinal.setdefault(instance.doc_id, []).append(instance)
+            for ordinal, instances in by_ordinal.items():
+                instances.sort(key=lambda request: request.idx)
+                for instance, response in zip(instances, responses[documents[ordinal].key], strict=True):
+                    once = not isinstance(response, list)
+                    instance.resps = [response] * (instance.repeats or 1) if once else list(response)
+            task.apply_filters()
+            for ordinal, instances in by_ordinal.items():
+                doc = leaf.docs(split)[ordinal]
+                returned = {
+                    name: task.process_results(doc, [request.filtered_resps[name] for request in instances])
+                    for name in instances[0].filtered_resps
+                }
+                scores[documents[ordinal].key] = _scored(leaf, metrics, returned)
     return scores
 
 

@@ -63,6 +63,11 @@ class Classified:
         return self.record.token_id
 
     @property
+    def exit_layers(self) -> list[int]:
+        """The one exit layer of the text, as a list."""
+        return [self.record.exit_layer]
+
+    @property
     def blocks_read(self) -> list[int]:
         """Blocks whose read-out the gate or the answer needed."""
         return [reading.block for reading in self.readings if reading.is_needed]

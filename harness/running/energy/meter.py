@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
-from typing import Final, Protocol
+from typing import Final
 
 from exitbench.harness.running.energy.counters import Counter, CounterSource
 from exitbench.harness.running.energy.nvml import nvml_counters
@@ -52,23 +52,9 @@ class Idle:
     update_ns: int | None
 
 
-class Meter(Protocol):
-    """Interface of a reader of energy counters."""
-
-    @property
-    def counters(self) -> tuple[Counter, ...]:
-        """All counters that the meter reads."""
-
-    def read(self) -> Moment:
-        """Return the time and the current value of every counter; raises `CounterError`."""
-
-    def idle(self) -> tuple[Idle, ...]:
-        """Measure the energy of the idle machine, per counter; raises `CounterError`."""
-
-
 @dataclass(frozen=True)
-class MachineMeter:
-    """Meter that reads the counters of this machine.
+class Meter:
+    """Reader of energy counters, those of this machine.
 
     Attributes:
         counters: Counters, at least one of which is part of the total.
@@ -130,7 +116,7 @@ def open_meter(device: str) -> Meter | str:
     sources = find_counters(device)
     if not sources[-1].counters:
         return sources[-1].summary
-    return MachineMeter(tuple(counter for source in sources for counter in source.counters))
+    return Meter(tuple(counter for source in sources for counter in source.counters))
 
 
 def energy_summary() -> str:

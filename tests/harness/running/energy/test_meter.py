@@ -6,7 +6,7 @@ import pytest
 
 from exitbench.harness.running.energy import meter
 from exitbench.harness.running.energy.counters import Counter, CounterError, CounterSource
-from exitbench.harness.running.energy.meter import IDLE_S, SETTLE_S, Idle, MachineMeter, Moment, open_meter
+from exitbench.harness.running.energy.meter import IDLE_S, SETTLE_S, Idle, Meter, Moment, open_meter
 from exitbench.harness.running.energy.powercap import powercap_counters
 
 MS = 1_000_000
@@ -39,13 +39,13 @@ class Clock:
 
 
 def test_one_reading_includes_all_counters(server: Any) -> None:
-    reader = MachineMeter(powercap_counters(server.root).counters, now_ns=lambda: 7)
+    reader = Meter(powercap_counters(server.root).counters, now_ns=lambda: 7)
     assert reader.read() == Moment(7, (1_000, 50, 2_000, 9_000))
 
 
 def test_idle_power_is_measured_for_a_fixed_time_after_settling(server: Any) -> None:
     clock = Clock(server, {"intel-rapl:0": 40, "intel-rapl:0:1": 3, "intel-rapl:1": 30, "intel-rapl:2": 100})
-    idle = MachineMeter(powercap_counters(server.root).counters, clock.sleep, clock.now_ns).idle()
+    idle = Meter(powercap_counters(server.root).counters, clock.sleep, clock.now_ns).idle()
     assert clock.slept == [SETTLE_S, IDLE_S]
     watts = {each.domain: 1000 * each.idle_uj / each.idle_ns for each in idle}
     assert watts == pytest.approx({"package-0": 40, "package-0/dram": 3, "package-1": 30, "psys": 100}, rel=0.002)
@@ -57,14 +57,14 @@ def test_idle_power_is_measured_for_a_fixed_time_after_settling(server: Any) -> 
 def test_update_interval_of_a_counter_is_measured(step_ns: int, zones: Any) -> None:
     zones.zone("intel-rapl:0", "package-0", 0)
     clock = Clock(zones, {"intel-rapl:0": 50}, step_ns)
-    (idle,) = MachineMeter(powercap_counters(zones.root).counters, clock.sleep, clock.now_ns).idle()
+    (idle,) = Meter(powercap_counters(zones.root).counters, clock.sleep, clock.now_ns).idle()
     assert idle.update_ns == pytest.approx(step_ns, rel=0.15)
 
 
 def test_constant_counter_has_no_update_interval(zones: Any) -> None:
     zones.zone("intel-rapl:0", "package-0", 5)
     clock = Clock(zones, {})
-    (idle,) = MachineMeter(powercap_counters(zones.root).counters, clock.sleep, clock.now_ns).idle()
+    (idle,) = Meter(powercap_counters(zones.root).counters, clock.sleep, clock.now_ns).idle()
     assert idle == Idle("package-0", True, 0, idle.idle_ns, None)
     assert clock.ns < 3e9  # it is not watched for ever
 
@@ -72,7 +72,7 @@ def test_constant_counter_has_no_update_interval(zones: Any) -> None:
 def test_idle_power_is_correct_if_the_counter_wraps_around(zones: Any) -> None:
     zones.zone("intel-rapl:0", "package-0", 1_999_999_000, 2_000_000_000)
     clock = Clock(zones, {"intel-rapl:0": 50})
-    (idle,) = MachineMeter(powercap_counters(zones.root).counters, clock.sleep, clock.now_ns).idle()
+    (idle,) = Meter(powercap_counters(zones.root).counters, clock.sleep, clock.now_ns).idle()
     assert idle.idle_uj == pytest.approx(50_000_000, rel=0.002)
 
 

@@ -15,7 +15,7 @@ import torch
 
 from exitbench.harness.cells.cell import TimingSettings
 from exitbench.harness.running.energy.counters import Counter, CounterError
-from exitbench.harness.running.energy.meter import Idle, MachineMeter, Moment
+from exitbench.harness.running.energy.meter import Idle, Meter, Moment
 from exitbench.harness.running.energy.powercap import powercap_counters
 from exitbench.harness.running.energy.readings import DecodeKey, Energy, EnergyLog, energy_metrics
 from exitbench.harness.running.timing import ORDER, Clock, Unit, measure
@@ -122,7 +122,7 @@ def test_energy_ratio_has_a_paired_interval_over_documents() -> None:
 def test_readings_count_only_energy_within_a_decode(server: Any) -> None:
     seconds = itertools.count()
     counters = powercap_counters(server.root).counters
-    log = EnergyLog(MachineMeter(counters, sleep=lambda s: None, now_ns=lambda: next(seconds) * S))
+    log = EnergyLog(Meter(counters, sleep=lambda s: None, now_ns=lambda: next(seconds) * S))
     server.zone("intel-rapl:0", "package-0", 1_000, 10**12)
     server.zone("intel-rapl:0:1", "dram", 65_712_999_600, 65_712_999_613)  # comes round within the decode
     with log.around(DecodeKey("a", 0, 0, "full", False)):
@@ -139,7 +139,9 @@ def test_readings_count_only_energy_within_a_decode(server: Any) -> None:
 
 
 def test_vanished_domain_discards_the_energy_of_its_timing(server: Any) -> None:
-    log = EnergyLog(MachineMeter(powercap_counters(server.root).counters, sleep=lambda s: None))
+    seconds = itertools.count()
+    counters = powercap_counters(server.root).counters
+    log = EnergyLog(Meter(counters, sleep=lambda s: None, now_ns=lambda: next(seconds) * S))
     with log.around(DecodeKey("a", 0, 0, "full", False)):
         server.add("intel-rapl:0", 700)
     with log.around(DecodeKey("a", 0, 1, "method", False)):
@@ -179,9 +181,6 @@ def test_counters_are_read_before_and_after_every_timed_decode() -> None:
             clock.mark()
             clock.mark()
             return (), 1
-
-        def with_known_exits(self, parts: Any, units: Any, made: Any) -> Any:
-            raise AssertionError
 
     parts: Any = SimpleNamespace(gate=SimpleNamespace(looks_ahead=False))
     settings = TimingSettings(documents=2, max_rounds=1, target_half_width=1e-9, warm_up=0)
