@@ -340,6 +340,7 @@ class Work(ABC, Generic[Answer]):
             full: Full depth's answers, one per document.
             early: The method's answers to the same documents, in the same order.
         """
+        raise NotImplementedError("the planner refuses it")
 
     # --- Timing and fitting
 

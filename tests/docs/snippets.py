@@ -49,6 +49,14 @@ _VARIES = (
     (re.compile(r"\b\d[\d.]*x\b"), "RATIO"),
     (re.compile(r"(?<![\w.*'])(/[\w.+-]+){2,}"), "PATH"),
 )
+_INSTALLED = """\
+import contextlib, io, json, sys
+sys.path.insert(0, {site!r})
+from exitbench.harness.cli.main import main
+with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+    code = main({arguments!r})
+print(json.dumps([code, out.getvalue(), err.getvalue()]))
+"""
 _NUMBER = re.compile(r"(≈ ?)?[-+]?\d+(\.\d+)?")
 _ENVIRONMENT = {
     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
@@ -259,6 +267,22 @@ class Python:
         self._replies.read()
         self._replies.close()
         self._pipes.cleanup()
+
+
+def run_installed(folder: Path, site: Path, *arguments: str) -> tuple[int, str, str]:
+    """Run `exitbench` in a folder, in a new process that finds the distributions installed in folder ``site``.
+
+    Returns:
+        The exit code, and what was printed to standard output and standard error, without a traceback.
+    """
+    python = Python(folder)
+    try:
+        source = _INSTALLED.format(site=str(site), arguments=arguments)
+        code, printed, error = json.loads(python.output_of(Block("command", "python", None, source)))
+    finally:
+        python.end()
+    assert "Traceback" not in error, error
+    return code, printed, error
 
 
 def _require(place: str, expected_lines: list[str], output: str, varies: bool) -> None:

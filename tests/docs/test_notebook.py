@@ -5,7 +5,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-NOTEBOOK = Path(__file__).parents[1] / "docs" / "notebooks" / "from-checkpoint-to-frontier.ipynb"
+NOTEBOOK = Path(__file__).parents[2] / "docs" / "notebooks" / "from-checkpoint-to-frontier.ipynb"
 
 
 def cells() -> list[dict[str, Any]]:

@@ -52,11 +52,6 @@ def test_import_is_lightweight_and_every_listed_name_resolves() -> None:
         _ = eb.decoed
 
 
-def test_open_results_does_not_import_torch() -> None:
-    code = "import sys, exitbench as eb; eb.open_results; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 def test_unreachable_threshold_equals_full_depth(model: eb.Model, prompts: list[str]) -> None:
     full = eb.decode(model, prompts)
     never = eb.decode(model, prompts, "calm-softmax", threshold=1.0)

@@ -10,17 +10,17 @@ from exitbench.results.database.connection import open_database
 
 
 def test_imported_export_has_the_same_frontier(
-    example_database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    few_database: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, runs = tmp_path / "out", tmp_path / "runs"
-    assert main(["export", str(folder), "--database", str(example_database)]) == 0
+    assert main(["export", str(folder), "--database", str(few_database)]) == 0
     assert capsys.readouterr().out.startswith(f"{folder}: ")
     assert main(["import", str(folder), "--runs", str(runs)]) == 0
     assert capsys.readouterr().out.endswith("attempts are new, 0 were here already.\n")
     assert main(["import", str(folder), "--runs", str(runs)]) == 0
     assert ": an export; 0 attempts are new, " in capsys.readouterr().out
     query = "SELECT * FROM frontier ORDER BY ALL"
-    with open_database(example_database) as there, open_database(runs / "exitbench.duckdb") as here:
+    with open_database(few_database) as there, open_database(runs / "exitbench.duckdb") as here:
         assert here.query(query).to_pylist() == there.query(query).to_pylist()
 
 

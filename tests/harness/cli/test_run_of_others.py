@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -162,24 +158,7 @@ files = {{ data = "pick.csv" }}
 method = "halfway"
 grid = {{ exit_layer = [2] }}
 """
-MAIN = "exitbench.harness.cli.main"
 UNSAFE = "--confirm-run-unsafe-code"
-
-
-class FinishedSuite(NamedTuple):
-    """A folder with the suite, its data and plug-ins, and the folder of its runs."""
-
-    folder: Path
-    attempts: Mapping[str, Path]
-
-
-def _exitbench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the command line in a process that finds the installed plug-in."""
-    given = {**os.environ, "PYTHONPATH": str(folder / "site"), "OMP_NUM_THREADS": "1"}
-    # On one core there is one worker process, whose imports take longer than all cells.
-    script = f"import os, sys; os.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}}); from {MAIN} import main; "
-    command = [sys.executable, "-c", f"{script}sys.exit(main(sys.argv[1:]))", *arguments]
-    return subprocess.run(command, cwd=folder, env=given, capture_output=True, text=True, check=False)
 
 
 def _write(folder: Path, model: Path) -> None:
@@ -212,13 +191,14 @@ ARGUMENTS = ("asked.toml", "--plugins", "plug", "--data-dir", ".", "--runs", "ru
 
 
 @pytest.fixture(scope="session")
-def finished(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(worded_model: Path, snippets: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the folder after the suite has run. Read only."""
     folder = tmp_path_factory.mktemp("asked") / "here"
     _write(folder, worded_model)
-    ended = _exitbench(folder, "run", *ARGUMENTS, "--no-report", "--threads", "1", UNSAFE)
-    assert ended.returncode == 0, ended.stderr
-    assert "Plug-ins of plug: backwards.py, halfway.py, words.py. Their code runs with your rights." in ended.stderr
+    command = ("run", *ARGUMENTS, "--no-report", "--threads", "1", UNSAFE)
+    code, _, error = snippets.run_installed(folder, folder / "site", *command)
+    assert code == 0, error
+    assert "Plug-ins of plug: backwards.py, halfway.py, words.py. Their code runs with your rights." in error
     return folder
 
 
@@ -341,13 +321,10 @@ def test_cells_depend_on_the_content_of_yaml_and_plugins_not_on_their_path(
     path.write_text(path.read_text().replace("{{q}} =", "{{q}} is"))
     path = elsewhere / "plug" / "words.py"
     path.write_text(path.read_text().replace('" "', '"  "'))
-    python = snippets.Python(elsewhere)  # another process, since one can trust only one folder of plug-ins
-    try:
-        command = ["plan", *ARGUMENTS[:-1], str(finished / "runs")]
-        source = f"import sys; sys.path.insert(0, 'site'); from {MAIN} import main; assert main({command}) == 0"
-        told = python.output_of(snippets.Block("plan", "python", None, source))
-    finally:
-        python.end()
+    # Another process, since one can trust only one folder of plug-ins.
+    command = ("plan", *ARGUMENTS[:-1], str(finished / "runs"))
+    code, told, error = snippets.run_installed(elsewhere, elsewhere / "site", *command)
+    assert code == 0, error
     states = {line.split()[1]: line.split()[0] for line in told.splitlines() if "/quality" in line}
     stale = {label for label, state in states.items() if state != "done"}
     assert len(states) == 14 and {label.split("/")[1] for label in stale} == {"both", "backwards"}, told

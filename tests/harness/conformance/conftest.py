@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -41,10 +40,3 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: exit-broken\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(_ENTRY_POINTS)
     return folder
-
-
-@pytest.fixture
-def installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the folder `site` on the path of new processes."""
-    known = os.environ.get("PYTHONPATH")
-    monkeypatch.setenv("PYTHONPATH", str(site) if not known else f"{site}{os.pathsep}{known}")

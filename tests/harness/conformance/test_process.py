@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,25 +18,36 @@ from exitbench.harness.planning import contracts as kept
 from exitbench.harness.planning.contracts import CACHE, Setting, verdicts
 from exitbench.methods.registry import method_names
 
+EXAMINE = """\
+import json, sys
+sys.path.insert(0, {site!r})
+from exitbench.harness.conformance.process import examine_apart
+print(json.dumps([[str(result) for result in examine_apart(*arguments)] for arguments in {examined!r}]))
+"""
+
 
 def asked(name: str, **params: Any) -> dict[str, Any]:
     return {"name": name, "params": params, "n_blocks": 6, "exit_blocks": []}
 
 
-@pytest.mark.usefixtures("installed")
-def test_hanging_or_crashing_method_fails_and_other_methods_are_still_examined() -> None:
-    (hanging,) = examine_apart([asked("broken", how="Hangs")], timeout_s=1.0)
-    assert str(hanging) == "fails: hangs: no answer within 1 s"
-    (crashing,) = examine_apart([asked("broken", how="Crashes")])
-    assert str(crashing) == "fails: ends the process it runs in, with signal SIGABRT"
-    exiting, untried, other = examine_apart(
-        [asked("broken", how="Exits"), asked("broken", how="Honest"), asked("static")]
-    )
-    assert str(exiting) == str(untried) == "fails: ends the process it runs in, with exit code 3"
-    assert other.conforms
+def test_hanging_or_crashing_method_fails_and_other_methods_are_still_examined(
+    site: Path, snippets: ModuleType, tmp_path: Path
+) -> None:
+    hanging, crashing, exiting = (asked("broken", how=how) for how in ("Hangs", "Crashes", "Exits"))
+    several = [exiting, asked("broken", how="Honest"), asked("static")]
+    python = snippets.Python(tmp_path)
+    try:
+        source = EXAMINE.format(site=str(site), examined=[([hanging], 1.0), ([crashing], 60.0), (several, 60.0)])
+        verdicts = json.loads(python.output_of(snippets.Block("examine", "python", None, source)))
+    finally:
+        python.end()
+    assert verdicts == [
+        ["fails: hangs: no answer within 1 s"],
+        ["fails: ends the process it runs in, with signal SIGABRT"],
+        [*["fails: ends the process it runs in, with exit code 3"] * 2, "conforms"],
+    ]
 
 
-@pytest.mark.usefixtures("installed")
 def test_unknown_method_fails_with_its_name() -> None:
     (result,) = examine_apart([asked("no-such")])
     assert not result.conforms

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -44,14 +45,6 @@ kinds = ["quality", "replay"]
 """
 
 
-COMMAND = """\
-import contextlib, io, json, sys
-sys.path.insert(0, {site!r})
-from exitbench.harness.cli.main import main
-with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
-    code = main({arguments!r})
-print(json.dumps([code, out.getvalue(), err.getvalue()]))
-"""
 Command = Callable[..., tuple[int, str, str]]
 
 
@@ -61,18 +54,7 @@ def exitbench(snippets: ModuleType, site: Path, tmp_path: Path) -> Command:
 
     The function returns exit code and printed texts.
     """
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        python = snippets.Python(tmp_path)
-        try:
-            source = COMMAND.format(site=str(site), arguments=arguments)
-            code, stdout, stderr = json.loads(python.output_of(snippets.Block("command", "python", None, source)))
-        finally:
-            python.end()
-        assert "Traceback" not in stderr, stderr
-        return code, stdout, stderr
-
-    return run
+    return partial(snippets.run_installed, tmp_path, site)
 
 
 def test_broken_method_is_marked_in_plan_run_check_reports_and_database(

@@ -27,13 +27,13 @@ batch_rows = {rows}
 [models.own]
 recipe = "{model}"
 [tasks]
-wmt-en-fr = {{ source = "builtin", limit = 9, max_new_tokens = 6 }}
+wmt-en-fr = {{ source = "builtin", limit = 5, max_new_tokens = 6 }}
 [fit]
 documents = 6
 """
 SWEEP = '[[sweep]]\nmethod = "{method}"\ngrid = {{ {grid} }}\nkinds = ["quality"]\n'
 CALIBRATION = (
-    '[[calibration]]\nmethod = "calm-softmax"\nlevels = [0.9, 0.1]\ndelta = 0.5\nepsilon = 0.5\ndocuments = 9\n'
+    '[[calibration]]\nmethod = "calm-softmax"\nlevels = [0.9, 0.1]\ndelta = 0.5\nepsilon = 0.5\ndocuments = 5\n'
 )
 POLICIES = ("state-copy", "state-copy-lazy", "sync-parallel", "recompute-backlog", "exact", "noisy")
 NEAR_TIE = 1e-4
@@ -65,7 +65,7 @@ def names(model: str) -> list[str]:
 
 @dataclass(frozen=True)
 class AttemptFolders:
-    """Folders of attempts by number of rows and label: decoded alone with one row, and in shared passes with eight.
+    """Folders of attempts by number of rows and label: decoded alone with one row, and in shared passes with four.
 
     Attributes:
         shared: For each label of a pass's first cell, the number of cells that the pass answered.
@@ -83,7 +83,7 @@ def attempt_folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
     sweeps.append(SWEEP.format(method="calm-softmax", grid=DECAYED))
     results = {}
     events: list[dict[str, Any]] = []
-    for rows in (1, 8):
+    for rows in (1, 4):
         root = tmp_path_factory.mktemp(f"rows{rows}")
         (root / "rows.toml").write_text(SUITE.format(rows=rows, model=model) + "".join(sweeps) + CALIBRATION)
         suite = load_suite(root / "rows.toml")
@@ -113,15 +113,15 @@ def test_thresholds_decays_and_patiences_of_a_method_and_policy_share_a_pass(att
 
 
 @pytest.mark.parametrize("table", ["samples", "tokens"])
-def test_every_method_answers_equally_with_eight_shared_rows_and_with_one(
+def test_every_method_answers_equally_with_four_shared_rows_and_with_one(
     runs: dict[int, dict[str, Path]], table: str
 ) -> None:
     labels = [label for label in runs[1] if label.endswith("/quality")]
     assert {label.split("/")[2].partition(":")[0] for label in labels} > {"calm-softmax", "free", "full", "mee-lstm"}
     for label in labels:
-        one, eight = (pq.read_table(runs[rows][label] / f"{table}.parquet").to_pydict() for rows in (1, 8))
-        scores = [one.pop("score", []), eight.pop("score", [])]
-        assert one == eight, label
+        one, four = (pq.read_table(runs[rows][label] / f"{table}.parquet").to_pydict() for rows in (1, 4))
+        scores = [one.pop("score", []), four.pop("score", [])]
+        assert one == four, label
         assert scores[0] == pytest.approx(scores[1], abs=NEAR_TIE, nan_ok=True), label
 
 
@@ -129,16 +129,16 @@ def test_rows_of_a_batch_exit_at_different_blocks(runs: dict[int, dict[str, Path
     """Otherwise, the comparison above would not test different exits within a batch."""
     layers = {
         label: set(pq.read_table(path / "tokens.parquet")["exit_layer"].to_pylist())
-        for label, path in runs[8].items()
+        for label, path in runs[4].items()
         if label.endswith("/quality")
     }
     assert sum(len(result) > 1 for result in layers.values()) >= 8, layers
 
 
-def test_calibration_with_eight_rows_equals_calibration_with_one(runs: dict[int, dict[str, Path]]) -> None:
+def test_calibration_with_four_rows_equals_calibration_with_one(runs: dict[int, dict[str, Path]]) -> None:
     for label in (label for label in runs[1] if label.endswith("/calibration")):
-        one, eight = (pq.read_table(runs[rows][label] / "calibration.parquet").to_pydict() for rows in (1, 8))
-        assert one == eight
+        one, four = (pq.read_table(runs[rows][label] / "calibration.parquet").to_pydict() for rows in (1, 4))
+        assert one == four
 
 
 def test_out_of_memory_batches_are_retried_with_half_the_rows() -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Event, Thread
+from types import ModuleType
 
 import pytest
 
 from exitbench.harness.cells.job import CellJob
-from exitbench.harness.cli.main import main
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.processes.locks import locked
@@ -23,8 +22,6 @@ from exitbench.results.spool.attempts import AttemptWriter, read_attempt, scan_s
 from exitbench.results.spool.schema import ENV_KEYS
 
 ENV = {section: dict.fromkeys(keys) for section, keys in ENV_KEYS.items() if section}
-# Forking is safe here: torch has one thread in tests.
-FORK = multiprocessing.get_context("fork")
 LONG_S = 300.0
 """Longer than anything takes on a busy machine."""
 SWEEP = """\
@@ -118,30 +115,24 @@ def test_interrupted_attempt_is_no_outcome(item: CellJob, tmp_path: Path) -> Non
     assert len(attempts_since(tmp_path, item)) == 1
 
 
-def run_command(words: list[str], shown: Path) -> None:
-    """Run a command of `exitbench` in this process, with standard error in a file, and end with its exit code."""
-    with shown.open("w") as file, contextlib.redirect_stderr(file):
-        code = main(words)
-    sys.exit(code)
-
-
 def test_two_concurrent_runs_run_every_cell_once(
-    write_suite: Callable[..., Path], checkpoint: Path, worded_model: Path, data_dir: Path, tmp_path: Path
+    write_suite: Callable[..., Path],
+    checkpoint: Path,
+    worded_model: Path,
+    data_dir: Path,
+    snippets: ModuleType,
+    tmp_path: Path,
 ) -> None:
     suite = write_suite(SWEEP)
     suite.write_text(suite.read_text().replace(str(checkpoint), str(worded_model)))
-    words = ["run", str(suite), "--data-dir", str(data_dir), "--runs", str(tmp_path / "runs")]
-    words += ["--threads", "1", "--no-report"]
-    files = [tmp_path / "first.txt", tmp_path / "second.txt"]
-    runs = [FORK.Process(target=run_command, args=(words, file)) for file in files]
+    command = ("run", str(suite), "--data-dir", str(data_dir), "--runs", str(tmp_path / "runs"))
+    command += ("--threads", "1", "--no-report")
+    with ThreadPoolExecutor() as threads:
+        runs = [threads.submit(snippets.run_installed, tmp_path, tmp_path, *command) for _ in range(2)]
     for run in runs:
-        run.start()
-    for run in runs:
-        run.join()
-    shown = [file.read_text() for file in files]
-    assert [run.exitcode for run in runs] == [0, 0], shown
-    for text in shown:
-        assert sum(": ok" in line for line in text.splitlines()) == 8
+        code, printed, error = run.result()
+        assert code == 0, error
+        assert sum(": ok" in line for line in (printed + error).splitlines()) == 8
     attempts = [read_attempt(result.path) for result in scan_spool(tmp_path / "runs" / "spool")]
     assert len({record.attempt.cell_id for record in attempts}) == len(attempts) == 8
     assert {record.status["status"] for record in attempts} == {"ok"}

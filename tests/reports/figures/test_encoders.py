@@ -122,18 +122,6 @@ def _write_timing(example: ModuleType, root: Path, cell: Any, speedup: float) ->
         writer.finish("ok")
 
 
-@pytest.fixture
-def gated_only(example: ModuleType, tmp_path: Path) -> Path:
-    """Return a database of only full depth and one gate, which may exit after any block."""
-    full = _cell(example, "full", {}, "quality", 1, None)
-    gated = _cell(example, "max-prob", {"threshold": 0.6}, "quality", 1, full["cell_id"])
-    for cell in (full, gated):
-        name, params = cell["method"]["name"], cell["method"]["params"]
-        _write_quality(example, tmp_path / "spool", cell, name, exits_of(name, params))
-    assert ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb").quarantined == ()
-    return tmp_path / "exitbench.duckdb"
-
-
 def markers(axes: Axes) -> list[tuple[float, float]]:
     drawn = [line for line in axes.lines if line.get_marker() not in ("None", None, "")]
     return [(float(x), float(y)) for line in drawn for x, y in zip(*line.get_data(), strict=True)]

@@ -236,20 +236,6 @@ def test_rebuild_through_a_symlink_replaces_the_target_not_the_link(path: Path, 
     assert link.is_symlink() and path.stat().st_ino != before
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_truncated_database_suggests_a_rebuild_that_restores_every_row(
-    few_spool: Path, few_database: Path, tmp_path: Path, share: float
-) -> None:
-    path = Path(shutil.copyfile(few_database, tmp_path / "exitbench.duckdb"))
-    before = _rows(path)
-    os.truncate(path, int(share * path.stat().st_size))
-    with pytest.raises(UserError, match="exitbench db rebuild"), open_database(path) as opened:
-        for table in before:
-            opened.query(f"FROM {table}")
-    rebuild(few_spool, path)
-    assert _rows(path) == before
-
-
 @pytest.mark.parametrize(
     "statement",
     [

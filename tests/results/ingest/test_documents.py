@@ -13,8 +13,6 @@ from exitbench.results.ingest.load import fill_sql
 from exitbench.results.queries import saved_query
 from exitbench.results.tables import TABLES
 
-MADE = ("document_exit", "document_probe")
-
 # What the queries asked before there were tables of documents: every token, joined by its place.
 TOKENS = """
     WITH compared AS (

@@ -28,9 +28,9 @@ SERVER = Path(__file__).with_name("s3_server.py")
 
 @pytest.fixture(scope="module")
 def fewest_database(few_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the database of a third of `few_spool`: each of its attempts is a dozen requests to the server."""
+    """Return the database of a sixth of `few_spool`: each of its attempts is a dozen requests to the server."""
     folder = tmp_path_factory.mktemp("fewest")
-    for attempt in list(scan_spool(few_spool))[::3]:
+    for attempt in list(scan_spool(few_spool))[::6]:
         shutil.copytree(attempt.path, folder / "spool" / attempt.path.relative_to(few_spool))
     ingest(folder / "spool", folder / "exitbench.duckdb")
     return folder / "exitbench.duckdb"

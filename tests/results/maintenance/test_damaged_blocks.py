@@ -44,8 +44,8 @@ def blocks(path: Path) -> int:
     return (path.stat().st_size - HEADERS) // BLOCK
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize("part", range(8))
 def test_db_check_reports_every_damaged_block_that_changes_an_answer(
     part: int, few_spool: Path, few_database: Path, tmp_path: Path
 ) -> None:
@@ -54,7 +54,7 @@ def test_db_check_reports_every_damaged_block_that_changes_an_answer(
     intact, content = database_digest(path), path.read_bytes()
     assert intact is not None
     assert check(few_spool, path).problems == ()
-    named, damaged = 0, range(part, blocks(path), 4)
+    named, damaged = 0, range(part, blocks(path), 8)
     for block in damaged:
         changed = bytearray(content)
         changed[HEADERS + block * BLOCK + AT] ^= 0x55

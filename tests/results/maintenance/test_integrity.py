@@ -107,6 +107,11 @@ def test_rows_that_disagree_with_their_files_are_reported(runs: Path, sql: str, 
     (problem,) = problems(runs)
     assert message in problem
     assert "exitbench db rebuild" in problem
+
+
+def test_rebuild_mends_rows_that_disagree_with_their_files(runs: Path) -> None:
+    change(runs, "UPDATE cell SET model_id = 'nobody'")
+    assert problems(runs)
     rebuild(runs / "spool", runs / "exitbench.duckdb")
     assert problems(runs) == ()
 

@@ -55,9 +55,6 @@ def logs(tmp_path: Path) -> str:
 
 # ------------------------------------------------------------------------------------------ events
 
-OWN = "item.cell.cell_id"
-
-
 INVALID = (
     '{"event": "x"}',
     "[]",
@@ -166,8 +163,9 @@ def test_out_of_memory_is_recognised_in_the_last_log_line(worker: Worker, run: C
 
 @pytest.mark.parametrize("kept", ["1", "1, int(sys.argv[2])", "1, 2, int(sys.argv[2]), int(sys.argv[3])"])
 def test_leftover_child_processes_are_killed_with_the_worker(
-    kept: str, worker: Worker, run: Callable[..., list[str]], tmp_path: Path
+    kept: str, worker: Worker, run: Callable[..., list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(process, "LOOK_S", 0.1)
     assert run(worker("two", f"(leave_child({kept}), note('left'))")) == ["ok", "ok", "ok"]
     deadline = time.monotonic() + LONG_S
     (left,) = (tmp_path / "notes").glob("left-*")
@@ -196,6 +194,7 @@ def test_method_that_closes_standard_output_does_not_fail(worker: Worker, run: C
 def test_worker_that_closes_its_event_pipe_and_continues_is_killed(
     spec: WorkerSpec, worker: Worker, run: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(process, "LOOK_S", 0.1)
     monkeypatch.setattr(process, "CLOSING_S", 0.2)
     assert run(worker("three", "(os.close(int(sys.argv[2])), wait())")) == ["ok", "ok", "failed"]
     assert record(spec, 2)["reason"] == "the worker was killed by SIGKILL"
@@ -236,11 +235,11 @@ def test_worker_that_hangs_before_its_first_cell_is_not_restarted(
 def test_waiting_for_another_process_is_not_a_timeout_and_shown_once(
     spec: WorkerSpec, worker: Worker, run: Callable[..., list[str]], tmp_path: Path
 ) -> None:
-    waits = "(say('wait', item, holder='process 7'), say('wait', item, holder='process 7'), time.sleep(4), wake())"
-    command = worker("two", waits.replace("wake()", "say('held', item)"))
+    wait = "say('wait', item, holder='process 7')"
+    waits = f"({wait}, {wait}, time.sleep(2), say('held', item))"
     output = io.StringIO()
-    timed = replace(spec, cells=with_timeouts(spec, (LONG_S, 3.0, LONG_S)))
+    timed = replace(spec, cells=with_timeouts(spec, (LONG_S, 1.5, LONG_S)))
     with Lines(dict.fromkeys(map(str, range(3)), Expected()), output) as progress:
-        LocalExecutor(tmp_path / "logs", worker=command, cores=1).run([timed], progress, lambda: None)
+        LocalExecutor(tmp_path / "logs", worker=worker("two", waits), cores=1).run([timed], progress, lambda: None)
     assert {status.status for status in latest_status(spec.spool).values()} == {"ok"}
     assert output.getvalue().count("two: waiting for process 7, which runs it\n") == 1
