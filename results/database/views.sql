@@ -1116,25 +1116,32 @@ must be computed for it.';
 CREATE VIEW exit_by_kind AS
 WITH probed AS (
     SELECT
-        attempt_id, 'probe' AS kind, token_kind, count(*) AS n, NULL::DOUBLE AS mean_exit_layer,
-        avg(first_match) AS mean_first_match, avg(stable_from) AS mean_stable_from,
-        avg((token_id = full_token_id)::INT) AS share_equal_full
+        attempt_id, 'probe' AS kind, token_kind, doc_key, count(*) AS n, sum(first_match) AS first_match,
+        sum(stable_from) AS stable_from, count_if(token_id = full_token_id) AS equal_full
     FROM probe_token WHERE token_kind IS NOT NULL GROUP BY ALL
 ),
 decoded AS (
+    -- A token beyond the end of full depth's answer counts as unequal.
     SELECT
-        t.*, r.kind, NULL::DOUBLE AS mean_first_match, NULL::DOUBLE AS mean_stable_from
-    FROM (
-        -- A token beyond the end of full depth's answer counts as unequal.
-        SELECT
-            attempt_id, token_kind, count(*) AS n, avg(exit_layer) AS mean_exit_layer,
-            CASE WHEN count(full_token_id) > 0 THEN count_if(token_id = full_token_id) / count(*) END AS share_equal_full
-        FROM token_exit WHERE token_kind IS NOT NULL GROUP BY ALL
-    ) AS t
+        t.attempt_id, r.kind, t.token_kind, t.doc_key, count(*) AS n, sum(t.exit_layer) AS exit_layer,
+        CASE WHEN count(t.full_token_id) > 0 THEN count_if(t.token_id = t.full_token_id) END AS equal_full
+    FROM token_exit AS t
     JOIN (SELECT attempt_id, kind FROM attempt JOIN cell USING (cell_id)) AS r USING (attempt_id)
+    WHERE t.token_kind IS NOT NULL GROUP BY ALL
+),
+by_kind AS (
+    SELECT
+        attempt_id, kind, token_kind, CAST(sum(n) AS BIGINT) AS n,
+        sum(exit_layer) / sum(n) AS mean_exit_layer, half_width(exit_layer, n) AS exit_layer_half,
+        sum(first_match) / sum(n) AS mean_first_match, half_width(first_match, n) AS first_match_half,
+        sum(stable_from) / sum(n) AS mean_stable_from, half_width(stable_from, n) AS stable_from_half,
+        CASE WHEN count(equal_full) > 0 THEN sum(coalesce(equal_full, 0)) / sum(n) END AS share_equal_full,
+        CASE WHEN count(equal_full) > 0 THEN half_width(coalesce(equal_full, 0), n) END AS equal_full_half
+    FROM (FROM probed UNION ALL BY NAME FROM decoded)
+    GROUP BY ALL
 )
 SELECT n.* EXCLUDE (params), k.* EXCLUDE (attempt_id), n.params
-FROM (FROM probed UNION ALL BY NAME FROM decoded) AS k JOIN run_names AS n USING (attempt_id);
+FROM by_kind AS k JOIN run_names AS n USING (attempt_id);
 COMMENT ON VIEW exit_by_kind IS 'One row per run and kind of word in generated data.';
 
 CREATE VIEW fit_curves AS

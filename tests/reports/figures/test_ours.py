@@ -238,22 +238,6 @@ def test_runs_without_cost_parts_are_not_measured(small_database: Path, rows_of:
     assert cost_breakdown.EMPTY.startswith("Not measured")
 
 
-def test_exit_by_kind_table_equals_the_view(small_database: Path, rows_of: Rows) -> None:
-    frame = rows_of(small_database, tables, "exit_by_kind")
-    view = query_rows(small_database, "SELECT * FROM exit_by_kind WHERE NOT random_weights AND execution = 'real'")
-    names = ("n", "mean_first_match", "mean_stable_from", "mean_exit_layer", "share_equal_full")
-    expected = {
-        (*(row[name] for name in ("model", "task_label", "kind", "params", "token_kind")),): [row[n] for n in names]
-        for row in view
-    }
-    assert len(expected) == len(frame.rows)
-    for row in frame.rows:
-        values = expected[row["model"], row["task"], row["kind"], row["params"], row["token_kind"]]
-        share = values.pop() if row["kind"] == "quality" else (values.pop(), None)[1]
-        assert [row[name] for name in names[:-1]] == [v if v is None else pytest.approx(v, abs=1e-6) for v in values]
-        assert row["share_equal_full"] == (share if share is None else pytest.approx(share, abs=1e-6))
-
-
 @pytest.fixture(scope="module")
 def word_kinds_database(example: ModuleType, database_of: Callable[[Any], Path]) -> Path:
     """Return a database in which each model is probed twice; the second probe shifts all predictions by one token.
@@ -304,19 +288,6 @@ def test_depth_by_kind_equals_plain_loops(word_kinds_database: Path, rows_of: Ro
     for key, tokens in expected.items():
         counts = Counter(token["first_match"] for token in tokens)
         assert shares[key] == {block: pytest.approx(n / len(tokens), abs=1e-6) for block, n in counts.items()}
-
-
-def test_depth_by_kind_figure_agrees_with_its_table(small_database: Path, rows_of: Rows) -> None:
-    keys = ("task", "model", "token_kind")
-    names = ("n", "mean_first_match", "first_match_half", "mean_stable_from", "stable_from_half")
-    drawn, note = (
-        {tuple(row[key] for key in keys): [row[name] for name in names] for row in rows}
-        for rows in (
-            rows_of(small_database, figures, "depth_by_kind").rows,
-            [row for row in rows_of(small_database, tables, "exit_by_kind").rows if row["kind"] == "probe"],
-        )
-    )
-    assert len(drawn) == 10 and drawn == note
 
 
 def test_depth_by_kind_draws_marks_intervals_and_bars_for_every_kind(word_kinds_database: Path, rows_of: Rows) -> None:

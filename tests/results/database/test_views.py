@@ -238,6 +238,9 @@ def test_exit_by_kind_of_a_run_compares_with_full_depths_tokens(
     assert 0 < equal < len(hop)
     assert (row["n"], row["share_equal_full"], row["mean_exit_layer"]) == (len(hop), equal / len(hop), 2)
     assert (row["mean_first_match"], row["mean_stable_from"]) == (None, None)
+    halves = ("first_match_half", "stable_from_half", "exit_layer_half")
+    assert [row[half] for half in halves] == [None] * 3, "every exit is after block 2"
+    assert 0 < row["equal_full_half"] < 1
 
 
 def test_frontier_takes_all_speeds_of_a_setting_from_the_machine_timed_last(
