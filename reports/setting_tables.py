@@ -15,10 +15,10 @@ from typing import Final
 from exitbench.errors import UserError
 from exitbench.reports import tables
 from exitbench.reports.frame import Frame, Row
-from exitbench.reports.labels import OTHER_LENGTH, natural_key
+from exitbench.reports.labels import natural_key
 from exitbench.reports.registry import discover
 from exitbench.reports.tables.columns import ABSENT, TableCell, TableColumn, fill_columns, number, text
-from exitbench.reports.tables.summary import change, quality, speedup
+from exitbench.reports.tables.summary import change, marked, quality, speedup
 from exitbench.reports.tables.writing import pipe_table
 from exitbench.results.database.connection import Database
 from exitbench.results.ingest.opening import open_snapshot
@@ -114,17 +114,6 @@ def _compared(column: TableColumn) -> TableColumn:
     return replace(column, cell=lambda row: _NOTHING if row["is_full_depth"] else column.cell(row))
 
 
-def _marked(column: TableColumn) -> TableColumn:
-    """Return a column of times, with a mark at those of answers that are longer or shorter than full depth's."""
-
-    def cell(row: Row) -> TableCell:
-        unmarked = column.cell(row)
-        is_marked = row["is_other_length"] and unmarked.key is not None
-        return replace(unmarked, text=f"{OTHER_LENGTH} {unmarked.text}") if is_marked else unmarked
-
-    return replace(column, cell=cell)
-
-
 _COLUMNS: Final = (
     text("Model", "model", collapses=True),
     text("Task", "task", collapses=True),
@@ -135,6 +124,6 @@ _COLUMNS: Final = (
     number("Tokens", "length", "{:.2f}", hidden_if_empty=True),
     number("Ideal speed-up", "ideal_speedup", "{:.2f}"),
     number("Drafts accepted", "accepted_percent", "{:.0f} %", hidden_if_empty=True),
-    _compared(_marked(TableColumn("Speed-up", speedup, numeric=True, hidden_if_empty=True))),
-    _compared(_marked(number("Decoding", "speedup_decode", "{:.2f}", hidden_if_empty=True))),
+    _compared(marked(TableColumn("Speed-up", speedup, numeric=True, hidden_if_empty=True))),
+    _compared(marked(number("Decoding", "speedup_decode", "{:.2f}", hidden_if_empty=True))),
 )

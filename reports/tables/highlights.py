@@ -1,11 +1,8 @@
 """The README's table: one timed setting per method, on one model and task, the fastest first."""
 
-from dataclasses import replace
-
-from exitbench.reports.frame import Row
 from exitbench.reports.labels import OTHER_LENGTH
-from exitbench.reports.tables.columns import TableCell, TableColumn, method, number, settings, text
-from exitbench.reports.tables.summary import blocks_run, change, exit_layer, number_format, quality, speedup
+from exitbench.reports.tables.columns import TableColumn, method, number, settings, text
+from exitbench.reports.tables.summary import blocks_run, change, exit_layer, marked, number_format, quality, speedup
 
 SECTION = "results"
 ORDER = 12
@@ -22,12 +19,6 @@ CAPTION = (
 EMPTY = "Nothing timed: add `timing` to the kinds of a suite, or run `nox -s bench`."
 
 
-def marked_speedup(row: Row) -> TableCell:
-    """Return the cell of the measured speed-up, marked if the method's answers differ in length from full depth's."""
-    cell = speedup(row)
-    return replace(cell, text=f"{OTHER_LENGTH} {cell.text}") if row["is_other_length"] else cell
-
-
 COLUMNS = (
     text("Model", "model", collapses=True),
     text("Task", "task", collapses=True),
@@ -41,7 +32,7 @@ COLUMNS = (
     TableColumn("Δ", change, numeric=True),
     TableColumn("Exit layer", exit_layer, numeric=True),
     TableColumn("Blocks run", blocks_run, numeric=True),
-    TableColumn("Speed-up", marked_speedup, numeric=True),
+    marked(TableColumn("Speed-up", speedup, numeric=True)),
     number("Tokens = full", "token_match", "{:.1%}"),
     TableColumn("Against float32", number_format, long=True, hidden_if_empty=True, collapses=True),
     text("Documents", "n", collapses=True),

@@ -1,5 +1,7 @@
 """Results table: every setting of every method, compared with full depth of the same checkpoint."""
 
+from dataclasses import replace
+
 from exitbench.reports.frame import Row
 from exitbench.reports.labels import NOT_MEASURABLE, OTHER_LENGTH, against_float32
 from exitbench.reports.tables.columns import (
@@ -73,6 +75,17 @@ def speedup(row: Row) -> TableCell:
     if row.get("speed_status") == "not measurable":  # rows of the table highlights lack the column: all are measurable
         return TableCell(NOT_MEASURABLE, None, muted=True)
     return _against_full_depth(row, "speedup", row["inside_noise_floor"])
+
+
+def marked(column: TableColumn) -> TableColumn:
+    """Return a column of times, with a mark at those of answers that are longer or shorter than full depth's."""
+
+    def cell(row: Row) -> TableCell:
+        unmarked = column.cell(row)
+        is_marked = row["is_other_length"] and unmarked.key is not None
+        return replace(unmarked, text=f"{OTHER_LENGTH} {unmarked.text}") if is_marked else unmarked
+
+    return replace(column, cell=cell)
 
 
 def energy(row: Row) -> TableCell:

@@ -11,6 +11,7 @@ from typing import Final
 from exitbench.results.database.connection import open_database
 from exitbench.results.database.current import views_script
 from exitbench.results.tables import REFERENCES, TABLES
+from exitbench.results.tables.declared import Column, Table
 
 _SHARED: Final = "run_names"
 """View whose columns most other views share."""
@@ -19,60 +20,36 @@ _MACRO: Final = re.compile(
     r"^CREATE OR REPLACE MACRO (\w+\(.*?\)) AS\n.*?^COMMENT ON MACRO \w+ IS '(.*?[^'])';$", re.MULTILINE | re.DOTALL
 )
 _COLUMNS: Final = """
-    SELECT column_name, data_type, is_nullable, false AS is_key, coalesce(comment, '') AS comment
+    SELECT column_name, data_type, coalesce(comment, '')
     FROM duckdb_columns() WHERE table_name = ? ORDER BY column_index
 """
 
 
 @dataclass(frozen=True)
-class ColumnDoc:
-    """Documentation of one column of a table or view.
+class View:
+    """Documentation of a view.
 
     Attributes:
-        name: Name of the column.
-        type: Type as DuckDB writes it.
-        nullable: Whether the column may be NULL; meaningless for views.
-        key: True if the column is part of the primary key.
-        comment: Description of the column.
-    """
-
-    name: str
-    type: str
-    nullable: bool
-    key: bool
-    comment: str
-
-
-@dataclass(frozen=True)
-class Relation:
-    """Documentation of a table or view.
-
-    Attributes:
-        name: Name of the table or view.
-        comment: Description of its rows.
+        name: Name of the view.
+        description: Description of its rows.
         columns: Columns in order.
-        sql: Statement that creates a view; empty for a table.
+        sql: Statement that creates the view.
     """
 
     name: str
-    comment: str
-    columns: tuple[ColumnDoc, ...]
+    description: str
+    columns: tuple[Column, ...]
     sql: str
 
 
 @cache
-def described_views() -> tuple[Relation, ...]:
+def described_views() -> tuple[View, ...]:
     """Return the documentation of every view, in the order of views.sql, from general to special."""
     created = {match[1]: match[0] for match in _VIEW.finditer(views_script())}
     with TemporaryDirectory() as folder, open_database(Path(folder) / "empty.duckdb", read_only=False) as database:
         comments = dict(database.rows("SELECT view_name, comment FROM duckdb_views() WHERE NOT internal")[1])
         return tuple(
-            Relation(
-                name,
-                comments[name] or "",
-                tuple(ColumnDoc(*row) for row in database.rows(_COLUMNS, [name])[1]),
-                sql,
-            )
+            View(name, comments[name] or "", tuple(Column(*row) for row in database.rows(_COLUMNS, [name])[1]), sql)
             for name, sql in created.items()
         )
 
@@ -82,26 +59,9 @@ def described_macros() -> dict[str, str]:
     return {match[1]: " ".join(match[2].replace("''", "'").split()) for match in _MACRO.finditer(views_script())}
 
 
-@cache
-def described_tables() -> tuple[Relation, ...]:
-    """Return the documentation of every table, sorted by name."""
-    return tuple(
-        Relation(
-            table.name,
-            table.description,
-            tuple(
-                ColumnDoc(column.name, column.type, column.is_nullable, column.key, column.description)
-                for column in table.columns
-            ),
-            "",
-        )
-        for table in sorted(TABLES.values(), key=lambda table: table.name)
-    )
-
-
 def schema_markdown() -> str:
     """Return the documentation of the database in Markdown: a diagram, and every view, macro and table."""
-    views, tables = described_views(), described_tables()
+    views, tables = described_views(), sorted(TABLES.values(), key=lambda table: table.name)
     shared = [column.name for column in next(view for view in views if view.name == _SHARED).columns]
     parts = [
         "# The result database",
@@ -121,7 +81,7 @@ def schema_markdown() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _chapter(relation: Relation, shared: Sequence[str]) -> str:
+def _chapter(relation: View | Table, shared: Sequence[str]) -> str:
     """Return the Markdown section on a table or view; a view's columns in `shared` are not listed again.
 
     `shared` has the columns of the view `run_names`; it is empty for tables.
@@ -130,11 +90,12 @@ def _chapter(relation: Relation, shared: Sequence[str]) -> str:
     names = [column.name for column in columns]
     # `params` is the last column of every view.
     inherits = relation.name != _SHARED and bool(shared) and [*names[: len(shared) - 1], names[-1]] == list(shared)
-    lines = [f"### {relation.name}", "", " ".join(relation.comment.split()), ""]
+    lines = [f"### {relation.name}", "", " ".join(relation.description.split()), ""]
     if inherits:
         lines += [f"In addition to the columns of `{_SHARED}`:", ""]
     lines += ["| column | type | |", "|---|---|---|"]
     for column in columns[len(shared) - 1 : -1] if inherits else columns:
-        mark = "" if relation.sql else " key" if column.key else "" if column.nullable else " NOT NULL"
-        lines.append(f"| {column.name} | {column.type}{mark} | {column.comment} |")
+        needed = "" if isinstance(relation, View) or column.is_nullable else " NOT NULL"
+        mark = " key" if column.key else needed
+        lines.append(f"| {column.name} | {column.type}{mark} | {column.description} |")
     return "\n".join(lines)

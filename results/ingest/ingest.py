@@ -27,7 +27,7 @@ from exitbench.results.database.connection import (
 )
 from exitbench.results.database.current import is_empty, name_and_catalogue
 from exitbench.results.files.duckdb_files import require_duckdb_file
-from exitbench.results.ingest.load import IngestReport, SpoolLoader, load_spool
+from exitbench.results.ingest.load import IngestReport, SpoolLoader
 from exitbench.terminal import number_of
 
 
@@ -93,16 +93,17 @@ def rebuild(
     create_folder(path.parent)
     with TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         new = Path(folder) / path.name
+        loader = SpoolLoader(spool_root, progress)
         with open_database(new, read_only=False) as database:
-            report = load_spool(database.engine, spool_root, progress)
+            loader.load(database.engine)
         require_complete(new)
         # Open while it is replaced, so that no writer is left with a log next to the new file.
         with _connect_or_lock(path) as old:
             if isinstance(old, Database):
-                _require_replaceable(old, new, report, forget)
+                _require_replaceable(old, new, loader.report, forget)
             log_of(path).unlink(missing_ok=True)
             new.replace(path)
-    return report
+    return loader.report
 
 
 def _require_replaceable(old: Database, new: Path, report: IngestReport, forget: bool) -> None:

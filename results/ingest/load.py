@@ -171,16 +171,6 @@ class SpoolLoader:
         )
 
 
-def load_spool(engine: sa.Engine, spool_root: Path, progress: Callable[[int, int], None] | None = None) -> IngestReport:
-    """Add all finished attempts of the spool that the database lacks, in one call of `SpoolLoader.load`.
-
-    `progress` is called with (attempts seen, attempts in the spool) after each group of attempts.
-    """
-    loader = SpoolLoader(spool_root, progress)
-    loader.load(engine)
-    return loader.report
-
-
 def _parquet_bytes(path: Path) -> int:
     return sum(file.lstat().st_size for file in path.glob("*.parquet"))
 

@@ -44,7 +44,7 @@ def sql(arguments: Namespace) -> int:
     if arguments.queries is not None:
         print(listed(_with_words(arguments.queries), in_full=True))
     elif arguments.views:
-        print("\n".join(f"{view.name:18} {_first_sentence(view.comment)}" for view in described_views()))
+        print("\n".join(f"{view.name:18} {_first_sentence(view.description)}" for view in described_views()))
     elif arguments.explain_view is not None:
         print(_explained(arguments.explain_view))
     elif arguments.schema:
@@ -233,8 +233,10 @@ def _explained(name: str) -> str:
     view = views[name]
     width = max(len(column.name) for column in view.columns)
     types = max(len(column.type) for column in view.columns)
-    columns = "\n".join(f"  {column.name:{width}}  {column.type:{types}}  {column.comment}" for column in view.columns)
-    return f"{view.comment}\n\n{columns}\n\n{view.sql}"
+    columns = "\n".join(
+        f"  {column.name:{width}}  {column.type:{types}}  {column.description}" for column in view.columns
+    )
+    return f"{view.description}\n\n{columns}\n\n{view.sql}"
 
 
 def _first_sentence(comment: str) -> str:

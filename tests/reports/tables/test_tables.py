@@ -18,6 +18,7 @@ from exitbench.reports.frame import Frame
 from exitbench.reports.labels import setting
 from exitbench.reports.material import read_only
 from exitbench.reports.registry import discover
+from exitbench.reports.tables import highlights
 from exitbench.reports.tables.calibrations import needed
 from exitbench.reports.tables.columns import (
     FilledTable,
@@ -29,7 +30,6 @@ from exitbench.reports.tables.columns import (
     text,
     with_interval,
 )
-from exitbench.reports.tables.highlights import marked_speedup
 from exitbench.reports.tables.summary import (
     blocks_run,
     change,
@@ -328,8 +328,9 @@ def test_exit_layer_and_blocks_run_are_two_columns() -> None:
 
 
 def test_readme_speedups_are_marked_when_answers_differ_in_length() -> None:
-    assert marked_speedup(ROW).text == "† 1.46 [1.40, 1.50]"
-    assert marked_speedup(ROW | {"is_other_length": False}).text == "1.46 [1.40, 1.50]"
+    (speedup,) = (column for column in highlights.COLUMNS if column.heading == "Speed-up")
+    assert speedup.cell(ROW).text == "† 1.46 [1.40, 1.50]"
+    assert speedup.cell(ROW | {"is_other_length": False}).text == "1.46 [1.40, 1.50]"
 
 
 def test_terminal_shows_every_calibration_step(example_database: Path) -> None:

@@ -20,9 +20,9 @@ KILLED_WRITER = """
 import os, sys
 from pathlib import Path
 from exitbench.results.database.connection import open_database
-from exitbench.results.ingest.load import load_spool
+from exitbench.results.ingest.load import SpoolLoader
 database = open_database(Path(sys.argv[1]), read_only=False)
-load_spool(database.engine, Path(sys.argv[2]))
+SpoolLoader(Path(sys.argv[2]), None).load(database.engine)
 os.kill(os.getpid(), 9)
 """
 
