@@ -148,6 +148,11 @@ class _Server:
             self._imported["files"]
         )
 
+    def await_imports(self) -> None:
+        """Wait until the imports are done, or the server has died; return at once in a fork of its client."""
+        if self.client_pid == os.getpid():
+            _ = self._imported
+
     @cached_property
     def _imported(self) -> dict[str, Any] | None:
         """Environment variables set by the server's imports, and its modules' files; None if the imports failed."""
@@ -185,6 +190,13 @@ def prepare() -> None:
     global _server
     with _starting:
         _server = _server or _Server(_fixed(_environment(None)))
+
+
+def await_imports() -> None:
+    """Wait until the imports of the fork server are done; return at once if this process has started none."""
+    with _starting:
+        if _server is not None:
+            _server.await_imports()
 
 
 def start(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from exitbench.harness.engine.products.choice_store import cpu_model
-from exitbench.harness.processes.fork_server import SPINNING
+from exitbench.harness.processes.fork_server import SPINNING, await_imports
 
 PROJECT = "exitbench"
 
@@ -89,12 +89,13 @@ def free_cores() -> int:
     """Return how many of this process's cores no other process is using now, at least 1.
 
     More threads than free cores slow down all: a thread whose core is busy delays the others, which spin meanwhile. The
-    load is measured over half a second, so that neither a short burst nor an old process counts. Without /proc/stat,
-    all cores count as free.
+    load is measured over half a second, so that neither a short burst nor an old process counts. It is measured after
+    the imports of this process's fork server, which would count too. Without /proc/stat, all cores count as free.
     """
     cores = _affinity()
     if len(cores) == 1:
         return 1
+    await_imports()
     busy = _busy_cores(cores)
     allowed = _cgroup_cores(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")) or len(cores)
     return max(1, min(int(allowed), int(len(cores) - busy + 0.5)))

@@ -2,13 +2,16 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from exitbench.harness.processes import fork_server
 from exitbench.harness.processes.fork_server import spinning
 from exitbench.harness.running import environment as module
 from exitbench.harness.running.environment import ENV_VARS, environment, free_cores, git_state, hardware
@@ -109,6 +112,21 @@ def test_free_cores_are_those_not_busy_with_other_processes(
     monkeypatch.setattr(module, "_busy_cores", lambda cores: held)
     monkeypatch.setattr(module, "_cgroup_cores", lambda root, membership: None)
     assert free_cores() == free
+
+
+def test_free_cores_are_counted_after_the_imports_of_the_fork_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a suite that is planned quickly takes its own server for another process."""
+    monkeypatch.setattr(module, "_affinity", lambda: {0, 1})
+    reader, writer = socket.socketpair()
+    monkeypatch.setattr(fork_server, "_server", server := fork_server._Server.__new__(fork_server._Server))
+    server.client_pid, server._socket = os.getpid(), reader
+    imported = threading.Event()
+    importing = threading.Timer(0.2, lambda: (imported.set(), writer.sendall(b"{}\n")))
+    monkeypatch.setattr(module, "_busy_cores", lambda cores: float(not imported.is_set()))
+    with reader, writer:
+        importing.start()
+        assert free_cores() == 2
+        importing.join()
 
 
 def test_free_cores_are_limited_by_the_control_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
