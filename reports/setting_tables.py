@@ -33,7 +33,7 @@ CREATE TEMP TABLE setting_rows AS
 WITH summary AS ({summary}),
 generated AS (SELECT attempt_id, count(*) AS tokens FROM token_exit GROUP BY attempt_id)
 SELECT
-    s.* EXCLUDE (speedup_decode), concat_ws(' ', s.method, nullif(f.label, 'usual')) AS named,
+    s.* EXCLUDE (speedup_decode), f.suite, concat_ws(' ', s.method, nullif(f.label, 'usual')) AS named,
     -- An encoder reads a text at once, so its time follows operations more than bytes, and there is no decoding.
     CASE WHEN f.model_kind = 'encoder' THEN f.ideal_speedup_flops ELSE f.ideal_speedup_bytes END AS ideal_speedup,
     CASE WHEN f.model_kind <> 'encoder' THEN s.speedup_decode END AS speedup_decode,
