@@ -354,7 +354,11 @@ def _read_line(stream: socket.socket) -> str:
     """Read the next line from a socket; return an empty text if the other end is closed."""
     line = b""
     while not line.endswith(b"\n"):
-        if not (piece := stream.recv(1)):
+        try:
+            piece = stream.recv(1)
+        except ConnectionResetError:  # the other end died with unread data
+            return ""
+        if not piece:
             return ""
         line += piece
     return line.decode().strip()

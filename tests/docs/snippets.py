@@ -22,6 +22,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -49,6 +50,8 @@ _VARIES = (
     (re.compile(r"\b\d[\d.]*x\b"), "RATIO"),
     (re.compile(r"(?<![\w.*'])(/[\w.+-]+){2,}"), "PATH"),
 )
+_ASKING = threading.Lock()
+"""Held from a request to the server until its reply."""
 _INSTALLED = """\
 import contextlib, io, json, sys
 sys.path.insert(0, {site!r})
@@ -226,8 +229,9 @@ def _run_command(words: list[str], folder: Path, input_text: str, output: str) -
     """Let the server process run a command in a folder, with files for input and output; return the exit code."""
     server = _server()
     assert server.stdin is not None and server.stdout is not None
-    print(json.dumps([words, str(folder), input_text, output]), file=server.stdin, flush=True)
-    return int(server.stdout.readline())
+    with _ASKING:
+        print(json.dumps([words, str(folder), input_text, output]), file=server.stdin, flush=True)
+        return int(server.stdout.readline())
 
 
 @cache

@@ -1,5 +1,6 @@
 """`exitbench sql`: queries, output formats, and that only reading is possible."""
 
+import contextlib
 import csv
 import io
 import json
@@ -443,7 +444,11 @@ def test_sql_waits_for_a_locked_database_and_names_the_locking_process(
 
 def reads(process: int, path: Path) -> bool:
     """Return whether a process has a file open."""
-    return str(path.resolve()) in map(os.path.realpath, Path(f"/proc/{process}/fd").iterdir())
+    for descriptor in Path(f"/proc/{process}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if os.readlink(descriptor) == str(path.resolve()):
+                return True
+    return False
 
 
 @pytest.mark.parametrize("out", [(), ("--out", "rows.csv")])

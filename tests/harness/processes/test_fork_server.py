@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -231,3 +232,14 @@ def test_prepare_starts_the_server_once() -> None:
     server = fork_server._server
     prepare()
     assert server is not None and fork_server._server is server
+
+
+def test_awaiting_a_server_that_died_while_it_imported_returns(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr(fork_server, "_server", server := fork_server._Server.__new__(fork_server._Server))
+    server.client_pid, server._socket = os.getpid(), ours
+    ours.sendall(b"a request that nobody reads")
+    theirs.close()  # with unread data: the connection is reset
+    with ours:
+        fork_server.await_imports()
+    assert server._imported is None
