@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from exitbench.methods.base import ActiveRows
+from exitbench.methods.base import ActiveRows, argmax_token
 
 TEXTS = (([1], []), ([2], [5]), ([3], [6, 7]), ([4], [8]))
 ALL = ActiveRows((1, 2, 3, 4), (7, 8, 9, 6), (0, 1, 0, 2), range(4), texts_A=TEXTS)
@@ -31,3 +33,10 @@ def test_groups_that_exited_separately_are_joined_in_exit_order() -> None:
     rest = take(ALL, 0, 2, 3)
     joined = ActiveRows.joined([take(ALL, 1), take(rest, 1, 2), take(rest, 0)])
     assert told(joined) == ([2, 3, 4, 1], [8, 9, 6, 7], [1, 0, 2, 0], [1, 2, 3, 0], [1, 2, 3, 0])
+
+
+@given(st.integers(0, 2**31), st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
+def test_lowest_of_tied_tokens_is_chosen(seed: int, dtype: torch.dtype) -> None:
+    values = torch.tensor([-torch.inf, -1.0, 0.0, 2.0], dtype=dtype)
+    logits_AV = values[torch.randint(4, (3, 300), generator=torch.Generator().manual_seed(seed))]
+    assert argmax_token(logits_AV).tolist() == [row.index(max(row)) for row in logits_AV.tolist()]

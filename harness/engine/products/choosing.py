@@ -26,6 +26,7 @@ from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.engine.model.weights import BlockWeights, Linear, NormedLinear
 from exitbench.harness.engine.products.choice_store import store_choices, stored_choices, this_machine
 from exitbench.harness.engine.products.forms import (
+    COPIES,
     FEW_ROWS,
     FORMS,
     MANY_ROWS,
@@ -39,7 +40,7 @@ from exitbench.harness.engine.products.forms import (
     fp16_copy_bytes,
     n_parts,
 )
-from exitbench.harness.engine.products.int8 import computes_in
+from exitbench.harness.engine.products.int8 import computes_in, table_bytes
 
 Product = Callable[[Tensor], Tensor]
 Clock = Callable[[], float]
@@ -134,7 +135,8 @@ SAMPLE_BYTES: Final = 24 * 2**20
 """Bytes of block weights that are timed, and as many of the LM head: together more than most caches hold."""
 
 COPIED_SHARE: Final = 0.25
-"""Largest share of the machine's memory that copies of the weights may take: packed for several rows, and in fp16.
+"""Largest share of the machine's memory that copies of the weights may take: packed for several rows, and in fp16 or
+as a table for single rows.
 
 The share is of total memory: free memory varies from run to run, and the last bits of results would vary with it.
 """
@@ -252,21 +254,23 @@ def _may_pack(model: Transformer) -> bool:
 def _may_copy(model: Transformer) -> bool:
     """Return whether copies of the weights take at most `COPIED_SHARE` of the memory; False if that is unknown.
 
-    Weights may be copied twice: in fp16 for single rows, and packed for several rows.
+    Weights may be copied twice: in fp16 or as a table for single rows, and packed for several rows.
     """
     dtype, memory = model.lm_head.weight.dtype, machine_bytes()
     weights = [product.projection.weight for product in _products(model) if product.is_decoded]
     copied = sum(weight.nbytes for weight in weights) if can_pack(dtype) else 0
     if dtype == torch.bfloat16 and can_copy_to_fp16():
         copied += sum(fp16_copy_bytes(weight.shape) for weight in weights)
+    if dtype == torch.int8:
+        copied += sum(table_bytes(weight.shape) for weight in weights)
     return memory is not None and copied <= COPIED_SHARE * memory
 
 
 def _forms(product: _Product, may_copy: bool) -> tuple[str, ...]:
-    """Return the names of the forms to choose from, the default first, with or without the copy in fp16."""
+    """Return the names of the forms to choose from, the default first, with or without forms that copy it."""
     weight = product.projection.weight
     names = available_forms(weight.dtype, product.role, weight.shape)
-    return tuple(name for name in names if may_copy or name != "fp16-copy")
+    return tuple(name for name in names if may_copy or name not in COPIES)
 
 
 def _products(model: Transformer) -> Iterator[_Product]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.engine.model.weights import BlockWeights, Linear, unchanged
-from exitbench.harness.engine.products.int8 import ByBf16, Int8
+from exitbench.harness.engine.products.int8 import ByBf16, EmbeddingBag, Int8
 
 Form = Callable[[Linear], Linear]
 Role = Literal["block", "residual", "head", "part", "source"]
@@ -38,6 +38,8 @@ _LEAST_SCALED: Final = 2.0**-100
 """An output's largest weight must be between this magnitude and its inverse, so that fp32 can represent the scale."""
 WIDENED_NUMEL: Final = 2**23
 """Largest bf16 matrix that is copied to fp32: a larger copy would be read from memory, with twice the bytes."""
+COPIES: Final = ("fp16-copy", "embedding-bag")
+"""Forms for single rows that hold a second copy of the weight."""
 
 
 @dataclass(frozen=True)
@@ -244,6 +246,11 @@ def _by_bf16(projection: Linear) -> Linear:
     return ByBf16(projection.weight, projection.bias, scale=projection.scale)
 
 
+def _embedding_bag(projection: Linear) -> Linear:
+    assert isinstance(projection, Int8), "heads and blocks of an int8 model are"
+    return EmbeddingBag(projection.weight, projection.bias, scale=projection.scale)
+
+
 _BF16: Final[Mapping[str, Form]] = {
     "vector": _by_outputs,
     "matrix": _by_matrix,
@@ -252,6 +259,7 @@ _BF16: Final[Mapping[str, Form]] = {
     "widened": _widened,
 }
 _INT8: Final[Mapping[str, Form]] = {"int8": unchanged, "by-bf16": _by_bf16}
+_INT8_DECODED: Final[Mapping[str, Form]] = {**_INT8, "embedding-bag": _embedding_bag}
 
 _FP32: Final[Mapping[str, Form]] = {
     "input-major": Linear.in_default_layout,
@@ -280,7 +288,7 @@ FORMS: Final[Mapping[torch.dtype, Mapping[Role, Mapping[str, Form]]]] = {
         "part": {"vector": _by_outputs, "matrix": _by_matrix},
         "source": {"matrix": unchanged, "packed": Packed.from_projection},
     },
-    torch.int8: {"block": _INT8, "residual": _INT8, "head": _INT8, "part": _INT8},
+    torch.int8: {"block": _INT8_DECODED, "residual": _INT8_DECODED, "head": _INT8_DECODED, "part": _INT8},
 }
 """Forms by number format of weights, role and name, the default first."""
 

@@ -7,8 +7,10 @@ bf16. Products are summed in fp32 and rounded to bf16, as for bf16 weights.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 import torch
@@ -21,6 +23,10 @@ LARGEST: Final = 127
 """Largest magnitude of weights; -128 is not used, for symmetry."""
 FEW_ROWS: Final = 8
 """Most rows for which torch's int8 product is fast; beyond, converting the weight to bf16 first is faster."""
+WIDEST_BAG: Final = 384
+"""Most outputs of an embedding bag: of 192 to 1024, the fastest on the processor measured."""
+_VECTOR: Final = 16
+_OFFSET: Final = 128
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,67 @@ class ByBf16(Int8):
     def __call__(self, x: Tensor) -> Tensor:
         """Return x @ (scale * weight).T + bias over the last dimension."""
         return self.by_bf16(x)
+
+
+@dataclass(frozen=True)
+class EmbeddingBag(Int8):
+    """Projection with a copy of its weight as an embedding table, from which FBGEMM computes single input rows.
+
+    Such a product is a sum of the weight's columns times the input's entries, as an embedding bag is of a table's rows.
+    FBGEMM sums rows of 8-bit integers in fp32, and requests them from memory ahead of their use. The outputs are split
+    into parts, one per bag, which threads share.
+    """
+
+    @cached_property
+    def _bags(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The table, the row numbers of all bags, and the first of each bag among them.
+
+        A row of the table has one input's weights for the outputs of one part, as unsigned integers; then, in fp32, the
+        scale (1) and the offset (-128) by which FBGEMM makes them signed.
+        """
+        n_outputs, n_inputs = self.weight.shape
+        n_rows, width = table_shape(self.weight.shape)
+        padding = n_rows // n_inputs * width - n_outputs
+        unsigned = F.pad(self.weight, (0, 0, 0, padding)).view(torch.uint8) + _OFFSET
+        parts = unsigned.view(-1, width, n_inputs).transpose(1, 2).reshape(n_rows, width)
+        ends = torch.tensor([1.0, -_OFFSET]).view(torch.uint8).expand(n_rows, -1)
+        numbers = torch.arange(n_rows, dtype=torch.int32)
+        return torch.cat((parts, ends), dim=1), numbers, numbers[::n_inputs].contiguous()
+
+    @cached_property
+    def _wide_scale(self) -> Tensor:
+        return self.scale.float()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return x @ (scale * weight).T + bias over the last dimension."""
+        if x.dim() != 2 or len(x) != 1:
+            return super().__call__(x)
+        table, numbers, firsts = self._bags
+        factors = x.expand(len(firsts), -1).float().view(-1)
+        sums: Tensor = torch.ops.quantized.embedding_bag_byte_rowwise_offsets(
+            table, numbers, firsts, per_sample_weights=factors
+        ).view(1, -1)
+        if sums.shape[1] > len(self.weight):
+            sums = sums[:, : len(self.weight)]
+        product = sums.mul_(self._wide_scale).to(x.dtype)
+        return product if self.bias is None else product.add_(self.bias)
+
+    def outputs(self, first: int, end: int | None = None) -> Int8:
+        """Return the projection restricted to outputs ``first`` to ``end`` - 1, without a table."""
+        return Int8(self.weight, self.bias, scale=self.scale).outputs(first, end)
+
+
+def table_shape(shape: Sequence[int]) -> tuple[int, int]:
+    """Return the shape [rows, width] of the table of a weight [out, in], without scale and offset."""
+    n_outputs, n_inputs = shape
+    parts = math.ceil(n_outputs / WIDEST_BAG)
+    return parts * n_inputs, _VECTOR * math.ceil(n_outputs / parts / _VECTOR)
+
+
+def table_bytes(shape: Sequence[int]) -> int:
+    """Return the bytes of the table of a weight [out, in]."""
+    n_rows, width = table_shape(shape)
+    return n_rows * (width + 8)
 
 
 def computes_in(dtype: torch.dtype) -> torch.dtype:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -15,7 +15,7 @@ from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.engine.model.weights import Linear
-from exitbench.harness.engine.products.int8 import FEW_ROWS, ByBf16, Int8
+from exitbench.harness.engine.products.int8 import FEW_ROWS, ByBf16, EmbeddingBag, Int8, table_bytes
 
 BF16_EPS = torch.finfo(torch.bfloat16).eps
 
@@ -40,6 +40,26 @@ def test_product_equals_that_of_the_dequantized_weight(seed: int, n_rows: int, s
     for form in (Int8.from_projection(Linear(weight)), ByBf16.from_projection(Linear(weight))):
         assert form.weight.dtype == torch.int8 and form.scale.dtype == torch.bfloat16
         assert (form(x).double() - exact).abs().max() <= 2 * BF16_EPS * exact.abs().max()
+
+
+@given(st.integers(1, 900), st.integers(1, 70), st.booleans(), st.integers(0, 2**31))
+@example(n_outputs=385, n_inputs=1, with_bias=False, seed=0)  # the second bag has more padding than outputs
+def test_embedding_bags_equal_the_product_of_the_dequantized_weight(
+    n_outputs: int, n_inputs: int, with_bias: bool, seed: int
+) -> None:
+    draw = torch.Generator().manual_seed(seed)
+    weight = torch.randn(n_outputs, n_inputs, generator=draw).bfloat16()
+    bias = torch.randn(n_outputs, generator=draw).bfloat16() if with_bias else None
+    x = torch.randn(1, n_inputs, generator=draw).bfloat16()
+    plain = Int8.from_projection(Linear(weight, bias))
+    bags = EmbeddingBag(plain.weight, bias, scale=plain.scale)
+    product, added = dequantized_product(weight, x), torch.zeros(1) if bias is None else bias.double()
+    terms = x.double().abs().sum() * weight.double().abs().amax(1)
+    allowed = BF16_EPS * (product.abs() + added.abs()) + 2.0**-16 * terms  # rounding to bf16, and of sums in fp32
+    assert ((bags(x).double() - product - added).abs() <= allowed).all()
+    table, *_ = bags._bags
+    assert table.nbytes == table_bytes(weight.shape)
+    assert type(bags.outputs(n_outputs // 2)) is Int8  # a part of a weight is not copied to a table of its own
 
 
 @given(st.integers(0, 2**31))
