@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from goals import Recorder
 from models import BASE_NAME, SMALL_NAME, Pair
 from ratios import Timed, compare
+from test_bf16 import MULTIPLIES_BF16
 from torch import Tensor
 
 from exitbench.harness.engine.decoding import signals
@@ -96,6 +97,14 @@ def test_trick_of_a_batch(pair: Pair, trick: str, benchmark: Any, record: Record
     parts = pair.parts("random", mean_exit=pair.n_blocks / 2)
     decoding = pair.decoding(parts, pair.prompts(16), 4)
     measure(decoding, decoding, IN_A_BATCH[trick], benchmark, record)
+
+
+@MULTIPLIES_BF16
+@pytest.mark.parametrize("pair", [BASE_NAME], indirect=True)
+def test_trick_of_attention_in_bf16(pair: Pair, benchmark: Any, record: Recorder) -> None:
+    """Measure giving a single query twice to torch's attention, at batch 1 with a source of 512 tokens."""
+    decoding = pair.decoding(pair.full(), pair.prompts(1, 512), checkpoint=pair.loaded(torch.bfloat16))
+    measure(decoding, decoding, lambda: patch.object(model_module, "PAIRED_KEYS", 2**40), benchmark, record)
 
 
 @pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)

@@ -56,6 +56,8 @@ from exitbench.methods.base import Cost, Parts
 
 GATHERED_NUMEL = 2**14
 """Below this many K/V elements per row, gathering the active rows is faster than one attention call per run of rows."""
+PAIRED_KEYS = 96
+"""From this many keys on, torch's bf16 attention on a CPU is slower for one query than for two equal ones."""
 
 
 def clamped(x_ND: Tensor) -> Tensor:
@@ -273,9 +275,14 @@ class Transformer(Headed):
             bias = bias.repeat(1, 1, n_heads // groups, 1) if bias is not None and bias.shape[2] > 1 else bias
             mixed = F.scaled_dot_product_attention(q, k, v, bias, scale=scale).reshape(n_rows, n_heads, n_new, size)
         else:
+            q = q.transpose(1, 2)
+            is_slow = n_new == 1 and q.dtype == torch.bfloat16 and q.device.type == "cpu"
+            if is_paired := is_slow and k.shape[2] >= PAIRED_KEYS:
+                q = q.repeat(1, 1, 2, 1)
             mixed = F.scaled_dot_product_attention(
-                q.transpose(1, 2), k, v, bias, 0.0, is_causal, scale=scale, enable_gqa=groups < n_heads
+                q, k, v, bias, 0.0, is_causal, scale=scale, enable_gqa=groups < n_heads
             )
+            mixed = mixed[:, :, :1] if is_paired else mixed
         return mixed.transpose(1, 2).reshape(n_rows * n_new, n_heads * size)
 
     def _attend_rows(self, q: Tensor, kv: Tensor, bias: Tensor | None, running: RowSubset) -> Tensor:

@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from exitbench.errors import UserError
+from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Request
+from exitbench.harness.engine.model import model as model_module
 from exitbench.harness.engine.model.cache import Cache
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.methods.registry import baseline_method
@@ -122,16 +124,18 @@ def test_answers_stop_at_the_length_limit(family: Any, prompts: Any, max_new_tok
     assert {(len(g.token_ids), g.stop_reason) for g in at_limit} == {(max_new_tokens, "length")}
 
 
-def test_weights_in_bfloat16_give_nearly_the_same_logits(family: Any, prompts: Any) -> None:
-    from exitbench.harness.engine.checkpoints.loading import load_checkpoint
-
+@pytest.mark.parametrize("paired_keys", [1, model_module.PAIRED_KEYS])
+def test_weights_in_bfloat16_give_nearly_the_same_logits(
+    family: Any, prompts: Any, paired_keys: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a single query is given to torch's attention once or twice."""
+    monkeypatch.setattr(model_module, "PAIRED_KEYS", paired_keys)
     half = load_checkpoint(family.folder, dtype=torch.bfloat16)
     rows = prompts[:16]
     results = []
     for model in (family.checkpoint.model, half.model):
-        cache, state = model.start(rows, room=2)
-        tokens = torch.full((len(rows), 1), 7)
-        results.append(run_blocks(model, tokens, cache) if state is None else model.logits(state)[:, None])
+        cache, _ = model.start(rows, room=2)
+        results.append(run_blocks(model, torch.full((len(rows), 1), 7), cache))
     exact, rounded = results
     assert rounded.dtype == torch.bfloat16
     assert (rounded.float() - exact).norm() / exact.norm() < 0.05
