@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from goals import Recorder
-from models import BASE_NAME, SMALL_NAME, Pair
+from models import BASE_NAME, REAL_NAME, SMALL_NAME, Pair
 from ratios import Timed, compare
 
 from exitbench.harness.engine.products import choosing
@@ -29,7 +29,7 @@ def test_chosen(pair: Pair, name: str, benchmark: Any, record: Recorder) -> None
     record(comparison, "x default", at_least=1.0, note=note, forms=forms)
 
 
-@pytest.mark.parametrize("pair", [SMALL_NAME, BASE_NAME], indirect=True)
+@pytest.mark.parametrize("pair", [REAL_NAME, SMALL_NAME, BASE_NAME], indirect=True)
 def test_int8(pair: Pair, benchmark: Any, record: Recorder) -> None:
     """Compare tokens/s of decoding with int8 and with fp32 weights, both in their fastest forms."""
     prompts = pair.prompts()
