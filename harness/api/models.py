@@ -143,7 +143,9 @@ def load_model(
     folder = find_model(name, hub=hub)
     torch_dtype = getattr(torch, resolve_dtype(dtype, folder))
     if is_encoder(folder):
-        return Classifier(folder, load_encoder(folder, torch_dtype, resolve_device(device)), load_tokenizer(folder))
+        encoder = load_encoder(folder, torch_dtype, resolve_device(device))
+        use_fastest(encoder.model)
+        return Classifier(folder, encoder, load_tokenizer(folder))
     checkpoint = load_checkpoint(folder, torch_dtype, resolve_device(device))
     use_fastest(checkpoint.model)
     return Model(folder, checkpoint, load_tokenizer(folder))

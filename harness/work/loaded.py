@@ -59,8 +59,7 @@ class LoadedModel:
         self.spool, self.inputs, self.data_dir = spec.spool, spec.inputs or spec.spool, spec.data_dir
         self.path, self.confirms_unsafe_code = spec.model_path, spec.confirm_run_unsafe_code
         self._checkpoint = loaded or load_model(spec.model_path, getattr(torch, dtype), spec.device, engine, device_map)
-        is_new = loaded is None and isinstance(self._checkpoint, Checkpoint)
-        self.products = use_fastest(self.checkpoint.model) if is_new else None
+        self.products = use_fastest(self._checkpoint.model) if loaded is None else None
         self.tokenizer: Any = load_tokenizer(spec.model_path)
         self._record_vocabulary(spec.cells[0].cell.model.tokenizer_sha256)
         self.passes = SharedPasses()

@@ -16,6 +16,7 @@ from exitbench.harness.cells.texts import EncodedText
 from exitbench.harness.engine.encoders.classify import Classified, classify, text_cost
 from exitbench.harness.engine.encoders.model import EncoderClassifier
 from exitbench.harness.engine.encoders.stack import find_encoder_stack
+from exitbench.harness.engine.products.choosing import use_fastest
 from exitbench.methods.base import Cost, Parts, blocks_from
 from exitbench.methods.gates import Scheduled
 from exitbench.methods.heads import TrainedHead
@@ -33,6 +34,13 @@ L, TOKENS = 12, 16
 def base_sized() -> EncoderClassifier:
     """Return a classifier with twelve blocks of width 768 and two labels."""
     torch.manual_seed(0)
+    model = classifier()
+    use_fastest(model)
+    return model
+
+
+def classifier() -> EncoderClassifier:
+    """Return such a classifier with torch's default products."""
     lm = transformers.BertForSequenceClassification(transformers.BertConfig()).eval().requires_grad_(False)
     return EncoderClassifier(find_encoder_stack(lm))
 
@@ -43,6 +51,18 @@ def flops(parts: Parts, answers: Sequence[Classified]) -> float:
         Cost(),
     )
     return total.matmul_flops + total.elementwise_flops
+
+
+@pytest.mark.parametrize("rows", GOALS)
+def test_encoder_products(rows: int, benchmark: Any, record: Recorder) -> None:
+    """Compare full depth with the fastest products and with torch's default ones. All texts have 16 tokens."""
+    draw, full = torch.Generator().manual_seed(1), get_method("full")().parts(L)
+    texts = [EncodedText(tuple(torch.randint(1000, 20000, (TOKENS,), generator=draw).tolist()), None)] * rows
+    default, fastest = (
+        Timed(lambda _, model=model: classify(model, texts, full, traced=False))
+        for model in (classifier(), base_sized())
+    )
+    record(compare(benchmark, default, fastest), "x default", at_least=1.0)
 
 
 @pytest.mark.parametrize("rows", GOALS)

@@ -51,15 +51,15 @@ class SparedLinear:
     """A projection that is skipped while a block only stores keys and values, since these do not depend on it."""
 
     def __init__(self, module: Any, calls: Calls) -> None:
-        self._module, self._calls, self.run = module, calls, module.forward
+        self._module, self._calls = module, calls
+        self.run: Callable[[Tensor], Tensor] = module.forward
         self._blank = torch.empty(0)
         module.forward = self
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the projection of ``x``, or zeros while blocks only store keys and values."""
         if not self._calls.only_stores:
-            projected: Tensor = self.run(x)
-            return projected
+            return self.run(x)
         shape = (*x.shape[:-1], self._module.out_features)
         if self._blank.shape != shape:
             self._blank = x.new_zeros(shape)

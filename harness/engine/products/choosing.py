@@ -1,24 +1,19 @@
-"""Choose the fastest forms (implementations) of a loaded model's matrix products, by timing them on this machine.
-
-Whether a weight is in the processor's cache depends on the products before it. So all products are timed in the order
-of a decode step, in one form after another. A form replaces the default only if it was clearly faster in nearly every
-round. On a busy machine no difference is clear, and the default stays.
-"""
+"""Choose the fastest forms (implementations) of a loaded model's matrix products, by timing them on this machine."""
 
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
 import torch
-from torch import Tensor
 
 from exitbench.errors import UserError
+from exitbench.harness.engine.encoders.model import EncoderClassifier
+from exitbench.harness.engine.hosted.model import HostedTransformer
 from exitbench.harness.engine.model.available import machine_bytes
 from exitbench.harness.engine.model.engine import Engine
 from exitbench.harness.engine.model.exit_heads import WITH_LM_HEAD
@@ -38,101 +33,18 @@ from exitbench.harness.engine.products.forms import (
     can_pack,
     convert_blocks,
     fp16_copy_bytes,
-    n_parts,
 )
 from exitbench.harness.engine.products.int8 import computes_in, table_bytes
-
-Product = Callable[[Tensor], Tensor]
-Clock = Callable[[], float]
-
-CLEARLY: Final = 1.1
-"""A form must be this many times faster than the one chosen so far"""
-SURELY: Final = 0.8
-"""in at least this share of the rounds,"""
-CALL_S: Final = 3e-6
-"""and save this time per product: among the other operations of a step, calling a routine takes longer than here."""
-LEAST_ROUNDS, MOST_ROUNDS = 3, 6
-"""Fewest and most rounds, after a first one that is discarded."""
-BUDGET_S: Final = 0.2
-"""Seconds after which no further round begins."""
-
-
-@dataclass(frozen=True)
-class TimedProduct:
-    """One matrix product, to be timed in several forms.
-
-    Attributes:
-        weight_key: Role and shape of the weight; a form is chosen for all products with the same key.
-        inputs: Inputs to multiply, one after another, each [rows, in].
-        forms: Functions that compute the product, by the name of their form; the default first.
-    """
-
-    weight_key: str
-    inputs: Sequence[Tensor]
-    forms: Mapping[str, Product]
-
-
-def fastest(step: Sequence[TimedProduct], clock: Clock) -> dict[str, str]:
-    """Time the products of a decode step in all their forms; return the name of the chosen form by weight key.
-
-    The weight key is the role and shape of a weight. A form takes the place of the one chosen so far, the default at
-    first, if it is clearly faster.
-
-    Args:
-        step: Products in the order of execution.
-        clock: Function that returns the time in seconds.
-    """
-    _round(step, clock)
-    ends = clock() + BUDGET_S  # starts after the first round, in which lazy work such as packing weights may take long
-    rounds: list[dict[str, dict[str, float]]] = []
-    while len(rounds) < MOST_ROUNDS and clock() < ends:
-        rounds.append(_round(step, clock))
-    counts = Counter(timed.weight_key for timed in step)
-    return {
-        key: _choice([times[key] for times in rounds], names, counts[key]) for key, names in _form_names(step).items()
-    }
-
-
-def _form_names(step: Sequence[TimedProduct]) -> dict[str, tuple[str, ...]]:
-    return {timed.weight_key: tuple(timed.forms) for timed in step}
-
-
-def _round(step: Sequence[TimedProduct], clock: Clock) -> dict[str, dict[str, float]]:
-    """Time each form of each product once; return seconds by weight key (role and shape) and form.
-
-    All products run in one form before the next form.
-    """
-    took: dict[str, dict[str, float]] = {timed.weight_key: dict.fromkeys(timed.forms, 0.0) for timed in step}
-    for name in dict.fromkeys(name for timed in step for name in timed.forms):
-        for timed in step:
-            if name in timed.forms:
-                product, started = timed.forms[name], clock()
-                for rows in timed.inputs:
-                    product(rows)
-                took[timed.weight_key][name] += clock() - started
-    return took
-
-
-def _choice(rounds: Sequence[Mapping[str, float]], names: Sequence[str], n_products: int) -> str:
-    """Return the first of ``names``, the default, unless a later form is clearly faster than the one chosen so far.
-
-    ``rounds`` has the seconds of each form for all ``n_products`` products, by round.
-    """
-    chosen, *alternatives = names
-    for name in alternatives if len(rounds) >= LEAST_ROUNDS else ():
-        least = [max(CLEARLY * took[name], took[name] + n_products * CALL_S) for took in rounds]
-        if sum(took[chosen] > s for took, s in zip(rounds, least, strict=True)) >= SURELY * len(rounds):
-            chosen = name
-    return chosen
-
-
-def ones_inputs(numbers: Sequence[int], width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
-    """Return one input of ones, [rows, ``width``], for each number of rows in ``numbers``."""
-    return tuple(torch.ones(rows, width, dtype=dtype) for rows in numbers)
-
-
-SAMPLE_BYTES: Final = 24 * 2**20
-"""Bytes of block weights that are timed, and as many of the LM head: together more than most caches hold."""
+from exitbench.harness.engine.products.modules import convert_modules, linear_modules, module_places, time_modules
+from exitbench.harness.engine.products.timing import (
+    SAMPLE_BYTES,
+    Product,
+    TimedProduct,
+    fastest,
+    last_rows,
+    ones_inputs,
+    step_clock,
+)
 
 COPIED_SHARE: Final = 0.25
 """Largest share of the machine's memory that copies of the weights may take: packed for several rows, and in fp16 or
@@ -186,20 +98,25 @@ class _Product:
         return self.role in ("block", "residual", "head")
 
 
-def use_fastest(model: Engine) -> Choices | None:
+def use_fastest(model: Engine | EncoderClassifier) -> Choices | None:
     """Convert a model's linear layers to the forms that are fastest on this machine, before its first decode.
 
     Returns the name of the chosen form by weight key: the role and shape of a weight, such as ``block 2304x768``.
-    Returns None, and changes nothing, for the hosted engine, for devices other than a CPU, and for weights in other
-    formats than fp32, bf16 and int8. None is also returned if the choice cannot be stored for later runs, or if the
-    environment variable EXITBENCH_PRODUCTS (`SWITCH`) is ``default``.
+    Returns None, and changes nothing, for devices other than a CPU, and for weights in other formats than fp32, bf16
+    and int8. None is also returned if the choice cannot be stored for later runs, or if the environment variable
+    EXITBENCH_PRODUCTS (`SWITCH`) is ``default``. A model that transformers computes (of the hosted engine, or an
+    encoder) has nothing to choose if its weights cannot be packed, or if copies of them would take too much memory.
 
     Raises:
         UserError: This environment variable has an unknown value.
     """
     if not _is_measured():
         return None
-    if not isinstance(model, Transformer) or model.device.type != "cpu" or model.lm_head.weight.dtype not in FORMS:
+    if model.device.type != "cpu":
+        return None
+    if isinstance(model, (HostedTransformer, EncoderClassifier)):
+        return _use_fastest_modules(model)
+    if not isinstance(model, Transformer) or model.lm_head.weight.dtype not in FORMS:
         return None
     key = _cache_key(model)
     chosen = stored_choices(key)
@@ -210,14 +127,27 @@ def use_fastest(model: Engine) -> Choices | None:
     return chosen
 
 
+def _use_fastest_modules(model: HostedTransformer | EncoderClassifier) -> Choices | None:
+    modules = linear_modules(model.stack.lm)
+    copied_bytes = sum(module.weight.nbytes for module in modules)
+    if not modules or model.dtype not in FORMS or not can_pack(model.dtype) or not _fits(copied_bytes):
+        return None
+    dtype = str(model.dtype).removeprefix("torch.")
+    key = {**this_machine(torch.get_num_threads()), "dtype": dtype, "places": module_places(modules)}
+    chosen = stored_choices(key)
+    if chosen is None:
+        chosen = store_choices(key, time_modules(modules))
+    if chosen is not None:
+        convert_modules(modules, chosen)
+    return chosen
+
+
 def time_forms(model: Transformer) -> dict[str, str]:
     """Time a model's matrix products on this machine; return the name of the chosen form by weight key.
 
     The weight key is the role and shape of a weight. The default form is chosen unless another one is clearly faster.
-    With one thread, its CPU time is measured, so that other load on the processor does not count. With several threads
-    wall time is measured, because waiting for each other is part of the product.
     """
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    clock = step_clock()
     chosen = fastest(_step(model), clock) | fastest(_step_of_sources(model), clock)
     for rows in _SEVERAL_ROWS if _may_pack(model) else ():
         chosen |= fastest(_step_of_several_rows(model, chosen, rows), clock)
@@ -256,14 +186,20 @@ def _may_copy(model: Transformer) -> bool:
 
     Weights may be copied twice: in fp16 or as a table for single rows, and packed for several rows.
     """
-    dtype, memory = model.lm_head.weight.dtype, machine_bytes()
+    dtype = model.lm_head.weight.dtype
     weights = [product.projection.weight for product in _products(model) if product.is_decoded]
     copied = sum(weight.nbytes for weight in weights) if can_pack(dtype) else 0
     if dtype == torch.bfloat16 and can_copy_to_fp16():
         copied += sum(fp16_copy_bytes(weight.shape) for weight in weights)
     if dtype == torch.int8:
         copied += sum(table_bytes(weight.shape) for weight in weights)
-    return memory is not None and copied <= COPIED_SHARE * memory
+    return _fits(copied)
+
+
+def _fits(copied_bytes: int) -> bool:
+    """Return whether copies of this size take at most `COPIED_SHARE` of the memory; False if that is unknown."""
+    memory = machine_bytes()
+    return memory is not None and copied_bytes <= COPIED_SHARE * memory
 
 
 def _forms(product: _Product, may_copy: bool) -> tuple[str, ...]:
@@ -375,16 +311,7 @@ def _sample(model: Transformer) -> Iterator[tuple[_Product, Linear]]:
         for product in _of_block(model, block):
             budget -= product.projection.weight.nbytes
             yield product, product.projection
-    yield _Product("head", model.lm_head), _last_rows(model.lm_head)
-
-
-def _last_rows(projection: Linear) -> Linear:
-    """Return a projection restricted to its last outputs, with at most `SAMPLE_BYTES` of weights.
-
-    Their number is a multiple of the number of parts of a split weight, if the number of all outputs is.
-    """
-    rows = SAMPLE_BYTES * len(projection.weight) // projection.weight.nbytes
-    return projection.outputs(max(0, len(projection.weight) - (rows - rows % n_parts())))
+    yield _Product("head", model.lm_head), last_rows(model.lm_head)
 
 
 def _use(model: Transformer, chosen: Choices) -> None:

@@ -21,15 +21,8 @@ from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.model.exit_heads import ExitHeads
 from exitbench.harness.engine.model.weights import Linear
-from exitbench.harness.engine.products import choice_store, choosing
-from exitbench.harness.engine.products.choosing import (
-    BUDGET_S,
-    LEAST_ROUNDS,
-    SWITCH,
-    TimedProduct,
-    fastest,
-    use_fastest,
-)
+from exitbench.harness.engine.products import choice_store, choosing, timing
+from exitbench.harness.engine.products.choosing import SWITCH, use_fastest
 from exitbench.harness.engine.products.forms import (
     FORMS,
     WIDENED_NUMEL,
@@ -42,6 +35,7 @@ from exitbench.harness.engine.products.forms import (
     fp16_copy_bytes,
 )
 from exitbench.harness.engine.products.int8 import Int8
+from exitbench.harness.engine.products.timing import BUDGET_S, LEAST_ROUNDS, TimedProduct, fastest
 from exitbench.methods.registry import baseline_method
 
 EVERY_FORM = [(dtype, role, name) for dtype, forms in FORMS.items() for role in forms for name in forms[role]]
@@ -514,10 +508,10 @@ def test_products_are_timed_with_one_row_few_or_many(
 
 
 def test_timed_part_of_an_lm_head_can_be_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "SAMPLE_BYTES", 7 * 5 * 4)
+    monkeypatch.setattr(timing, "SAMPLE_BYTES", 7 * 5 * 4)
     for threads, rows in ((1, 6), (3, 6), (5, 5)):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        assert len(choosing._last_rows(Linear(torch.ones(30, 5))).weight) == rows
+        assert len(timing.last_rows(Linear(torch.ones(30, 5))).weight) == rows
 
 
 def test_choosing_forms_does_not_change_the_model_files(twin: Any, cache: Path, choosing_last: list[int]) -> None:
@@ -638,7 +632,7 @@ def test_choosing_can_be_turned_off(
         chosen(twin)
 
 
-def test_hosted_engine_and_float16_keep_the_default_products(twin: Any, cache: Path, choosing_last: list[int]) -> None:
+def test_small_hosted_models_and_float16_keep_the_defaults(twin: Any, cache: Path, choosing_last: list[int]) -> None:
     assert chosen(twin, torch.float16) is None
     assert use_fastest(load_checkpoint(twin("llama").folder, engine="hosted").model) is None
     assert not choosing_last

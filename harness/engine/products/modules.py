@@ -1,0 +1,112 @@
+"""Choose how linear layers of transformers' modules are multiplied, for models of the hosted engine and encoders.
+
+torch's default product and weights packed by oneDNN are timed for each shape, with one row of input, with few and with
+many. A packed weight is a copy: the module's own weight stays.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from exitbench.harness.engine.hosted.calls import SparedLinear
+from exitbench.harness.engine.model.weights import Linear
+from exitbench.harness.engine.products.forms import FEW_ROWS, MANY_ROWS, MOST_FEW_ROWS, ByMatrix, Packed
+from exitbench.harness.engine.products.timing import (
+    SAMPLE_BYTES,
+    TimedProduct,
+    fastest,
+    last_rows,
+    ones_inputs,
+    step_clock,
+)
+
+_ROWS: Final[Mapping[str, Sequence[int]]] = {"one": (1,), "few": FEW_ROWS, "many": MANY_ROWS}
+_NAMES: Final = ("matrix", "packed")
+"""The forms of a module, the default first."""
+LEAST_NUMEL: Final = 2**17
+"""Least weights of a layer that may be packed: for smaller ones, calling oneDNN takes as long as the product."""
+
+
+class PackedModule:
+    """Forward pass of a linear layer that multiplies some numbers of rows by a packed copy of its weight.
+
+    Args:
+        module: The layer, whose weight does not change afterwards.
+        one: Whether the copy is used for one row.
+        few: Whether it is used for 2 to 16 rows.
+        many: Whether it is used for more.
+    """
+
+    def __init__(self, module: nn.Linear, *, one: bool, few: bool, many: bool) -> None:
+        own = _projection(module)
+        self._weight, self._bias, self._inputs = own.weight, own.bias, module.in_features
+        self._packed = Packed.from_projection(own)
+        self._one, self._few, self._many = one, few, many
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return x @ weight.T + bias over the last dimension."""
+        rows = x.numel() // self._inputs
+        is_packed = self._one if rows == 1 else self._few if rows <= MOST_FEW_ROWS else self._many
+        return self._packed(x) if is_packed and rows else F.linear(x, self._weight, self._bias)
+
+
+def linear_modules(lm: nn.Module) -> list[nn.Linear]:
+    """Return a model's linear layers on a CPU, in the order of its modules, except small ones and those with hooks."""
+    return [module for module in lm.modules() if type(module) is nn.Linear and _is_replaceable(module)]
+
+
+def _is_replaceable(module: nn.Linear) -> bool:
+    own_forward = vars(module).get("forward")
+    is_hooked = own_forward is not None and not isinstance(own_forward, SparedLinear)
+    return module.weight.numel() >= LEAST_NUMEL and module.weight.device.type == "cpu" and not is_hooked
+
+
+def module_places(modules: Sequence[nn.Linear]) -> dict[str, Any]:
+    """Return what is chosen for the modules: by shape and number of rows, the number of products and the forms."""
+    counts = Counter(_key(module, rows) for module in modules for rows in _ROWS)
+    return {key: {"products": count, "forms": list(_NAMES)} for key, count in counts.items()}
+
+
+def time_modules(modules: Sequence[nn.Linear]) -> dict[str, str]:
+    """Time the products of some modules of each shape; return the name of the chosen form by shape and rows."""
+    sample: list[tuple[nn.Linear, Linear]] = []
+    budget, seen = SAMPLE_BYTES, set[str]()
+    for module in modules:
+        if budget > 0 or _key(module, "one") not in seen:
+            sample.append((module, last_rows(_projection(module))))
+            budget -= module.weight.nbytes
+            seen.add(_key(module, "one"))
+    chosen: dict[str, str] = {}
+    for rows, numbers in _ROWS.items():
+        step = []
+        for module, part in sample:
+            inputs = ones_inputs(numbers, module.in_features, module.weight.dtype)
+            forms = (ByMatrix(part.weight, part.bias), Packed.from_projection(part))
+            step.append(TimedProduct(_key(module, rows), inputs, dict(zip(_NAMES, forms, strict=True))))
+        chosen |= fastest(step, step_clock())
+    return chosen
+
+
+def convert_modules(modules: Sequence[nn.Linear], chosen: Mapping[str, str]) -> None:
+    """Replace the forward pass of each module by the chosen forms; modules without a packed form are left alone."""
+    for module in modules:
+        packed = {rows: chosen[_key(module, rows)] == "packed" for rows in _ROWS}
+        if any(packed.values()):
+            forward = PackedModule(module, **packed)
+            if isinstance(spared := vars(module).get("forward"), SparedLinear):
+                spared.run = forward
+            else:
+                module.forward = forward  # type: ignore[method-assign, assignment]
+
+
+def _projection(module: nn.Linear) -> Linear:
+    return Linear(module.weight.detach(), None if module.bias is None else module.bias.detach())
+
+
+def _key(module: nn.Linear, rows: str) -> str:
+    return f"module {module.out_features}x{module.in_features} {rows} {'row' if rows == 'one' else 'rows'}"

@@ -1,0 +1,123 @@
+"""Linear layers of transformers' modules give the same numbers with packed weights: hosted engine and encoders."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from exitbench.harness.cells.texts import EncodedText
+from exitbench.harness.engine.checkpoints.loading import load_checkpoint
+from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.generation import Request
+from exitbench.harness.engine.encoders.classify import classify
+from exitbench.harness.engine.encoders.model import EncoderClassifier
+from exitbench.harness.engine.encoders.stack import find_encoder_stack
+from exitbench.harness.engine.hosted.calls import SparedLinear
+from exitbench.harness.engine.products import choosing, modules
+from exitbench.harness.engine.products.choosing import SWITCH, use_fastest
+from exitbench.harness.engine.products.forms import can_pack
+from exitbench.harness.engine.products.modules import PackedModule
+from exitbench.harness.engine.products.timing import TimedProduct
+from exitbench.methods.registry import get_method
+
+pytestmark = pytest.mark.skipif(not can_pack(torch.float32), reason="torch cannot pack weights here")
+
+
+@pytest.fixture
+def packs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Choose packed weights for every layer, however small; the returned list gets the keys of each timed step."""
+    steps: list[list[str]] = []
+
+    def always_packed(step: list[TimedProduct], clock: object) -> Mapping[str, str]:
+        steps.append([timed.weight_key for timed in step])
+        return {timed.weight_key: "packed" for timed in step}
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(SWITCH)
+    monkeypatch.setattr(modules, "fastest", always_packed)
+    monkeypatch.setattr(modules, "LEAST_NUMEL", 0)
+    return steps
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("packed_rows", ["one", "few", "many"])
+def test_rows_are_multiplied_packed_or_not_with_equal_results(packed_rows: str, with_bias: bool) -> None:
+    """Also without rows, as experts of a mixture may be called, and with inputs that are not contiguous."""
+    draw = torch.Generator().manual_seed(1)
+    layer = nn.Linear(32, 48, bias=with_bias).requires_grad_(False)
+    forward = PackedModule(layer, **{rows: rows == packed_rows for rows in ("one", "few", "many")})
+    used: list[int] = []
+    packed = forward._packed
+    forward._packed = lambda x: used.append(x.numel() // 32) or packed(x)  # type: ignore[assignment, func-returns-value]
+    for n_rows in (0, 1, 2, 16, 17, 40):
+        x = torch.randn(n_rows, 32, generator=draw)
+        strided = torch.randn(32, n_rows, generator=draw).t()
+        for given in (x, x[None], x[:, None], strided):
+            torch.testing.assert_close(forward(given), layer(given), atol=1e-5, rtol=0)
+    expected = {"one": {1}, "few": {2, 16}, "many": {17, 40}}
+    assert set(used) == expected[packed_rows]
+
+
+@pytest.mark.parametrize("name", ["t5", "gpt2", "qwen3", "olmo2"])
+def test_hosted_model_gives_the_usual_answers_and_fills(name: str, twin: Any, packs: list[list[str]]) -> None:
+    """Blocks that only store keys and values leave projections out, packed or not."""
+    usual, packed = (load_checkpoint(twin(name).folder, engine="hosted") for _ in range(2))
+    choices = use_fastest(packed.model)
+    linears = [layer for layer in packed.model.stack.lm.modules() if type(layer) is nn.Linear]
+    assert choices is not None and set(choices.values()) == {"packed"} and len(packs) == 3
+    assert len(choices) == 3 * len({layer.weight.shape for layer in linears})
+    forwards = [vars(layer)["forward"] for layer in linears]
+    spared = [forward for forward in forwards if isinstance(forward, SparedLinear)]
+    assert all(isinstance(forward.run, PackedModule) for forward in spared)
+    assert bool(spared) == (name != "gpt2")  # it has no such layers
+    for method, params in (("full", {}), ("static", {"exit_layer": 2})):
+        parts = get_method(method).from_params(params).parts(usual.model.n_blocks)
+        for requests in ([Request([5, 6, 7], 0)], [Request([9, 8, 7, 6], 0), Request([5, 6], 1)]):
+            if name == "t5" or len(requests) == 1:
+                ours, theirs = (
+                    [each.token_ids for each in decode(used, prefill(used.model, requests, 6), parts)]
+                    for used in (packed, usual)
+                )
+                assert ours == theirs
+
+
+def test_choice_for_modules_is_stored_and_used_again(twin: Any, packs: list[list[str]]) -> None:
+    first, second = (use_fastest(load_checkpoint(twin("gpt2").folder, engine="hosted").model) for _ in range(2))
+    assert first == second and len(packs) == 3
+
+
+def test_encoder_gives_the_usual_probabilities(packs: list[list[str]]) -> None:
+    config = transformers.BertConfig(
+        vocab_size=60, hidden_size=32, num_hidden_layers=3, num_attention_heads=2, intermediate_size=48, num_labels=3
+    )
+    torch.manual_seed(0)
+    lm = transformers.BertForSequenceClassification(config).eval().requires_grad_(False)
+    texts = [EncodedText((5, 6, 7, 8), None, seed=0), EncodedText((9, 10), None, seed=1)]
+    model, full = EncoderClassifier(find_encoder_stack(lm)), get_method("full")().parts(3)
+    before = [(answer.label, answer.value) for answer in classify(model, texts, full)]
+    assert use_fastest(model) is not None
+    assert isinstance(lm.bert.encoder.layer[2].output.dense.forward, PackedModule)
+    after = [(answer.label, answer.value) for answer in classify(model, texts, full)]
+    assert after == [(label, pytest.approx(probability, abs=1e-5)) for label, probability in before]
+
+
+@pytest.mark.parametrize(("lacking", "is_packed"), [(0, True), (1, False), (None, False)])
+def test_copies_take_at_most_a_quarter_of_machine_memory(
+    lacking: int | None, is_packed: bool, twin: Any, packs: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_checkpoint(twin("gpt2").folder, engine="hosted").model
+    copied = sum(layer.weight.nbytes for layer in modules.linear_modules(model.stack.lm))
+    monkeypatch.setattr(choosing, "machine_bytes", lambda: None if lacking is None else 4 * copied - lacking)
+    assert (use_fastest(model) is not None) == is_packed
+
+
+def test_small_layers_and_layers_with_hooks_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    large, small, hooked = nn.Linear(512, 256), nn.Linear(512, 255), nn.Linear(512, 256)
+    hooked.forward = lambda x: x  # type: ignore[method-assign]
+    assert modules.linear_modules(nn.Sequential(large, small, hooked)) == [large]
