@@ -47,7 +47,7 @@ from exitbench.harness.engine.products.timing import (
 )
 
 COPIED_SHARE: Final = 0.25
-"""Largest share of the machine's memory that copies of the weights may take: packed for several rows, and in fp16 or
+"""Largest share of the machine's memory that copies of the weights may take: packed, and in fp16 or
 as a table for single rows.
 
 The share is of total memory: free memory varies from run to run, and the last bits of results would vary with it.
@@ -105,7 +105,8 @@ def use_fastest(model: Engine | EncoderClassifier) -> Choices | None:
     Returns None, and changes nothing, for devices other than a CPU, and for weights in other formats than fp32, bf16
     and int8. None is also returned if the choice cannot be stored for later runs, or if the environment variable
     EXITBENCH_PRODUCTS (`SWITCH`) is ``default``. A model that transformers computes (of the hosted engine, or an
-    encoder) has nothing to choose if its weights cannot be packed, or if copies of them would take too much memory.
+    encoder) has nothing to choose if its layers are small, if their weights cannot be packed, or if copies of them
+    would take too much memory.
 
     Raises:
         UserError: This environment variable has an unknown value.
@@ -128,7 +129,7 @@ def use_fastest(model: Engine | EncoderClassifier) -> Choices | None:
 
 
 def _use_fastest_modules(model: HostedTransformer | EncoderClassifier) -> Choices | None:
-    modules = linear_modules(model.stack.lm)
+    modules = linear_modules(model.stack.lm, model.dtype)
     copied_bytes = sum(module.weight.nbytes for module in modules)
     if not modules or model.dtype not in FORMS or not can_pack(model.dtype) or not _fits(copied_bytes):
         return None

@@ -247,7 +247,7 @@ def _by_bf16(projection: Linear) -> Linear:
 
 
 def _embedding_bag(projection: Linear) -> Linear:
-    assert isinstance(projection, Int8), "heads and blocks of an int8 model are"
+    assert isinstance(projection, Int8), "LM head and blocks of an int8 model are Int8"
     return EmbeddingBag(projection.weight, projection.bias, scale=projection.scale)
 
 
@@ -303,6 +303,8 @@ def available_forms(dtype: torch.dtype, role: Role, shape: Sequence[int]) -> tup
         lacking.add("widened")
     if not can_copy_to_fp16() or fp16_copy_bytes(shape) >= 2**32:  # FBGEMM counts entries in 32 bits
         lacking.add("fp16-copy")
+    if not hasattr(torch.ops.quantized, "embedding_bag_byte_rowwise_offsets"):
+        lacking.add("embedding-bag")
     if shape[0] % n_parts():
         lacking.add("split")
     return tuple(name for name in FORMS[dtype][role] if name not in lacking)

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -55,9 +56,13 @@ class PackedModule:
         return self._packed(x) if is_packed and rows else F.linear(x, self._weight, self._bias)
 
 
-def linear_modules(lm: nn.Module) -> list[nn.Linear]:
-    """Return a model's linear layers on a CPU, in the order of its modules, except small ones and those with hooks."""
-    return [module for module in lm.modules() if type(module) is nn.Linear and _is_replaceable(module)]
+def linear_modules(lm: nn.Module, dtype: torch.dtype) -> list[nn.Linear]:
+    """Return a model's linear layers on a CPU in a number format, except small layers and those with hooks.
+
+    They are in the order of the model's modules.
+    """
+    linears = [module for module in lm.modules() if type(module) is nn.Linear and module.weight.dtype == dtype]
+    return [module for module in linears if _is_replaceable(module)]
 
 
 def _is_replaceable(module: nn.Linear) -> bool:
@@ -74,20 +79,21 @@ def module_places(modules: Sequence[nn.Linear]) -> dict[str, Any]:
 
 def time_modules(modules: Sequence[nn.Linear]) -> dict[str, str]:
     """Time the products of some modules of each shape; return the name of the chosen form by shape and rows."""
-    sample: list[tuple[nn.Linear, Linear]] = []
+    sample: list[tuple[nn.Linear, dict[str, Linear]]] = []
     budget, seen = SAMPLE_BYTES, set[str]()
     for module in modules:
         if budget > 0 or _key(module, "one") not in seen:
-            sample.append((module, last_rows(_projection(module))))
+            part = last_rows(_projection(module))
+            forms = (ByMatrix(part.weight, part.bias), Packed.from_projection(part))
+            sample.append((module, dict(zip(_NAMES, forms, strict=True))))
             budget -= module.weight.nbytes
             seen.add(_key(module, "one"))
     chosen: dict[str, str] = {}
     for rows, numbers in _ROWS.items():
-        step = []
-        for module, part in sample:
-            inputs = ones_inputs(numbers, module.in_features, module.weight.dtype)
-            forms = (ByMatrix(part.weight, part.bias), Packed.from_projection(part))
-            step.append(TimedProduct(_key(module, rows), inputs, dict(zip(_NAMES, forms, strict=True))))
+        step = [
+            TimedProduct(_key(module, rows), ones_inputs(numbers, module.in_features, module.weight.dtype), forms)
+            for module, forms in sample
+        ]
         chosen |= fastest(step, step_clock())
     return chosen
 

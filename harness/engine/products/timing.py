@@ -32,6 +32,8 @@ LEAST_ROUNDS, MOST_ROUNDS = 3, 6
 """Fewest and most rounds, after a first one that is discarded."""
 BUDGET_S: Final = 0.2
 """Seconds after which no further round begins."""
+SAMPLE_BYTES: Final = 24 * 2**20
+"""Bytes of weights of blocks or modules that are timed, and most bytes of an LM head: more than most caches hold."""
 
 
 @dataclass(frozen=True)
@@ -115,10 +117,6 @@ def _choice(rounds: Sequence[Mapping[str, float]], names: Sequence[str], n_produ
 def ones_inputs(numbers: Sequence[int], width: int, dtype: torch.dtype) -> tuple[Tensor, ...]:
     """Return one input of ones, [rows, ``width``], for each number of rows in ``numbers``."""
     return tuple(torch.ones(rows, width, dtype=dtype) for rows in numbers)
-
-
-SAMPLE_BYTES: Final = 24 * 2**20
-"""Bytes of block weights that are timed, and as many of the LM head: together more than most caches hold."""
 
 
 def last_rows(projection: Linear) -> Linear:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import exitbench as eb
-from exitbench.harness.api import classifiers
+from exitbench.harness.api import classifiers, models
+from exitbench.harness.engine.encoders.model import EncoderClassifier
 from exitbench.tasks import builtin
 from exitbench.tasks.registry import get_task
 
@@ -25,6 +26,13 @@ def model() -> eb.Classifier:
 def texts() -> list[str]:
     task = get_task("sst2")
     return [task.prompt(document) for document in builtin.documents("sst2", "test", 40)]
+
+
+def test_products_of_a_classifier_are_chosen_when_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[object] = []
+    monkeypatch.setattr(models, "use_fastest", chosen.append)
+    eb.load_model("builtin-encoder-joint")
+    assert [type(model) for model in chosen] == [EncoderClassifier]
 
 
 def test_docstring_examples_pass() -> None:

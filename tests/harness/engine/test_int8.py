@@ -43,7 +43,7 @@ def test_product_equals_that_of_the_dequantized_weight(seed: int, n_rows: int, s
 
 
 @given(st.integers(1, 900), st.integers(1, 70), st.booleans(), st.integers(0, 2**31))
-@example(n_outputs=385, n_inputs=1, with_bias=False, seed=0)  # the second bag has more padding than outputs
+@example(n_outputs=385, n_inputs=1, with_bias=False, seed=0)  # two bags, with padding
 def test_embedding_bags_equal_the_product_of_the_dequantized_weight(
     n_outputs: int, n_inputs: int, with_bias: bool, seed: int
 ) -> None:

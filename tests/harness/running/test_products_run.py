@@ -12,6 +12,7 @@ import pytest
 from exitbench.errors import UserError
 from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.cli.main import main
+from exitbench.harness.engine.products import modules
 from exitbench.harness.engine.products.choosing import SWITCH
 from exitbench.harness.planning.plan import Plan, make_plan
 from exitbench.harness.planning.suite import load_suite
@@ -89,6 +90,19 @@ def test_product_forms_are_stored_per_attempt_and_do_not_change_cell_ids(
         assert connection.execute(counts).fetchall() == [(2, 2, 1)]
     assert main(["env", "show", "now", "--runs", str(tmp_path)]) == 0
     assert "products.1 thread, float32 (" in capsys.readouterr().out
+
+
+def test_forms_of_the_hosted_engine_are_stored_with_attempts(
+    planned: Planned, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(modules, "LEAST_NUMEL", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv(SWITCH, "measured")
+    envs = [
+        json.loads((each.path / "env.json").read_text())
+        for each in run(planned("float32", 'engine = "hosted"'), tmp_path)
+    ]
+    assert [{place.split()[0] for place in env["products"]} for env in envs] == [{"module"}] * len(envs)
 
 
 def test_int8_cells_have_separate_ids_and_conditions(planned: Planned, tmp_path: Path) -> None:
