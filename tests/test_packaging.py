@@ -205,7 +205,7 @@ STOREYS = {
         *("reading", "processes", "cells", "engine", "conformance", "work"),
         *("training", "planning", "inspecting", "scaffolds", "running", "afterwards", "service", "cli", "api"),
     ),
-    "exitbench.harness.engine": ("model", "products", "hosted", "encoders", "checkpoints", "decoding"),
+    "exitbench.harness.engine": ("model", "hosted", "encoders", "products", "checkpoints", "decoding"),
     "exitbench.results": (
         *("snapshots", "files", "tables", "statistics", "spool", "queries", "database", "side_records"),
         *("ingest", "lake", "analysis", "maintenance"),
