@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -47,8 +47,7 @@ from exitbench.harness.engine.products.timing import (
 )
 
 COPIED_SHARE: Final = 0.25
-"""Largest share of the machine's memory that copies of the weights may take: packed, and in fp16 or
-as a table for single rows.
+"""Largest share of the machine's memory that copies of the weights may take: packed, in fp16, or as a table.
 
 The share is of total memory: free memory varies from run to run, and the last bits of results would vary with it.
 """
@@ -119,13 +118,16 @@ def use_fastest(model: Engine | EncoderClassifier) -> Choices | None:
         return _use_fastest_modules(model)
     if not isinstance(model, Transformer) or model.lm_head.weight.dtype not in FORMS:
         return None
-    key = _cache_key(model)
-    chosen = stored_choices(key)
-    if chosen is None:
-        chosen = store_choices(key, time_forms(model))
+    chosen = _stored_or_timed(_cache_key(model), lambda: time_forms(model))
     if chosen is not None:
         _use(model, chosen)
     return chosen
+
+
+def _stored_or_timed(key: Mapping[str, Any], time_products: Callable[[], dict[str, str]]) -> Choices | None:
+    """Return the choices stored for this key, else those of ``time_products``, stored; None if they cannot be."""
+    stored = stored_choices(key)
+    return store_choices(key, time_products()) if stored is None else stored
 
 
 def _use_fastest_modules(model: HostedTransformer | EncoderClassifier) -> Choices | None:
@@ -135,9 +137,7 @@ def _use_fastest_modules(model: HostedTransformer | EncoderClassifier) -> Choice
         return None
     dtype = str(model.dtype).removeprefix("torch.")
     key = {**this_machine(torch.get_num_threads()), "dtype": dtype, "places": module_places(modules)}
-    chosen = stored_choices(key)
-    if chosen is None:
-        chosen = store_choices(key, time_modules(modules))
+    chosen = _stored_or_timed(key, lambda: time_modules(modules))
     if chosen is not None:
         convert_modules(modules, chosen)
     return chosen

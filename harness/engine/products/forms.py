@@ -184,11 +184,13 @@ class PackedForRows(Linear):
     The copy is made at its first use.
 
     Attributes:
+        one: Whether the copy is used for a single row.
         few: Whether the copy is used for 2 to 16 rows.
         many: Whether the copy is used for more rows.
     """
 
     base: Linear = field(kw_only=True)
+    one: bool = field(kw_only=True, default=False)
     few: bool = field(kw_only=True)
     many: bool = field(kw_only=True)
 
@@ -202,8 +204,8 @@ class PackedForRows(Linear):
 
     def _form(self, x: Tensor) -> Linear:
         rows = x.numel() // self._inputs
-        is_packed = rows > 1 and (self.few if rows <= MOST_FEW_ROWS else self.many)
-        return self._packed if is_packed else self.base
+        is_packed = self.one if rows == 1 else self.few if rows <= MOST_FEW_ROWS else self.many
+        return self._packed if is_packed and rows else self.base
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias over the last dimension."""

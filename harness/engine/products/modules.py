@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from exitbench.harness.engine.hosted.calls import SparedLinear
 from exitbench.harness.engine.model.weights import Linear
-from exitbench.harness.engine.products.forms import FEW_ROWS, MANY_ROWS, MOST_FEW_ROWS, ByMatrix, Packed
+from exitbench.harness.engine.products.forms import FEW_ROWS, MANY_ROWS, ByMatrix, Packed, PackedForRows
 from exitbench.harness.engine.products.timing import (
     SAMPLE_BYTES,
     TimedProduct,
@@ -31,29 +30,6 @@ _NAMES: Final = ("matrix", "packed")
 """The forms of a module, the default first."""
 LEAST_NUMEL: Final = 2**17
 """Least weights of a layer that may be packed: for smaller ones, calling oneDNN takes as long as the product."""
-
-
-class PackedModule:
-    """Forward pass of a linear layer that multiplies some numbers of rows by a packed copy of its weight.
-
-    Args:
-        module: The layer, whose weight does not change afterwards.
-        one: Whether the copy is used for one row.
-        few: Whether it is used for 2 to 16 rows.
-        many: Whether it is used for more.
-    """
-
-    def __init__(self, module: nn.Linear, *, one: bool, few: bool, many: bool) -> None:
-        own = _projection(module)
-        self._weight, self._bias, self._inputs = own.weight, own.bias, module.in_features
-        self._packed = Packed.from_projection(own)
-        self._one, self._few, self._many = one, few, many
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return x @ weight.T + bias over the last dimension."""
-        rows = x.numel() // self._inputs
-        is_packed = self._one if rows == 1 else self._few if rows <= MOST_FEW_ROWS else self._many
-        return self._packed(x) if is_packed and rows else F.linear(x, self._weight, self._bias)
 
 
 def linear_modules(lm: nn.Module, dtype: torch.dtype) -> list[nn.Linear]:
@@ -103,7 +79,8 @@ def convert_modules(modules: Sequence[nn.Linear], chosen: Mapping[str, str]) -> 
     for module in modules:
         packed = {rows: chosen[_key(module, rows)] == "packed" for rows in _ROWS}
         if any(packed.values()):
-            forward = PackedModule(module, **packed)
+            own = _projection(module)
+            forward = PackedForRows(own.weight, own.bias, base=ByMatrix(own.weight, own.bias), **packed)
             if isinstance(spared := vars(module).get("forward"), SparedLinear):
                 spared.run = forward
             else:

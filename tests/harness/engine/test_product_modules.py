@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,7 @@ from exitbench.harness.engine.encoders.stack import find_encoder_stack
 from exitbench.harness.engine.hosted.calls import SparedLinear
 from exitbench.harness.engine.products import choosing, modules
 from exitbench.harness.engine.products.choosing import SWITCH, use_fastest
-from exitbench.harness.engine.products.forms import can_pack
-from exitbench.harness.engine.products.modules import PackedModule
+from exitbench.harness.engine.products.forms import PackedForRows, can_pack
 from exitbench.harness.engine.products.timing import TimedProduct
 from exitbench.methods.registry import get_method
 
@@ -56,17 +56,15 @@ def test_rows_are_multiplied_packed_or_not_with_equal_results(
         pytest.skip("torch cannot pack weights of this format here")
     draw = torch.Generator().manual_seed(1)
     layer = nn.Linear(32, 48, bias=with_bias, dtype=dtype).requires_grad_(False)
-    forward = PackedModule(layer, **{rows: rows == packed_rows for rows in ("one", "few", "many")})
-    used: list[int] = []
-    packed = forward._packed
-    forward._packed = lambda x: used.append(x.numel() // 32) or packed(x)  # type: ignore[assignment, func-returns-value]
-    for n_rows in (0, 1, 2, 16, 17, 40):
+    chosen = {key: "packed" if f" {packed_rows} row" in key else "matrix" for key in modules.module_places([layer])}
+    for n_rows, kind in ((0, "none"), (1, "one"), (2, "few"), (16, "few"), (17, "many"), (40, "many")):
+        converted = copy.deepcopy(layer)
+        modules.convert_modules([converted], chosen)
         x = torch.randn(n_rows, 32, generator=draw).to(dtype)
         strided = torch.randn(32, n_rows, generator=draw).to(dtype).t()
         for given in (x, x[None], x[:, None], strided):
-            torch.testing.assert_close(forward(given), layer(given), atol=limit, rtol=0)
-    expected = {"one": {1}, "few": {2, 16}, "many": {17, 40}}
-    assert set(used) == expected[packed_rows]
+            torch.testing.assert_close(converted(given), layer(given), atol=limit, rtol=0)
+        assert ("_packed" in vars(converted.forward)) == (kind == packed_rows)  # packed at its first use
 
 
 @pytest.mark.parametrize("name", ["t5", "gpt2", "qwen3", "olmo2"])
@@ -79,17 +77,16 @@ def test_hosted_model_gives_the_usual_answers_and_fills(name: str, twin: Any, pa
     assert len(choices) == 3 * len({layer.weight.shape for layer in linears})
     forwards = [vars(layer)["forward"] for layer in linears]
     spared = [forward for forward in forwards if isinstance(forward, SparedLinear)]
-    assert all(isinstance(getattr(forward, "run", forward), PackedModule) for forward in forwards)
+    assert all(isinstance(getattr(forward, "run", forward), PackedForRows) for forward in forwards)
     assert bool(spared) == (name != "gpt2")  # it has no such layers
     for method, params in (("full", {}), ("static", {"exit_layer": 2})):
         parts = get_method(method).from_params(params).parts(usual.model.n_blocks)
         for requests in ([Request([5, 6, 7], 0)], [Request([9, 8, 7, 6], 0), Request([5, 6], 1)]):
-            if name == "t5" or len(requests) == 1:
-                ours, theirs = (
-                    [each.token_ids for each in decode(used, prefill(used.model, requests, 6), parts)]
-                    for used in (packed, usual)
-                )
-                assert ours == theirs
+            ours, theirs = (
+                [each.token_ids for each in decode(used, prefill(used.model, requests, 6), parts)]
+                for used in (packed, usual)
+            )
+            assert ours == theirs
 
 
 def test_choice_for_modules_is_stored_and_used_again(twin: Any, packs: list[list[str]]) -> None:
@@ -107,7 +104,7 @@ def test_encoder_gives_the_usual_probabilities(packs: list[list[str]]) -> None:
     model, full = EncoderClassifier(find_encoder_stack(lm)), get_method("full")().parts(3)
     before = [(answer.label, answer.value) for answer in classify(model, texts, full)]
     assert use_fastest(model) is not None
-    assert isinstance(lm.bert.encoder.layer[2].output.dense.forward, PackedModule)
+    assert isinstance(lm.bert.encoder.layer[2].output.dense.forward, PackedForRows)
     after = [(answer.label, answer.value) for answer in classify(model, texts, full)]
     assert after == [(label, pytest.approx(probability, abs=1e-5)) for label, probability in before]
 
