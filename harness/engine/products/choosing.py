@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -22,17 +22,19 @@ from exitbench.harness.engine.model.weights import BlockWeights, Linear, NormedL
 from exitbench.harness.engine.products.choice_store import store_choices, stored_choices, this_machine
 from exitbench.harness.engine.products.forms import (
     COPIES,
-    FEW_ROWS,
     FORMS,
-    MANY_ROWS,
+    TIMED_ROWS,
     Packed,
     PackedForRows,
+    PackedWay,
     Role,
+    Rows,
     available_forms,
     can_copy_to_fp16,
     can_pack,
     convert_blocks,
     fp16_copy_bytes,
+    packed_ways,
 )
 from exitbench.harness.engine.products.int8 import computes_in, table_bytes
 from exitbench.harness.engine.products.modules import convert_modules, linear_modules, module_places, time_modules
@@ -68,11 +70,9 @@ _OF_SOURCE: Final = ("cross_kv",)
 _OF_ENCODER: Final = ("qkv", "attention_out", "up", "down")
 """Projections of an encoder block."""
 
-_PACKED: Final = "packed"
-_SEVERAL: Final = ("as-one-row", _PACKED)
-"""Forms for several rows, the default first."""
-_SEVERAL_ROWS: Final = {"few": FEW_ROWS, "many": MANY_ROWS}
-"""Numbers of rows at which these forms are timed."""
+_AS_ONE_ROW: Final = "as-one-row"
+"""The default for several rows."""
+_SEVERAL: Final[Sequence[Rows]] = ("two", "few", "many")
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,13 @@ class _Product:
         """Key under which a form is chosen: role and shape of the weight, such as ``block 2304x768``."""
         return f"{self.role} {'x'.join(map(str, self.projection.weight.shape))}"
 
-    def rows_key(self, rows: str) -> str:
-        """Return the key under which a form is chosen for inputs of ``few`` rows (2 to 16) or ``many``."""
+    def rows_key(self, rows: Rows) -> str:
+        """Return the key under which a form is chosen for inputs of several rows."""
         return f"{self.weight_key} {rows} rows"
 
     @property
     def is_decoded(self) -> bool:
-        """Whether it multiplies tokens of answers: one row, few or many at once."""
+        """Whether it multiplies tokens of answers: one row or several at once."""
         return self.role in ("block", "residual", "head")
 
 
@@ -150,7 +150,7 @@ def time_forms(model: Transformer) -> dict[str, str]:
     """
     clock = step_clock()
     chosen = fastest(_step(model), clock) | fastest(_step_of_sources(model), clock)
-    for rows in _SEVERAL_ROWS if _may_pack(model) else ():
+    for rows in _SEVERAL if _may_pack(model) else ():
         chosen |= fastest(_step_of_several_rows(model, chosen, rows), clock)
     return chosen
 
@@ -173,8 +173,9 @@ def _cache_key(model: Transformer) -> dict[str, Any]:
     if _may_pack(model):
         for product in products:
             if product.is_decoded:
-                several = {"products": counts[product.weight_key], "forms": list(_SEVERAL)}
-                places |= {product.rows_key(rows): several for rows in _SEVERAL_ROWS}
+                for rows in _SEVERAL:
+                    several = {"products": counts[product.weight_key], "forms": [_AS_ONE_ROW, *packed_ways(rows)]}
+                    places[product.rows_key(rows)] = several
     return {**this_machine(torch.get_num_threads()), "dtype": dtype, "places": places}
 
 
@@ -270,7 +271,7 @@ def _step(model: Transformer) -> list[TimedProduct]:
 def _step_of_sources(model: Transformer) -> list[TimedProduct]:
     """Return the products to time with inputs of many rows: one of each shape that only prompts are multiplied with."""
     by_key = {product.weight_key: product for product in _sources(model)}
-    return [_timed(product, product.projection, MANY_ROWS, may_copy=False) for product in by_key.values()]
+    return [_timed(product, product.projection, TIMED_ROWS["many"], may_copy=False) for product in by_key.values()]
 
 
 def _timed(product: _Product, sample: Linear, rows: Sequence[int], may_copy: bool) -> TimedProduct:
@@ -287,18 +288,22 @@ def _used(product: _Product, form: Linear) -> Product:
     return lambda x: form.onto(stream_1D.expand(len(x), -1), x)
 
 
-def _step_of_several_rows(model: Transformer, chosen: Choices, rows: str) -> list[TimedProduct]:
-    """Return the products to time with inputs of several rows, ``few`` or ``many``: some of those of a decode step.
+def _step_of_several_rows(model: Transformer, chosen: Choices, rows: Rows) -> list[TimedProduct]:
+    """Return the products to time with inputs of several rows: some of those of a decode step.
 
-    Each is timed in the form that was chosen for one row, and in packed form if that is another one.
+    Each is timed in the form that was chosen for one row, and packed in the ways that differ from it.
     """
     step = []
     for product, sample in _sample(model):
         if product.is_decoded:
             single = FORMS[product.projection.weight.dtype][product.role][chosen[product.weight_key]](sample)
-            forms = [single] if isinstance(single, Packed) else [single, Packed.from_projection(sample)]
-            products = {name: _used(product, form) for name, form in zip(_SEVERAL, forms, strict=False)}
-            inputs = ones_inputs(_SEVERAL_ROWS[rows], sample.weight.shape[1], model.dtype)
+            forms = {_AS_ONE_ROW: single}
+            packed = single if isinstance(single, Packed) else Packed.from_projection(sample)
+            for way in packed_ways(rows):
+                if way == "padded" or packed is not single:
+                    forms[way] = replace(packed, padded=way == "padded")
+            inputs = ones_inputs(TIMED_ROWS[rows], sample.weight.shape[1], model.dtype)
+            products = {name: _used(product, form) for name, form in forms.items()}
             step.append(TimedProduct(product.rows_key(rows), inputs, products))
     return step
 
@@ -322,10 +327,9 @@ def _use(model: Transformer, chosen: Choices) -> None:
     def convert(role: Role, projection: Linear) -> Linear:
         product = _Product(role, projection)
         single = forms[role][chosen[product.weight_key]](projection)
-        few, many = (chosen.get(product.rows_key(rows)) == _PACKED for rows in _SEVERAL_ROWS)
-        if isinstance(single, Packed) or not (few or many):
-            return single
-        return PackedForRows(single.weight, single.bias, base=single, few=few, many=many)
+        names = {rows: chosen.get(product.rows_key(rows), _AS_ONE_ROW) for rows in _SEVERAL}
+        ways = {rows: cast(PackedWay, name) for rows, name in names.items() if name != _AS_ONE_ROW}
+        return PackedForRows(single.weight, single.bias, base=single, ways=ways) if ways else single
 
     def decoder_block(block: BlockWeights) -> BlockWeights:
         for role, names in _EACH_TOKEN.items():

@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Final, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from exitbench.harness.engine.model.model import Transformer
@@ -25,12 +26,12 @@ Role = Literal["block", "residual", "head", "part", "source"]
 """Role of a projection: in a block; in a block and added to the residual stream; the LM head; a part of one of these;
 multiplied with prompts alone."""
 
-FEW_ROWS: Final = (4, 8)
-"""Numbers of rows at which the form for few rows is timed."""
+Rows = Literal["one", "two", "few", "many"]
+"""Number of input rows of a product: 1, 2, 3 to `MOST_FEW_ROWS`, or more."""
+TIMED_ROWS: Final[Mapping[Rows, Sequence[int]]] = {"one": (1,), "two": (2,), "few": (4, 8), "many": (32,)}
+"""Numbers of rows at which the form for each of these is timed."""
 MOST_FEW_ROWS: Final = 16
-"""Most rows for which it is used."""
-MANY_ROWS: Final = (32,)
-"""Numbers of rows at which the form for more rows is timed."""
+_PADDED_ROWS: Final = 4
 
 _FP16_EXPONENT: Final = 16
 """Scaled weights are below 2 to this power. The largest such bf16 number, 65,280, is below fp16's largest, 65,504."""
@@ -42,13 +43,17 @@ COPIES: Final = ("fp16-copy", "embedding-bag")
 """Forms for single rows that hold a second copy of the weight."""
 
 
+PackedWay = Literal["packed", "padded"]
+"""How a packed weight is multiplied: as it is, or one or two rows as four (`Packed.padded`)."""
+
+
 @dataclass(frozen=True)
 class ByMatrix(Linear):
     """Projection that always calls torch's matrix-matrix product, even for a single input row."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias over the last dimension."""
-        return torch.nn.functional.linear(x, self.weight, self.bias)
+        return F.linear(x, self.weight, self.bias)
 
     def onto(self, stream_ND: Tensor, x: Tensor) -> Tensor:
         """Return the residual stream [N, out] plus x @ weight.T + bias, for inputs x [N, in]."""
@@ -62,7 +67,14 @@ class ByMatrix(Linear):
 
 @dataclass(frozen=True)
 class Packed(Linear):
-    """Projection whose weight is stored in a packed memory layout, which oneDNN chooses once, not at every product."""
+    """Projection whose weight is stored in a packed memory layout, which oneDNN chooses once, not at every product.
+
+    Attributes:
+        padded: Whether one or two rows are multiplied as four. On some processors, oneDNN's routines for fewer rows are
+            slower than that.
+    """
+
+    padded: bool = field(kw_only=True, default=False)
 
     @classmethod
     def from_projection(cls, projection: Linear) -> Packed:
@@ -75,6 +87,14 @@ class Packed(Linear):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias over the last dimension."""
+        if self.padded:
+            rows_ND = x.reshape(-1, x.shape[-1])
+            if len(rows_ND) < _PADDED_ROWS:
+                padded = F.pad(rows_ND, (0, 0, 0, _PADDED_ROWS - len(rows_ND)))
+                return self._product(padded)[: len(rows_ND)].view(*x.shape[:-1], -1)
+        return self._product(x)
+
+    def _product(self, x: Tensor) -> Tensor:
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return product
 
@@ -95,9 +115,9 @@ def n_parts() -> int:
 
 @dataclass(frozen=True)
 class Split(Linear):
-    """Projection that multiplies a single input row by parts of its weight: a batch of products.
+    """Projection that multiplies one or two input rows by parts of its weight: a batch of products.
 
-    BLAS multiplies a batch of matrices by other routines than one matrix and one row, which `Linear` calls. On some
+    BLAS multiplies a batch of matrices by other routines than one matrix and few rows, which `Linear` calls. On some
     processors the latter are slow, and use one thread.
     """
 
@@ -109,14 +129,17 @@ class Split(Linear):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias over the last dimension."""
-        if x.dim() != 2 or len(x) != 1:
+        n_rows = x.numel() // x.shape[-1]
+        if not 1 <= n_rows <= 2:
             return super().__call__(x)
-        product = torch.bmm(self._parts, x.t().expand(len(self._parts), -1, -1)).view(1, -1)
+        columns_DN = x.reshape(n_rows, -1).contiguous().t()  # BLAS is slow if a column is not in one piece
+        outputs = torch.bmm(self._parts, columns_DN.expand(len(self._parts), -1, -1))
+        product = outputs.view(-1, n_rows).t().contiguous().view(*x.shape[:-1], -1)
         return product if self.bias is None else product.add_(self.bias)
 
     def onto(self, stream_ND: Tensor, x: Tensor) -> Tensor:
         """Return the residual stream [N, out] plus x @ weight.T + bias, for inputs x [N, in]."""
-        return self(x).add_(stream_ND) if len(x) == 1 else super().onto(stream_ND, x)
+        return self(x).add_(stream_ND) if 1 <= len(x) <= 2 else super().onto(stream_ND, x)
 
     def outputs(self, first: int, end: int | None = None) -> Split:
         """Return the projection restricted to outputs ``first`` to ``end`` - 1; its weight is a view, not a copy."""
@@ -184,28 +207,27 @@ class PackedForRows(Linear):
     The copy is made at its first use.
 
     Attributes:
-        one: Whether the copy is used for a single row.
-        few: Whether the copy is used for 2 to 16 rows.
-        many: Whether the copy is used for more rows.
+        ways: How the copy is multiplied, by the number of rows for which it is used.
     """
 
     base: Linear = field(kw_only=True)
-    one: bool = field(kw_only=True, default=False)
-    few: bool = field(kw_only=True)
-    many: bool = field(kw_only=True)
+    ways: Mapping[Rows, PackedWay] = field(kw_only=True)
 
     @cached_property
     def _packed(self) -> Packed:
-        return Packed.from_projection(Linear(self.weight, self.bias))
+        return self.base if isinstance(self.base, Packed) else Packed.from_projection(Linear(self.weight, self.bias))
+
+    @cached_property
+    def _padded(self) -> Packed:
+        return replace(self._packed, padded=True)
 
     @cached_property
     def _inputs(self) -> int:
         return self.weight.shape[1]
 
     def _form(self, x: Tensor) -> Linear:
-        rows = x.numel() // self._inputs
-        is_packed = self.one if rows == 1 else self.few if rows <= MOST_FEW_ROWS else self.many
-        return self._packed if is_packed and rows else self.base
+        way = self.ways.get(_rows(x.numel() // self._inputs))
+        return self.base if way is None or not x.numel() else self._packed if way == "packed" else self._padded
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias over the last dimension."""
@@ -218,6 +240,15 @@ class PackedForRows(Linear):
     def outputs(self, first: int, end: int | None = None) -> Linear:
         """Return ``base`` restricted to outputs ``first`` to ``end`` - 1, without a packed copy of the weight."""
         return self.base.outputs(first, end)
+
+
+def _rows(n_rows: int) -> Rows:
+    return "one" if n_rows == 1 else "two" if n_rows == 2 else "few" if n_rows <= MOST_FEW_ROWS else "many"
+
+
+def packed_ways(rows: Rows) -> tuple[PackedWay, ...]:
+    """Return the ways in which a packed weight can be multiplied by this number of rows."""
+    return ("packed", "padded") if rows in ("one", "two") else ("packed",)
 
 
 def _by_outputs(projection: Linear) -> Linear:

@@ -1,21 +1,29 @@
 """Choose how linear layers of transformers' modules are multiplied, for models of the hosted engine and encoders.
 
-torch's default product and weights packed by oneDNN are timed for each shape, with one row of input, with few and with
-many. A packed weight is a copy: the module's own weight stays.
+torch's default product and weights packed by oneDNN are timed for each shape, with one row of input and with
+several. A packed weight is a copy: the module's own weight stays.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any, Final, cast
 
 import torch
 from torch import nn
 
 from exitbench.harness.engine.hosted.calls import SparedLinear
 from exitbench.harness.engine.model.weights import Linear
-from exitbench.harness.engine.products.forms import FEW_ROWS, MANY_ROWS, ByMatrix, Packed, PackedForRows
+from exitbench.harness.engine.products.forms import (
+    TIMED_ROWS,
+    ByMatrix,
+    Packed,
+    PackedForRows,
+    PackedWay,
+    Rows,
+    packed_ways,
+)
 from exitbench.harness.engine.products.timing import (
     SAMPLE_BYTES,
     TimedProduct,
@@ -25,9 +33,8 @@ from exitbench.harness.engine.products.timing import (
     step_clock,
 )
 
-_ROWS: Final[Mapping[str, Sequence[int]]] = {"one": (1,), "few": FEW_ROWS, "many": MANY_ROWS}
-_NAMES: Final = ("matrix", "packed")
-"""The forms of a module, the default first."""
+_DEFAULT: Final = "matrix"
+"""The default form of a module; the others are packed."""
 LEAST_NUMEL: Final = 2**17
 """Least weights of a layer that may be packed: for smaller ones, calling oneDNN takes as long as the product."""
 
@@ -49,27 +56,31 @@ def _is_replaceable(module: nn.Linear) -> bool:
 
 def module_places(modules: Sequence[nn.Linear]) -> dict[str, Any]:
     """Return what is chosen for the modules: by shape and number of rows, the number of products and the forms."""
-    counts = Counter(_key(module, rows) for module in modules for rows in _ROWS)
-    return {key: {"products": count, "forms": list(_NAMES)} for key, count in counts.items()}
+    places: dict[str, Any] = {}
+    for module in modules:
+        for rows in TIMED_ROWS:
+            place = places.setdefault(_key(module, rows), {"products": 0, "forms": [_DEFAULT, *packed_ways(rows)]})
+            place["products"] += 1
+    return places
 
 
 def time_modules(modules: Sequence[nn.Linear]) -> dict[str, str]:
     """Time the products of some modules of each shape; return the name of the chosen form by shape and rows."""
-    sample: list[tuple[nn.Linear, dict[str, Linear]]] = []
-    budget, seen = SAMPLE_BYTES, set[str]()
+    sample: list[tuple[nn.Linear, Linear, Packed]] = []
+    budget, seen = SAMPLE_BYTES, set[torch.Size]()
     for module in modules:
-        if budget > 0 or _key(module, "one") not in seen:
+        if budget > 0 or module.weight.shape not in seen:
             part = last_rows(_projection(module))
-            forms = (ByMatrix(part.weight, part.bias), Packed.from_projection(part))
-            sample.append((module, dict(zip(_NAMES, forms, strict=True))))
+            sample.append((module, ByMatrix(part.weight, part.bias), Packed.from_projection(part)))
             budget -= module.weight.nbytes
-            seen.add(_key(module, "one"))
+            seen.add(module.weight.shape)
     chosen: dict[str, str] = {}
-    for rows, numbers in _ROWS.items():
-        step = [
-            TimedProduct(_key(module, rows), ones_inputs(numbers, module.in_features, module.weight.dtype), forms)
-            for module, forms in sample
-        ]
+    for rows, numbers in TIMED_ROWS.items():
+        step = []
+        for module, default, packed in sample:
+            forms = {way: replace(packed, padded=way == "padded") for way in packed_ways(rows)}
+            inputs = ones_inputs(numbers, module.in_features, module.weight.dtype)
+            step.append(TimedProduct(_key(module, rows), inputs, {_DEFAULT: default, **forms}))
         chosen |= fastest(step, step_clock())
     return chosen
 
@@ -77,10 +88,11 @@ def time_modules(modules: Sequence[nn.Linear]) -> dict[str, str]:
 def convert_modules(modules: Sequence[nn.Linear], chosen: Mapping[str, str]) -> None:
     """Replace the forward pass of each module by the chosen forms; modules without a packed form are left alone."""
     for module in modules:
-        packed = {rows: chosen[_key(module, rows)] == "packed" for rows in _ROWS}
-        if any(packed.values()):
+        names = {rows: chosen[_key(module, rows)] for rows in TIMED_ROWS}
+        ways = {rows: cast(PackedWay, name) for rows, name in names.items() if name != _DEFAULT}
+        if ways:
             own = _projection(module)
-            forward = PackedForRows(own.weight, own.bias, base=ByMatrix(own.weight, own.bias), **packed)
+            forward = PackedForRows(own.weight, own.bias, base=ByMatrix(own.weight, own.bias), ways=ways)
             if isinstance(spared := vars(module).get("forward"), SparedLinear):
                 spared.run = forward
             else:
@@ -91,5 +103,5 @@ def _projection(module: nn.Linear) -> Linear:
     return Linear(module.weight.detach(), None if module.bias is None else module.bias.detach())
 
 
-def _key(module: nn.Linear, rows: str) -> str:
+def _key(module: nn.Linear, rows: Rows) -> str:
     return f"module {module.out_features}x{module.in_features} {rows} {'row' if rows == 'one' else 'rows'}"

@@ -47,17 +47,20 @@ def packs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 @pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("packed_rows", ["one", "few", "many"])
+@pytest.mark.parametrize(
+    ("packed_rows", "way"),
+    [("one", "packed"), ("one", "padded"), ("two", "packed"), ("two", "padded"), ("few", "packed"), ("many", "packed")],
+)
 def test_rows_are_multiplied_packed_or_not_with_equal_results(
-    packed_rows: str, with_bias: bool, dtype: torch.dtype, limit: float
+    packed_rows: str, way: str, with_bias: bool, dtype: torch.dtype, limit: float
 ) -> None:
     """Also without rows, as experts of a mixture may be called, and with inputs that are not contiguous."""
     if not can_pack(dtype):
         pytest.skip("torch cannot pack weights of this format here")
     draw = torch.Generator().manual_seed(1)
     layer = nn.Linear(32, 48, bias=with_bias, dtype=dtype).requires_grad_(False)
-    chosen = {key: "packed" if f" {packed_rows} row" in key else "matrix" for key in modules.module_places([layer])}
-    for n_rows, kind in ((0, "none"), (1, "one"), (2, "few"), (16, "few"), (17, "many"), (40, "many")):
+    chosen = {key: way if f" {packed_rows} row" in key else "matrix" for key in modules.module_places([layer])}
+    for n_rows, kind in ((0, "none"), (1, "one"), (2, "two"), (3, "few"), (16, "few"), (17, "many"), (40, "many")):
         converted = copy.deepcopy(layer)
         modules.convert_modules([converted], chosen)
         x = torch.randn(n_rows, 32, generator=draw).to(dtype)
@@ -65,6 +68,7 @@ def test_rows_are_multiplied_packed_or_not_with_equal_results(
         for given in (x, x[None], x[:, None], strided):
             torch.testing.assert_close(converted(given), layer(given), atol=limit, rtol=0)
         assert ("_packed" in vars(converted.forward)) == (kind == packed_rows)  # packed at its first use
+        assert ("_padded" in vars(converted.forward)) == (kind == packed_rows and way == "padded")
 
 
 @pytest.mark.parametrize("name", ["t5", "gpt2", "qwen3", "olmo2"])
@@ -73,8 +77,8 @@ def test_hosted_model_gives_the_usual_answers_and_fills(name: str, twin: Any, pa
     usual, packed = (load_checkpoint(twin(name).folder, engine="hosted") for _ in range(2))
     choices = use_fastest(packed.model)
     linears = [layer for layer in packed.model.stack.lm.modules() if type(layer) is nn.Linear]
-    assert choices is not None and set(choices.values()) == {"packed"} and len(packs) == 3
-    assert len(choices) == 3 * len({layer.weight.shape for layer in linears})
+    assert choices is not None and set(choices.values()) == {"packed"} and len(packs) == 4
+    assert len(choices) == 4 * len({layer.weight.shape for layer in linears})
     forwards = [vars(layer)["forward"] for layer in linears]
     spared = [forward for forward in forwards if isinstance(forward, SparedLinear)]
     assert all(isinstance(getattr(forward, "run", forward), PackedForRows) for forward in forwards)
@@ -91,7 +95,7 @@ def test_hosted_model_gives_the_usual_answers_and_fills(name: str, twin: Any, pa
 
 def test_choice_for_modules_is_stored_and_used_again(twin: Any, packs: list[list[str]]) -> None:
     first, second = (use_fastest(load_checkpoint(twin("gpt2").folder, engine="hosted").model) for _ in range(2))
-    assert first == second and len(packs) == 3
+    assert first == second and len(packs) == 4
 
 
 def test_encoder_gives_the_usual_probabilities(packs: list[list[str]]) -> None:

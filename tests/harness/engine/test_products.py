@@ -42,7 +42,7 @@ EVERY_FORM = [(dtype, role, name) for dtype, forms in FORMS.items() for role in 
 
 
 EACH_TOKEN = [name for names in choosing._EACH_TOKEN.values() for name in names]
-SEVERAL = (" few rows", " many rows")
+SEVERAL = (" two rows", " few rows", " many rows")
 """Ends of the keys of products with several rows."""
 
 
@@ -140,7 +140,7 @@ def test_one_form_is_chosen_per_weight_key() -> None:
 # ------------------------------------------------------------------------------------------------------- the forms
 
 
-@pytest.mark.parametrize("n_rows", [1, 3, 20])
+@pytest.mark.parametrize("n_rows", [1, 2, 3, 20])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize(("dtype", "role", "name"), EVERY_FORM)
 def test_every_form_gives_the_exact_product_up_to_rounding(
@@ -165,29 +165,46 @@ def test_every_form_gives_the_exact_product_up_to_rounding(
     for result, expected in ((form(x), exact), (form.onto(stream, x), stream.double() + exact)):
         assert result.dtype == computes and result.shape == (n_rows, 48)
         assert (result.double() - expected).abs().max() <= 4 * digits * exact.abs().max()
-    torch.testing.assert_close(form(x[None])[0].double(), exact, atol=8 * digits * exact.abs().max(), rtol=0)
+    for shaped in (x[None], x[:, None], x.t().contiguous().t()):
+        result = form(shaped).reshape(n_rows, 48).double()
+        torch.testing.assert_close(result, exact, atol=8 * digits * exact.abs().max(), rtol=0)
     tail = form.outputs(40)(x)
     assert (tail.double() - exact[:, 40:]).abs().max() <= 4 * digits * exact.abs().max()
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize(("few", "many"), [(True, False), (False, True), (True, True)])
-@pytest.mark.parametrize("name", [name for name in FORMS[torch.float32]["block"] if name != "packed"])
-def test_few_rows_or_many_use_a_packed_copy_of_the_weight(name: str, few: bool, many: bool, with_bias: bool) -> None:
-    """Inputs of 2 to 16 rows, or of more, use a packed copy of the weight, made at its first use; others do not."""
+@pytest.mark.parametrize("ways", [{"two": "padded"}, {"few": "packed"}, {"two": "packed", "many": "packed"}])
+@pytest.mark.parametrize("name", FORMS[torch.float32]["block"])
+def test_two_rows_few_or_many_use_a_packed_copy_of_the_weight(name: str, ways: Any, with_bias: bool) -> None:
+    """Inputs of 2 rows, of 3 to 16, or of more, use a packed copy of the weight, made at its first use; others do not.
+
+    A weight that is packed for single rows already is not copied.
+    """
     draw = torch.Generator().manual_seed(1)
     plain = Linear(torch.randn(48, 32, generator=draw), torch.randn(48, generator=draw) if with_bias else None)
     one = FORMS[torch.float32]["block"][name](plain)
-    for n_rows, is_copied in ((1, False), (2, few), (4, few), (16, few), (17, many), (40, many)):
-        form = PackedForRows(one.weight, one.bias, base=one, few=few, many=many)
+    for n_rows, rows in ((1, "one"), (2, "two"), (3, "few"), (4, "few"), (16, "few"), (17, "many"), (40, "many")):
+        form = PackedForRows(one.weight, one.bias, base=one, ways=ways)
         x, stream = (torch.randn(n_rows, width, generator=draw) for width in (32, 48))
         exact = x.double() @ plain.weight.double().T + (0 if plain.bias is None else plain.bias.double())
         torch.testing.assert_close(form(x).double(), exact, atol=2e-5, rtol=0)
         torch.testing.assert_close(form.onto(stream, x).double(), stream.double() + exact, atol=2e-5, rtol=0)
         torch.testing.assert_close(form(x[None])[0].double(), exact, atol=2e-5, rtol=0)
-        assert ("_packed" in vars(form)) == is_copied
-        assert is_copied or torch.equal(form(x), one(x))
+        assert ("_packed" in vars(form)) == (rows in ways) and ("_padded" in vars(form)) == (ways.get(rows) == "padded")
+        assert name != "packed" or rows not in ways or form._packed is one
+        assert rows in ways or torch.equal(form(x), one(x))
     assert torch.equal(form.outputs(40)(x), one.outputs(40)(x))
+
+
+@pytest.mark.parametrize("n_rows", [1, 2, 3, 4, 5])
+def test_padded_product_multiplies_one_to_three_rows_as_four(n_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = Packed.from_projection(Linear(torch.ones(48, 32)))
+    multiplied: list[int] = []
+    product = Packed._product
+    monkeypatch.setattr(Packed, "_product", lambda form, x: multiplied.append(len(x)) or product(form, x))
+    dataclasses.replace(packed, padded=True)(torch.ones(n_rows, 32))
+    packed(torch.ones(n_rows, 32))
+    assert multiplied == [max(4, n_rows), n_rows]
 
 
 def test_large_matrices_are_not_copied_to_fp32() -> None:
@@ -365,32 +382,59 @@ def test_exit_heads_of_another_width_keep_the_default_product(twin: Any, cache: 
 
 
 @pytest.mark.parametrize("rows", SEVERAL)
-def test_packed_weights_for_few_rows_or_many_are_used_if_measured_faster(
-    rows: str, twin: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("way", ["packed", "padded"])
+def test_packed_weights_for_several_rows_are_used_if_measured_faster(
+    rows: str, way: str, twin: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks and LM head get a packed weight for few rows, or many, even if the form for one row is the default.
+    """Blocks and LM head get a packed weight for some numbers of rows, even if the form for one row is the default.
 
-    The projections that fill skipped blocks are not packed.
+    The projections that fill skipped blocks are not packed. Only two rows can be padded.
     """
-    monkeypatch.setattr(
-        choosing,
-        "fastest",
-        lambda step, clock: {each.weight_key: [*each.forms][each.weight_key.endswith(rows)] for each in step},
-    )
+
+    def told(step: list[TimedProduct], clock: object) -> Mapping[str, str]:
+        return {
+            each.weight_key: way if each.weight_key.endswith(rows) and way in each.forms else next(iter(each.forms))
+            for each in step
+        }
+
+    monkeypatch.setattr(choosing, "fastest", told)
     model = load_checkpoint(twin("t5").folder).model
     choices = use_fastest(model)
-    assert choices is not None and {place.split()[0] for place in choices if place.endswith(rows)} == {
-        "block",
-        "residual",
-        "head",
-    }
+    assert choices is not None
+    roles = {place.split()[0] for place, form in choices.items() if place.endswith(rows) and form == way}
     block = model.weights.blocks[0]
+    if way == "padded" and rows != SEVERAL[0]:
+        assert not roles and not isinstance(block.qkv, PackedForRows)
+        return
+    assert roles == {"block", "residual", "head"}
     for product in (block.qkv, block.cross_out, block.down, model.weights.read_out):
         assert isinstance(product, PackedForRows) and "_packed" not in vars(product)
-        assert (product.few, product.many) == (rows == SEVERAL[0], rows == SEVERAL[1])
+        assert product.ways == {rows.split()[0]: way}
     assert not isinstance(block.cross_kv, PackedForRows) and not isinstance(model.skip_kv(1), PackedForRows)
     answers(dataclasses.replace(twin("t5").checkpoint, model=model))
     assert ("_packed" in vars(block.qkv)) == ("_packed" in vars(model.weights.read_out)) == (rows == SEVERAL[0])
+
+
+@pytest.mark.parametrize("way", [None, "padded"])
+def test_weight_that_is_packed_for_single_rows_may_be_padded_for_two(
+    way: str | None, twin: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offered: dict[str, list[str]] = {}
+
+    def told(step: list[TimedProduct], clock: object) -> Mapping[str, str]:
+        offered.update({each.weight_key: [*each.forms] for each in step})
+        return {
+            each.weight_key: next(name for name in (way, "packed", *each.forms) if name in each.forms) for each in step
+        }
+
+    monkeypatch.setattr(choosing, "fastest", told)
+    model = load_checkpoint(twin("t5").folder).model
+    use_fastest(model)
+    of_head = [names for key, names in offered.items() if key.startswith("head ") and key.endswith(SEVERAL)]
+    assert of_head == [["as-one-row", "padded"], ["as-one-row"], ["as-one-row"]]
+    qkv = model.weights.blocks[0].qkv
+    assert isinstance(qkv, PackedForRows if way else Packed)
+    answers(dataclasses.replace(twin("t5").checkpoint, model=model))
 
 
 def test_form_packed_for_one_row_is_used_for_all_without_a_copy(
@@ -475,7 +519,7 @@ def test_model_with_copies_in_fp16_gives_the_usual_states(
     assert (result - expected).norm() <= 4 * torch.finfo(torch.bfloat16).eps * expected.norm()
 
 
-def test_products_are_timed_with_one_row_few_or_many(
+def test_products_are_timed_with_one_row_and_with_several(
     twin: Any, cache: Path, choosing_last: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Products are timed as they are used: parts of a weight in their layout, sums into the residual stream as sums."""
@@ -502,7 +546,7 @@ def test_products_are_timed_with_one_row_few_or_many(
     several = {
         (role, f"{name} rows"): [*numbers]
         for role in ("block", "residual", "head")
-        for name, numbers in (("few", (4, 8)), ("many", (32,)))
+        for name, numbers in (("two", (2,)), ("few", (4, 8)), ("many", (32,)))
     }
     assert kinds == {**one, **several, ("source", ""): [32]}
 
