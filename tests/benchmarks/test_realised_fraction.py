@@ -30,6 +30,7 @@ GATES: dict[str, tuple[str, dict[str, Any]]] = {
     "free": ("free", {}),
     "free-lazy": ("free", {"kv_policy": "state-copy-lazy"}),
     "self-speculation": ("self-speculation", {"drafts": 4}),
+    "self-speculation-one-draft": ("self-speculation", {"drafts": 1}),
 }
 SHARES = {"sixth": 1 / 6, "third": 1 / 3, "half": 1 / 2, "two-thirds": 2 / 3, "five-sixths": 5 / 6}
 

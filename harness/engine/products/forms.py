@@ -89,6 +89,8 @@ class Packed(Linear):
         """Return x @ weight.T + bias over the last dimension."""
         if self.padded:
             rows_ND = x.reshape(-1, x.shape[-1])
+            if len(rows_ND) == 1:
+                return self._product(rows_ND.expand(_PADDED_ROWS, -1))[:1].view(*x.shape[:-1], -1)
             if len(rows_ND) < _PADDED_ROWS:
                 padded = F.pad(rows_ND, (0, 0, 0, _PADDED_ROWS - len(rows_ND)))
                 return self._product(padded)[: len(rows_ND)].view(*x.shape[:-1], -1)
@@ -149,7 +151,7 @@ class Split(Linear):
 
 @dataclass(frozen=True)
 class Fp16Copy(ByMatrix):
-    """Projection with a bf16 weight and a copy in fp16, by which FBGEMM multiplies single input rows, on one thread.
+    """Projection with a bf16 weight and a copy in fp16, by which FBGEMM multiplies one or two rows, on one thread.
 
     bf16 products are summed in fp32 with and without the copy, and the sum is rounded once. Each output's weights are
     scaled by a power of two, so that the largest is near fp16's largest number. Then all weights within a factor of
@@ -169,7 +171,7 @@ class Fp16Copy(ByMatrix):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias over the last dimension."""
-        if x.dim() != 2 or len(x) != 1:
+        if not 1 <= x.numel() // x.shape[-1] <= 2:
             return super().__call__(x)
         packed, inverse_V, bias_V = self._copy
         product = torch.fbgemm_linear_fp16_weight_fp32_activation(x.float(), packed, None).mul_(inverse_V)

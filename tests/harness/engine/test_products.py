@@ -26,6 +26,7 @@ from exitbench.harness.engine.products.choosing import SWITCH, use_fastest
 from exitbench.harness.engine.products.forms import (
     FORMS,
     WIDENED_NUMEL,
+    ByMatrix,
     Fp16Copy,
     Packed,
     PackedForRows,
@@ -194,6 +195,22 @@ def test_two_rows_few_or_many_use_a_packed_copy_of_the_weight(name: str, ways: A
         assert name != "packed" or rows not in ways or form._packed is one
         assert rows in ways or torch.equal(form(x), one(x))
     assert torch.equal(form.outputs(40)(x), one.outputs(40)(x))
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(torch.float32, "split"), (torch.bfloat16, "fp16-copy")])
+def test_forms_for_single_rows_multiply_two_as_well(
+    dtype: torch.dtype, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rows, such as those of one draft, take hardly longer than one in these forms; more are left to torch."""
+    if name not in available_forms(dtype, "block", (48, 32)):
+        pytest.skip("torch has no such product here")
+    form = FORMS[dtype]["block"][name](Linear(torch.ones(48, 32, dtype=dtype)))
+    left: list[int] = []
+    for base in (Linear, ByMatrix):
+        monkeypatch.setattr(base, "__call__", lambda form, x: left.append(len(x)) or x @ form.weight.t())
+    for n_rows in (1, 2, 3):
+        form(torch.ones(n_rows, 32, dtype=dtype))
+    assert left == [3]
 
 
 @pytest.mark.parametrize("n_rows", [1, 2, 3, 4, 5])
