@@ -86,18 +86,18 @@ def _form_names(step: Sequence[TimedProduct]) -> dict[str, tuple[str, ...]]:
 
 
 def _round(step: Sequence[TimedProduct], clock: Clock) -> dict[str, dict[str, float]]:
-    """Time each form of each product once; return seconds by weight key (role and shape) and form.
+    """Time each form of each product once per input; return seconds by weight key (role and shape) and form.
 
-    All products run in one form before the next form.
+    All products run with one input before the next input, and in one form before the next form.
     """
     took: dict[str, dict[str, float]] = {timed.weight_key: dict.fromkeys(timed.forms, 0.0) for timed in step}
     for name in dict.fromkeys(name for timed in step for name in timed.forms):
-        for timed in step:
-            if name in timed.forms:
-                product, started = timed.forms[name], clock()
-                for rows in timed.inputs:
+        for index in range(max((len(timed.inputs) for timed in step), default=0)):
+            for timed in step:
+                if name in timed.forms and index < len(timed.inputs):
+                    product, rows, started = timed.forms[name], timed.inputs[index], clock()
                     product(rows)
-                took[timed.weight_key][name] += clock() - started
+                    took[timed.weight_key][name] += clock() - started
     return took
 
 
