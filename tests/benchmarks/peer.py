@@ -34,11 +34,14 @@ Decode = Callable[[list[list[int]], int], list[Any]]
 def openvino(model: str, number_format: str, threads: int, folder: Path) -> Decode:
     """Return OpenVINO's decoding of a checkpoint in transformers' format, which optimum-intel exports first."""
     import torch
-    from optimum.intel import OVModelForCausalLM
+    from optimum.intel import OVModelForCausalLM, OVModelForSeq2SeqLM
+    from transformers import AutoConfig
 
     precision = {"fp32": "f32", "bf16": "bf16"}[number_format]
     options = {"INFERENCE_PRECISION_HINT": precision, "KV_CACHE_PRECISION": precision, "INFERENCE_NUM_THREADS": threads}
-    exported = OVModelForCausalLM.from_pretrained(model, export=True, ov_config=options)
+    has_encoder = AutoConfig.from_pretrained(model).is_encoder_decoder
+    model_class = OVModelForSeq2SeqLM if has_encoder else OVModelForCausalLM
+    exported = model_class.from_pretrained(model, export=True, ov_config=options)
     exported.generation_config.eos_token_id = None
 
     def decode(prompts: list[list[int]], new_tokens: int) -> list[Any]:

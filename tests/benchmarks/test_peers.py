@@ -1,4 +1,4 @@
-"""Decoding of a real model against OpenVINO and llama.cpp, which run in processes of their own (peer.py)."""
+"""Decoding against OpenVINO and llama.cpp, which run in processes of their own (peer.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from goals import Recorder
-from models import FORMATS, REAL_NAME, Pair
+from models import BASE_NAME, FORMATS, REAL_NAME, Pair
 from ratios import Timed, compare
 from test_bf16 import MULTIPLIES_BF16
 from tokenizers import Tokenizer
@@ -19,10 +19,13 @@ from tokenizers import Tokenizer
 pytestmark = pytest.mark.benchmark(disable_gc=True)
 
 PEER = Path(__file__).with_name("peer.py")
+FORMATS_OF = {"openvino": ("fp32", "bf16"), "llama.cpp": tuple(FORMATS)}
+MODELS_OF = {"openvino": (REAL_NAME, BASE_NAME), "llama.cpp": (REAL_NAME,)}
 PEERS = [
-    pytest.param(engine, kind, marks=MULTIPLIES_BF16 if kind == "bf16" else ())
-    for engine, kinds in {"openvino": ("fp32", "bf16"), "llama.cpp": FORMATS}.items()
-    for kind in kinds
+    pytest.param(model, engine, kind, marks=MULTIPLIES_BF16 if kind == "bf16" else ())
+    for engine, models in MODELS_OF.items()
+    for model in models
+    for kind in FORMATS_OF[engine]
 ]
 PROMPT_TOKENS, NEW_TOKENS = 8, 48
 BUDGET_S = 20.0
@@ -55,8 +58,7 @@ def peer(request: pytest.FixtureRequest, pair: Pair, engine: str, number_format:
 
 
 @pytest.mark.parametrize("rows", [1, 8])
-@pytest.mark.parametrize(("engine", "number_format"), PEERS)
-@pytest.mark.parametrize("pair", [REAL_NAME], indirect=True)
+@pytest.mark.parametrize(("pair", "engine", "number_format"), PEERS, indirect=["pair"])
 def test_peer(
     pair: Pair,
     engine: str,
