@@ -272,7 +272,7 @@ class Transformer(Headed):
         if (groups := k.shape[1]) < n_heads and not is_causal:
             # Query heads that share a key head become more query positions of one head: no copy of keys or values.
             q = q.transpose(1, 2).reshape(n_rows, groups, -1, size)
-            if bias is not None and bias.shape[2] > 1:  # for each query head in turn (`repeat` takes far longer)
+            if bias is not None and bias.shape[2] > 1:  # once for each of them; `repeat` takes longer
                 bias = bias[:, :, None].expand(-1, -1, n_heads // groups, -1, -1).flatten(2, 3)
             mixed = F.scaled_dot_product_attention(q, k, v, bias, scale=scale).reshape(n_rows, n_heads, n_new, size)
         else:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 
@@ -26,12 +26,12 @@ from exitbench.harness.engine.products.forms import (
     TIMED_ROWS,
     Packed,
     PackedForRows,
-    PackedWay,
     Role,
     Rows,
     available_forms,
     can_copy_to_fp16,
     can_pack,
+    chosen_ways,
     convert_blocks,
     fp16_copy_bytes,
     packed_ways,
@@ -150,8 +150,10 @@ def time_forms(model: Transformer) -> dict[str, str]:
     """
     clock = step_clock()
     chosen = fastest(_step(model), clock) | fastest(_step_of_sources(model), clock)
-    for rows in _SEVERAL if _may_pack(model) else ():
-        chosen |= fastest(_step_of_several_rows(model, chosen, rows), clock)
+    if _may_pack(model):
+        packed_sample = list(_packed_sample(model, chosen))
+        for rows in _SEVERAL:
+            chosen |= fastest(_step_of_several_rows(packed_sample, rows), clock)
     return chosen
 
 
@@ -186,7 +188,7 @@ def _may_pack(model: Transformer) -> bool:
 def _may_copy(model: Transformer) -> bool:
     """Return whether copies of the weights take at most `COPIED_SHARE` of the memory; False if that is unknown.
 
-    Weights may be copied twice: in fp16 or as a table for single rows, and packed for several rows.
+    Weights may be copied twice: in fp16 or as a table, and packed.
     """
     dtype = model.lm_head.weight.dtype
     weights = [product.projection.weight for product in _products(model) if product.is_decoded]
@@ -265,7 +267,7 @@ def _of_block(model: Transformer, block: BlockWeights) -> Iterator[_Product]:
 def _step(model: Transformer) -> list[TimedProduct]:
     """Return the products to time with inputs of one row: some of those of a decode step, each in every form."""
     may_copy = _may_copy(model)
-    return [_timed(product, sample, (1,), may_copy) for product, sample in _sample(model)]
+    return [_timed(product, sample, TIMED_ROWS["one"], may_copy) for product, sample in _sample(model)]
 
 
 def _step_of_sources(model: Transformer) -> list[TimedProduct]:
@@ -288,23 +290,26 @@ def _used(product: _Product, form: Linear) -> Product:
     return lambda x: form.onto(stream_1D.expand(len(x), -1), x)
 
 
-def _step_of_several_rows(model: Transformer, chosen: Choices, rows: Rows) -> list[TimedProduct]:
-    """Return the products to time with inputs of several rows: some of those of a decode step.
-
-    Each is timed in the form that was chosen for one row, and packed in the ways that differ from it.
-    """
-    step = []
+def _packed_sample(model: Transformer, chosen: Choices) -> Iterator[tuple[_Product, Linear, Packed]]:
+    """Yield decoded products to time with several rows, each in the form chosen for one row and packed."""
     for product, sample in _sample(model):
         if product.is_decoded:
             single = FORMS[product.projection.weight.dtype][product.role][chosen[product.weight_key]](sample)
-            forms = {_AS_ONE_ROW: single}
-            packed = single if isinstance(single, Packed) else Packed.from_projection(sample)
-            for way in packed_ways(rows):
-                if way == "padded" or packed is not single:
-                    forms[way] = replace(packed, padded=way == "padded")
-            inputs = ones_inputs(TIMED_ROWS[rows], sample.weight.shape[1], model.dtype)
-            products = {name: _used(product, form) for name, form in forms.items()}
-            step.append(TimedProduct(product.rows_key(rows), inputs, products))
+            yield product, single, single if isinstance(single, Packed) else Packed.from_projection(sample)
+
+
+def _step_of_several_rows(sample: Sequence[tuple[_Product, Linear, Packed]], rows: Rows) -> list[TimedProduct]:
+    """Return the products to time with inputs of several rows: as for one row, and packed in ways that differ."""
+    step = []
+    for product, single, packed in sample:
+        forms = {_AS_ONE_ROW: single}
+        for way in packed_ways(rows):
+            if way == "padded" or packed is not single:
+                forms[way] = replace(packed, padded=way == "padded")
+        weight = product.projection.weight
+        inputs = ones_inputs(TIMED_ROWS[rows], weight.shape[1], weight.dtype)
+        products = {name: _used(product, form) for name, form in forms.items()}
+        step.append(TimedProduct(product.rows_key(rows), inputs, products))
     return step
 
 
@@ -328,7 +333,7 @@ def _use(model: Transformer, chosen: Choices) -> None:
         product = _Product(role, projection)
         single = forms[role][chosen[product.weight_key]](projection)
         names = {rows: chosen.get(product.rows_key(rows), _AS_ONE_ROW) for rows in _SEVERAL}
-        ways = {rows: cast(PackedWay, name) for rows, name in names.items() if name != _AS_ONE_ROW}
+        ways = chosen_ways(names)
         return PackedForRows(single.weight, single.bias, base=single, ways=ways) if ways else single
 
     def decoder_block(block: BlockWeights) -> BlockWeights:

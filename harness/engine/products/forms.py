@@ -31,7 +31,9 @@ Rows = Literal["one", "two", "few", "many"]
 TIMED_ROWS: Final[Mapping[Rows, Sequence[int]]] = {"one": (1,), "two": (2,), "few": (4, 8), "many": (32,)}
 """Numbers of rows at which the form for each of these is timed."""
 MOST_FEW_ROWS: Final = 16
+"""Most rows that count as few."""
 _PADDED_ROWS: Final = 4
+"""Rows as which `Packed.padded` multiplies one or two: of 3 to 8, 4 to 6 were the fastest on the processor measured."""
 
 _FP16_EXPONENT: Final = 16
 """Scaled weights are below 2 to this power. The largest such bf16 number, 65,280, is below fp16's largest, 65,504."""
@@ -40,8 +42,7 @@ _LEAST_SCALED: Final = 2.0**-100
 WIDENED_NUMEL: Final = 2**23
 """Largest bf16 matrix that is copied to fp32: a larger copy would be read from memory, with twice the bytes."""
 COPIES: Final = ("fp16-copy", "embedding-bag")
-"""Forms for single rows that hold a second copy of the weight."""
-
+"""Forms for one or two rows that hold a second copy of the weight."""
 
 PackedWay = Literal["packed", "padded"]
 """How a packed weight is multiplied: as it is, or one or two rows as four (`Packed.padded`)."""
@@ -87,13 +88,11 @@ class Packed(Linear):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias over the last dimension."""
-        if self.padded:
-            rows_ND = x.reshape(-1, x.shape[-1])
-            if len(rows_ND) == 1:
-                return self._product(rows_ND.expand(_PADDED_ROWS, -1))[:1].view(*x.shape[:-1], -1)
-            if len(rows_ND) < _PADDED_ROWS:
-                padded = F.pad(rows_ND, (0, 0, 0, _PADDED_ROWS - len(rows_ND)))
-                return self._product(padded)[: len(rows_ND)].view(*x.shape[:-1], -1)
+        if self.padded and 1 <= (n_rows := _n_rows(x)) <= 2:
+            rows_ND = x.reshape(n_rows, -1)
+            # Expanding a single row is faster than padding it with zeros.
+            four = rows_ND.expand(_PADDED_ROWS, -1) if n_rows == 1 else F.pad(rows_ND, (0, 0, 0, _PADDED_ROWS - n_rows))
+            return self._product(four)[:n_rows].view(*x.shape[:-1], -1)
         return self._product(x)
 
     def _product(self, x: Tensor) -> Tensor:
@@ -120,7 +119,7 @@ class Split(Linear):
     """Projection that multiplies one or two input rows by parts of its weight: a batch of products.
 
     BLAS multiplies a batch of matrices by other routines than one matrix and few rows, which `Linear` calls. On some
-    processors the latter are slow, and use one thread.
+    processors the latter are slow, and use one thread. Where two rows are not timed, they are multiplied so too.
     """
 
     @cached_property
@@ -131,8 +130,7 @@ class Split(Linear):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias over the last dimension."""
-        n_rows = x.numel() // x.shape[-1]
-        if not 1 <= n_rows <= 2:
+        if not 1 <= (n_rows := _n_rows(x)) <= 2:
             return super().__call__(x)
         columns_DN = x.reshape(n_rows, -1).contiguous().t()  # BLAS is slow if a column is not in one piece
         outputs = torch.bmm(self._parts, columns_DN.expand(len(self._parts), -1, -1))
@@ -171,7 +169,7 @@ class Fp16Copy(ByMatrix):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias over the last dimension."""
-        if not 1 <= x.numel() // x.shape[-1] <= 2:
+        if not 1 <= _n_rows(x) <= 2:
             return super().__call__(x)
         packed, inverse_V, bias_V = self._copy
         product = torch.fbgemm_linear_fp16_weight_fp32_activation(x.float(), packed, None).mul_(inverse_V)
@@ -223,13 +221,10 @@ class PackedForRows(Linear):
     def _padded(self) -> Packed:
         return replace(self._packed, padded=True)
 
-    @cached_property
-    def _inputs(self) -> int:
-        return self.weight.shape[1]
-
     def _form(self, x: Tensor) -> Linear:
-        way = self.ways.get(_rows(x.numel() // self._inputs))
-        return self.base if way is None or not x.numel() else self._packed if way == "packed" else self._padded
+        n_rows = _n_rows(x)
+        way = self.ways.get(_rows(n_rows)) if n_rows else None
+        return self.base if way is None else self._packed if way == "packed" else self._padded
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias over the last dimension."""
@@ -244,6 +239,10 @@ class PackedForRows(Linear):
         return self.base.outputs(first, end)
 
 
+def _n_rows(x: Tensor) -> int:
+    return x.numel() // x.shape[-1]
+
+
 def _rows(n_rows: int) -> Rows:
     return "one" if n_rows == 1 else "two" if n_rows == 2 else "few" if n_rows <= MOST_FEW_ROWS else "many"
 
@@ -251,6 +250,11 @@ def _rows(n_rows: int) -> Rows:
 def packed_ways(rows: Rows) -> tuple[PackedWay, ...]:
     """Return the ways in which a packed weight can be multiplied by this number of rows."""
     return ("packed", "padded") if rows in ("one", "two") else ("packed",)
+
+
+def chosen_ways(names: Mapping[Rows, str]) -> dict[Rows, PackedWay]:
+    """Return the ways of a packed weight among the names of forms chosen for each number of rows."""
+    return {rows: way for rows, name in names.items() for way in packed_ways(rows) if way == name}
 
 
 def _by_outputs(projection: Linear) -> Linear:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -20,8 +20,8 @@ from exitbench.harness.engine.products.forms import (
     ByMatrix,
     Packed,
     PackedForRows,
-    PackedWay,
     Rows,
+    chosen_ways,
     packed_ways,
 )
 from exitbench.harness.engine.products.timing import (
@@ -88,9 +88,7 @@ def time_modules(modules: Sequence[nn.Linear]) -> dict[str, str]:
 def convert_modules(modules: Sequence[nn.Linear], chosen: Mapping[str, str]) -> None:
     """Replace the forward pass of each module by the chosen forms; modules without a packed form are left alone."""
     for module in modules:
-        names = {rows: chosen[_key(module, rows)] for rows in TIMED_ROWS}
-        ways = {rows: cast(PackedWay, name) for rows, name in names.items() if name != _DEFAULT}
-        if ways:
+        if ways := chosen_ways({rows: chosen[_key(module, rows)] for rows in TIMED_ROWS}):
             own = _projection(module)
             forward = PackedForRows(own.weight, own.bias, base=ByMatrix(own.weight, own.bias), ways=ways)
             if isinstance(spared := vars(module).get("forward"), SparedLinear):

@@ -92,7 +92,7 @@ def _round(step: Sequence[TimedProduct], clock: Clock) -> dict[str, dict[str, fl
     """
     took: dict[str, dict[str, float]] = {timed.weight_key: dict.fromkeys(timed.forms, 0.0) for timed in step}
     for name in dict.fromkeys(name for timed in step for name in timed.forms):
-        for index in range(max((len(timed.inputs) for timed in step), default=0)):
+        for index in range(max(len(timed.inputs) for timed in step)):
             for timed in step:
                 if name in timed.forms and index < len(timed.inputs):
                     product, rows, started = timed.forms[name], timed.inputs[index], clock()
