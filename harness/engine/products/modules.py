@@ -78,9 +78,11 @@ def time_modules(modules: Sequence[nn.Linear]) -> dict[str, str]:
     for rows, numbers in TIMED_ROWS.items():
         step = []
         for module, default, packed in sample:
-            forms = {way: replace(packed, padded=way == "padded") for way in packed_ways(rows)}
+            forms: dict[str, Linear] = {_DEFAULT: default}
+            for way in packed_ways(rows):
+                forms[way] = replace(packed, padded=way == "padded")
             inputs = ones_inputs(numbers, module.in_features, module.weight.dtype)
-            step.append(TimedProduct(_key(module, rows), inputs, {_DEFAULT: default, **forms}))
+            step.append(TimedProduct(_key(module, rows), inputs, forms))
         chosen |= fastest(step, step_clock())
     return chosen
 
