@@ -314,6 +314,7 @@ def test_rows_without_new_measurements_are_kept_below_the_real_model(monkeypatch
         "A processor; 2026-01-02; commit abc.",
     ]
     assert document.table({"gates/gate[a]": {1: newer}, "gates/gate[b]": {2: newer}}, "gates", first).count("abc") == 0
+    assert document.table({"gates/gate[a]": {1: told}}, "gates", first).count("abc") == 1
     again = {**newer, "on": "A third; 2026-01-04; commit fed"}
     made = document.table({f"gates/gate[smollm2-{name}]": {1: again} for name in "xy"}, "gates", made)
     assert [line for line in made.splitlines() if "commit" in line] == [f"smollm2: {again['on']}.", f"{told['on']}."]

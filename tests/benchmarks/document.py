@@ -65,7 +65,7 @@ def table(info: ExtraInfo, file: str, before: str = EMPTY) -> str:
     if not any(_is_real(name) for name in kept):
         below = [line for line in below if not line.startswith("smollm2: ")]
     places = {info["on"] for by_threads in chosen.values() for info in by_threads.values() if "on" in info}
-    below = [*(of + place for place in sorted(places)), *below]
+    below = list(dict.fromkeys([*(of + place for place in sorted(places)), *below]))
     threads = sorted({column for row in (*rows.values(), *kept.values()) for column in row} - {"goal", "beside it"})
     columns = [*threads, "goal", "beside it"]
     made = [["", *columns], ["---", *["---:"] * len(threads), "---", "---"]]

@@ -332,8 +332,7 @@ def _use(model: Transformer, chosen: Choices) -> None:
     def convert(role: Role, projection: Linear) -> Linear:
         product = _Product(role, projection)
         single = forms[role][chosen[product.weight_key]](projection)
-        names = {rows: chosen.get(product.rows_key(rows), _AS_ONE_ROW) for rows in _SEVERAL}
-        ways = chosen_ways(names)
+        ways = chosen_ways({rows: chosen.get(product.rows_key(rows), _AS_ONE_ROW) for rows in _SEVERAL})
         return PackedForRows(single.weight, single.bias, base=single, ways=ways) if ways else single
 
     def decoder_block(block: BlockWeights) -> BlockWeights:

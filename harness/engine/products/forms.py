@@ -130,11 +130,15 @@ class Split(Linear):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias over the last dimension."""
-        if not 1 <= (n_rows := _n_rows(x)) <= 2:
+        n_rows = len(x) if x.dim() == 2 else 0
+        if n_rows == 1:
+            product = torch.bmm(self._parts, x.t().expand(len(self._parts), -1, -1)).view(1, -1)
+        elif n_rows == 2:
+            columns_D2 = x.contiguous().t()  # BLAS is slow if a column is not in one piece
+            outputs = torch.bmm(self._parts, columns_D2.expand(len(self._parts), -1, -1))
+            product = outputs.view(-1, 2).t().contiguous()
+        else:
             return super().__call__(x)
-        columns_DN = x.reshape(n_rows, -1).contiguous().t()  # BLAS is slow if a column is not in one piece
-        outputs = torch.bmm(self._parts, columns_DN.expand(len(self._parts), -1, -1))
-        product = outputs.view(-1, n_rows).t().contiguous().view(*x.shape[:-1], -1)
         return product if self.bias is None else product.add_(self.bias)
 
     def onto(self, stream_ND: Tensor, x: Tensor) -> Tensor:
