@@ -40,6 +40,8 @@ import nox
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_existing_virtualenvs = True
 nox.options.sessions = ["lint", "types", "tests"]
+# Modules are compiled when first imported, even if a variable of the shell disables it. pip would compile every module.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 PROJECT = nox.project.load_toml("pyproject.toml")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -74,7 +76,7 @@ TORCH_CPU = "6746dbcbeb526eb61330b76b41ff1b4eb848951103a892eeb080dfa2b264667b"
 def install_locked(session: nox.Session, *requirements: str) -> None:
     """Install requirements at the pinned versions, and fail if a file's SHA-256 differs from the pinned one."""
     if session.virtualenv.is_sandboxed:  # with `--no-venv`, the environment is the user's, such as a cluster module
-        pinned = ("--quiet", "--disable-pip-version-check", "--require-hashes", "-c", "hashes.txt")
+        pinned = ("--quiet", "--disable-pip-version-check", "--no-compile", "--require-hashes", "-c", "hashes.txt")
         for torch in (name for name in requirements if name.startswith("torch==")):
             # A build in a PIP_FIND_LINKS folder, such as the one without CUDA, takes precedence over the index's, which
             # is gigabytes larger. pip itself would prefer files whose hashes an index lists.
@@ -210,8 +212,7 @@ def tests(session: nox.Session) -> None:
     install(session, "test")
     # Neighbouring tests share session fixtures: worksteal gives each process one contiguous part of the suite and moves
     # tests only to idle processes, while the other modes distribute single tests or files.
-    # Workers share compiled bytecode, even if the shell's variables disable writing it.
-    env = OFFLINE | one_worker_per_core() | {"PYTHONDONTWRITEBYTECODE": ""}
+    env = OFFLINE | one_worker_per_core()
     session.run("pytest", "-n", "auto", "--dist", "worksteal", "-m", "not exhaustive", *session.posargs, env=env)
 
 
