@@ -38,9 +38,10 @@ _COLUMNS: Final = """
 """
 
 
-def comments_source() -> list[str]:
+@cache
+def comments_source() -> tuple[str, ...]:
     """Return the texts that define all comments: a TOML file for views' columns, and SQL statements for tables."""
-    return [_columns_toml(), *(statement for table in TABLES for statement in _on_table(table))]
+    return (_columns_toml(), *(statement for table in TABLES for statement in _on_table(table)))
 
 
 @cache

@@ -28,7 +28,8 @@ _CONFIGURATION: Final = {"delta.dataSkippingNumIndexedCols": "0"}
 """Column statistics would be most of the log."""
 _LOG_BYTES: Final = 256 << 20
 """An attempt takes about 500 bytes of a table's log."""
-_LOG: Final = re.compile(r"[0-9]{20}\.json(#[0-9]+)?|_commit_[0-9a-f-]{36}\.json\.tmp")
+_COMMIT: Final = re.compile(r"[0-9]{20}\.json")
+_LOG: Final = re.compile(rf"{_COMMIT.pattern}(#[0-9]+)?|_commit_[0-9a-f-]{{36}}\.json\.tmp")
 _FILE: Final = re.compile(
     r"(?:([a-z0-9_]+)=([0-9A-Za-z-]{1,80})/)?part-[0-9]{5}-[0-9a-f-]{36}-c[0-9]{3}\.zstd\.parquet"
 )
@@ -119,7 +120,7 @@ def create_table(lake: str, name: str) -> None:
 
 
 def open_table(lake: str, name: str) -> LakeTable | None:
-    """Open a table of a lake; return None if there is none.
+    """Open a table of a lake; return None if there is none, or one without a commit: another exporter is creating it.
 
     Raises:
         UserError: The log is too large, the schema is another version's, or the log lists files with names that
@@ -127,12 +128,12 @@ def open_table(lake: str, name: str) -> LakeTable | None:
     """
     url, by = table_url(lake, name), partitioned_by(name)
     logs = listing(url, "_delta_log")
-    if not logs:
-        return None
     if sum(logs.values()) > _LOG_BYTES:
         raise UserError(f"{url}: its log has more than {_LOG_BYTES} bytes.")
     if strange := [log for log in logs if not _LOG.fullmatch(log)]:
         raise UserError(f"{url}: its log has {printable(strange[0])}; ExitBench writes no checkpoints.")
+    if not any(map(_COMMIT.fullmatch, logs)):
+        return None
     with as_user_errors(url):
         table = DeltaTable(url, storage_options=options(url))
         protocol, metadata, schema = table.protocol(), table.metadata(), table.schema()

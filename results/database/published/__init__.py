@@ -21,6 +21,7 @@ RULES: Final = "comparable.toml"
 Row = dict[str, Any]
 
 
+@cache
 def digest() -> str:
     """Return the SHA-256 of both source files together: printed results and rules of comparison."""
     return hashlib.sha256("\0".join(map(text, (ROWS, RULES))).encode()).hexdigest()

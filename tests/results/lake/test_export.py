@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,11 +98,24 @@ def test_later_export_adds_new_attempts(
 
 @pytest.mark.parametrize("count", [4, pytest.param(10, marks=pytest.mark.exhaustive)])
 def test_concurrent_exports_lose_no_rows(
-    count: int, few_database: Path, few_rows: dict[str, list[str]], rows_by_table: RowsOf, tmp_path: Path
+    count: int, fewer_database: Path, fewer_rows: dict[str, list[str]], rows_by_table: RowsOf, tmp_path: Path
 ) -> None:
-    assert exported("together", few_database, tmp_path / "lake", count) == [0] * count
+    assert exported("together", fewer_database, tmp_path / "lake", count) == [0] * count
     with open_lake(str(tmp_path / "lake")) as lake:
-        assert rows_by_table(lake) == few_rows
+        assert rows_by_table(lake) == fewer_rows
+
+
+def test_table_that_another_exporter_is_creating_does_not_exist_yet(
+    fewer_database: Path, fewer_rows: dict[str, list[str]], rows_by_table: RowsOf, tmp_path: Path
+) -> None:
+    log = Path(tables.table_url(str(tmp_path), "attempt"), "_delta_log")
+    log.mkdir(parents=True)
+    (log / f"_commit_{uuid.uuid4()}.json.tmp").touch()
+    assert tables.open_table(str(tmp_path), "attempt") is None
+    with open_database(fewer_database) as database:
+        export_lake(database.duck, str(tmp_path))
+    with open_lake(str(tmp_path)) as lake:
+        assert rows_by_table(lake) == fewer_rows
 
 
 @pytest.mark.parametrize("count", [5, pytest.param(10, marks=pytest.mark.exhaustive)])
@@ -157,9 +171,9 @@ def test_query_opens_only_files_of_the_requested_runs(
     assert other_files
 
 
-def test_non_redistributable_texts_are_not_exported(few_database: Path, tmp_path: Path) -> None:
+def test_non_redistributable_texts_are_not_exported(fewer_database: Path, tmp_path: Path) -> None:
     licensed = tmp_path / "licensed.duckdb"
-    shutil.copyfile(few_database, licensed)
+    shutil.copyfile(fewer_database, licensed)
     with duckdb.connect(str(licensed)) as duck:
         duck.execute("UPDATE dataset_artifact SET source = 'hub'")
     with open_database(licensed) as database:
