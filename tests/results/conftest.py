@@ -21,7 +21,7 @@ def env(example: ModuleType) -> dict[str, Any]:
     return example.ENV
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tokens() -> pa.Table:
     """Return three tokens of one document."""
     rows = [

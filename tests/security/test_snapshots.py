@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from exitbench.harness.cli.main import main
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest import importing
 from exitbench.results.ingest.ingest import ingest
@@ -401,40 +402,41 @@ def test_malformed_snapshot_in_a_spool_is_skipped_and_named(
         assert database.query("SELECT count(*) AS n FROM attempt")["n"].to_pylist() == [0]
 
 
-def test_parquet_metadata_is_ignored(snapshot: Path, runs: Path, ask: Ask, few_database: Path) -> None:
+@pytest.fixture(scope="module")
+def odd_runs(complete_snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder of runs with an imported snapshot, which was odd in each way that a test below names."""
+    folder = tmp_path_factory.mktemp("odd")
+    odd = Path(shutil.copytree(complete_snapshot, folder / "attempt_id=wrong" / "r[1]*?"))
     hostile = {
         b"ARROW:schema": base64.b64encode(b"\xff" * 64),
         b"pandas": b"{" * 1000,
         b"geo": b'{"version": "1.1.0", "primary_column": "x", "columns": {"x": {"encoding": "WKB"}}}',
         b"exitbench": b"\x1b[31m\xff",
     }
-    rewrite(snapshot, "hardware", lambda rows: rows.replace_schema_metadata(hostile), store_schema=False)
-    code, output, _ = ask("import", snapshot, "--runs", runs)
-    assert (code, "attempts are new" in output) == (0, True)
-    with open_database(runs / "exitbench.duckdb") as local, open_database(few_database) as source_database:
-        query = "FROM hardware ORDER BY ALL"
-        assert local.query(query).to_pylist() == source_database.query(query).to_pylist()
+    rewrite(odd, "hardware", lambda rows: rows.replace_schema_metadata(hostile), store_schema=False)
+    rewrite(odd, "token_exit", lambda rows: rows, row_group_size=1)
+    (odd / "more.txt").write_text("secret")
+    (odd / "link").symlink_to("/etc/hostname")
+    assert main(["import", str(odd), "--runs", str(folder / "runs")]) == 0
+    return folder / "runs"
 
 
-def test_one_row_group_per_row_can_be_imported(snapshot: Path, runs: Path, ask: Ask) -> None:
-    rewrite(snapshot, "token_exit", lambda rows: rows, row_group_size=1)
-    assert ask("import", snapshot, "--runs", runs)[0] == 0
+@pytest.mark.parametrize(
+    "query",
+    [
+        pytest.param("FROM hardware ORDER BY ALL", id="parquet metadata"),
+        pytest.param("SELECT count(*) AS n FROM token_exit", id="one row group per row"),
+        pytest.param("SELECT attempt_id FROM attempt ORDER BY ALL", id="folder names in the style of Hive"),
+    ],
+)
+def test_snapshot_with_odd_files_is_imported_unchanged(query: str, odd_runs: Path, few_database: Path) -> None:
+    with open_database(odd_runs / "exitbench.duckdb") as local, open_database(few_database) as source_database:
+        rows = source_database.query(query).to_pylist()
+        assert local.query(query).to_pylist() == rows != []
 
 
-def test_hive_style_folder_names_are_not_read_as_columns(snapshot: Path, runs: Path, ask: Ask) -> None:
-    folder = snapshot.parent / "attempt_id=wrong" / "r[1]*?"
-    folder.parent.mkdir()
-    snapshot.rename(folder)
-    assert ask("import", folder, "--runs", runs)[0] == 0
-    with open_database(runs / "exitbench.duckdb") as database:
-        assert database.query("SELECT count(*) AS n FROM attempt WHERE attempt_id = 'wrong'")["n"].to_pylist() == [0]
-
-
-def test_files_outside_the_manifest_are_not_copied(snapshot: Path, runs: Path, ask: Ask) -> None:
-    (snapshot / "more.txt").write_text("secret")
-    (snapshot / "link").symlink_to("/etc/hostname")
-    assert ask("import", snapshot, "--runs", runs)[0] == 0
-    names = {path.name for path in (runs / "spool").rglob("*")}
+def test_files_outside_the_manifest_are_not_copied(odd_runs: Path) -> None:
+    names = {path.name for path in (odd_runs / "spool").rglob("*")}
     assert "attempt.parquet" in names and not {"more.txt", "link"} & names
 
 

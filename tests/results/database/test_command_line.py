@@ -9,7 +9,8 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +19,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import registry
 
-from exitbench.results.database.connection import open_database
+from exitbench.results.database.connection import Database, open_database
 from exitbench.results.queries import query_names, saved_query
 
 ENGINES: Final = (
@@ -48,8 +49,12 @@ def queries(example_database: Path) -> Mapping[str, str]:
 
 
 @pytest.fixture(scope="module")
-def expected(queries: Mapping[str, str], example_database: Path) -> Mapping[str, int]:
-    with open_database(example_database) as database:
+def expected(
+    queries: Mapping[str, str],
+    example_database: Path,
+    open_computed: Callable[[Path], AbstractContextManager[Database]],
+) -> Mapping[str, int]:
+    with open_computed(example_database) as database:
         return {name: len(database.duck.execute(text).fetchall()) for name, text in queries.items()}
 
 

@@ -37,7 +37,7 @@ def read_all(path: Path) -> dict[str, list[str]]:
     with open_database(path) as opened:
         names = opened.query("SELECT table_name AS t FROM duckdb_tables() WHERE t <> 'schema_version'")["t"].to_pylist()
         # As text: NaN equals nothing.
-        return {name: list(map(str, opened.query(f"FROM {name} ORDER BY ALL").to_pylist())) for name in names}
+        return {name: list(map(str, opened.rows(f"FROM {name} ORDER BY ALL")[1])) for name in names}
 
 
 def write(path: Path) -> None:
@@ -85,13 +85,21 @@ def test_overwritten_block_is_never_read_as_rows(path: Path, few_spool: Path) ->
     assert read_all(path) == before
 
 
+@pytest.fixture(scope="module")
+def killed(few_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a database and its write-ahead log, which a killed writer left; tests copy it."""
+    path = tmp_path_factory.mktemp("killed") / "exitbench.duckdb"
+    write(path)
+    writer = subprocess.run([sys.executable, "-c", KILLED_WRITER, path, few_spool], check=False)
+    assert writer.returncode == -signal.SIGKILL
+    return path.parent
+
+
 @pytest.fixture
-def log(few_spool: Path, tmp_path: Path) -> Path:
+def log(killed: Path, tmp_path: Path) -> Path:
     """Return the write-ahead log of a database whose writer was killed; it contains the rows of every attempt."""
-    path = tmp_path / "exitbench.duckdb"
-    killed = subprocess.run([sys.executable, "-c", KILLED_WRITER, path, few_spool], check=False)
-    assert killed.returncode == -signal.SIGKILL
-    log = path.with_name(f"{path.name}.wal")
+    shutil.copytree(killed, tmp_path, dirs_exist_ok=True)
+    log = tmp_path / "exitbench.duckdb.wal"
     assert log.stat().st_size > 50_000
     return log
 

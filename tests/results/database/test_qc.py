@@ -103,6 +103,16 @@ def count(metric: str, value: int) -> Json:
     }
 
 
+ALONE: dict[str, tuple[str, Rows, Json]] = {}
+
+
+def alone(what: str, rows: Rows, kind: str = "quality", **cell_keys: Any) -> str:
+    """Add a run to those of `findings_by_run`, with these keys of its cell.json, and return its name there."""
+    assert what not in ALONE
+    ALONE[what] = (kind, rows, cell_keys)
+    return what
+
+
 @pytest.fixture
 def findings(example: ModuleType, env: Json, tmp_path: Path) -> Callable[..., list[tuple[str, int, str]]]:
     """Return a function that writes attempts and returns the findings about them: rule, severity, message."""
@@ -285,34 +295,42 @@ def decoding(low: float, high: float, ideal: float) -> list[Json]:
     return [noise(low, high, "speedup_decode"), {**count("ideal_speedup_decode", 0), "value": ideal}]
 
 
-def test_speedup_interval_entirely_above_the_ideal_is_a_remark(findings: Callable[..., Any]) -> None:
+ABOVE_IDEAL = alone("decoding above the ideal", {"metrics": decoding(1.6, 1.7, 1.5)}, "timing")
+CLOSE_TO_IDEAL = alone("decoding close to the ideal", {"metrics": decoding(1.57, 5.0, 1.5)}, "timing")
+BUSY = alone("a busy machine", {"metrics": [*decoding(4, 7, 1.5), noise(1.4, 1.6)], "device": [load(20)]}, "timing")
+
+
+def test_speedup_interval_entirely_above_the_ideal_is_a_remark(findings_by_run: FindingsByRun) -> None:
     message = (
         "decoding is 1.65 times as fast [1.60, 1.70], 110% of what its work allows (1.50): "
         "the cost model leaves something out here"
     )
-    assert findings({"metrics": decoding(1.6, 1.7, 1.5)}, kind="timing") == [("realised_above_ideal", 1, message)]
+    assert findings_by_run[ABOVE_IDEAL] == [("realised_above_ideal", 1, message)]
 
 
-def test_speedup_interval_reaching_close_to_the_ideal_has_no_finding(findings: Callable[..., Any]) -> None:
-    assert findings({"metrics": decoding(1.57, 5.0, 1.5)}, kind="timing") == []
+def test_speedup_interval_reaching_close_to_the_ideal_has_no_finding(findings_by_run: FindingsByRun) -> None:
+    assert findings_by_run[CLOSE_TO_IDEAL] == []
 
 
-def test_busy_machine_finding_replaces_other_timing_findings(findings: Callable[..., Any]) -> None:
-    rows = {"metrics": [*decoding(4, 7, 1.5), noise(1.4, 1.6)], "device": [load(20)]}
-    assert [rule for rule, _, _ in findings(rows, kind="timing")] == ["busy_machine"]
+def test_busy_machine_finding_replaces_other_timing_findings(findings_by_run: FindingsByRun) -> None:
+    assert [rule for rule, _, _ in findings_by_run[BUSY]] == ["busy_machine"]
 
 
 def speed(documents: int) -> Json:
     return {**noise(1.4, 1.6), "metric": "speedup", "n": documents}
 
 
-def test_a_speed_up_of_few_documents_is_a_remark(findings: Callable[..., Any]) -> None:
+FEW_TIMED = alone("a speed-up of few documents", {"metrics": [speed(19)]}, "timing")
+ENOUGH_TIMED = alone("a speed-up of enough documents", {"metrics": [speed(20)]}, "timing")
+
+
+def test_a_speed_up_of_few_documents_is_a_remark(findings_by_run: FindingsByRun) -> None:
     message = "the speed-up is of 19 documents (or batches of them), fewer than 20"
-    assert findings({"metrics": [speed(19)]}, kind="timing") == [("few_timed_documents", 1, message)]
+    assert findings_by_run[FEW_TIMED] == [("few_timed_documents", 1, message)]
 
 
-def test_a_speed_up_of_enough_documents_has_no_finding(findings: Callable[..., Any]) -> None:
-    assert findings({"metrics": [speed(20)]}, kind="timing") == []
+def test_a_speed_up_of_enough_documents_has_no_finding(findings_by_run: FindingsByRun) -> None:
+    assert findings_by_run[ENOUGH_TIMED] == []
 
 
 @pytest.mark.parametrize(
@@ -383,11 +401,27 @@ def test_dirty_commit_limited_data_and_random_weights_are_remarks(findings: Call
     assert rules[0][2] == "tracked files differed from commit 0123456789ab"
 
 
-def test_documents_dropped_by_the_suite_are_a_remark(findings: Callable[..., Any]) -> None:
-    generation = {"max_new_tokens": 4, "stop": [], "max_prompt_tokens": 9, "truncate": "drop"}
-    rows = {**ONE, "metrics": [count("documents_dropped", 3)]}
+SHORT_PROMPTS = {"max_new_tokens": 4, "stop": [], "max_prompt_tokens": 9}
+DROPPED = alone(
+    "documents dropped by the suite",
+    {**ONE, "metrics": [count("documents_dropped", 3)]},
+    generation={**SHORT_PROMPTS, "truncate": "drop"},
+)
+TRUNCATED = alone(
+    "prompts truncated by the suite",
+    {**ONE, "metrics": [count("prompts_truncated", 4)]},
+    generation={**SHORT_PROMPTS, "truncate": "left"},
+)
+
+
+def test_documents_dropped_by_the_suite_are_a_remark(findings_by_run: FindingsByRun) -> None:
     message = "3 of 20 documents are excluded: their prompts are longer than max_prompt_tokens"
-    assert findings(rows, generation=generation) == [("documents_dropped", 1, message)]
+    assert findings_by_run[DROPPED] == [("documents_dropped", 1, message)]
+
+
+def test_prompt_truncation_by_the_suite_is_a_remark(findings_by_run: FindingsByRun) -> None:
+    message = "4 of 20 prompts are truncated to max_prompt_tokens"
+    assert findings_by_run[TRUNCATED] == [("prompts_truncated", 1, message)]
 
 
 def scored(value: float, low: float, high: float, method: str | None = "Korn-Graubard") -> Json:
@@ -407,16 +441,20 @@ def generated(metric: Json) -> Rows:
     return {"samples": samples, "tokens": tokens, "metrics": [metric]}
 
 
-def test_full_depth_near_the_score_floor_is_reported_with_advice(findings: Callable[..., Any]) -> None:
-    ((rule, severity, message),) = findings(generated(scored(4.9, 0.1, 30.0)))
+NEAR_FLOOR = alone("a score near the floor", generated(scored(4.9, 0.1, 30.0)))
+NEAR_MAXIMUM = alone("an error near its maximum", generated({**scored(95.1, 70.0, 99.0), "lower_is_better": True}))
+
+
+def test_full_depth_near_the_score_floor_is_reported_with_advice(findings_by_run: FindingsByRun) -> None:
+    ((rule, severity, message),) = findings_by_run[NEAR_FLOOR]
     assert (rule, severity) == ("near_floor", 2)
     assert message.startswith("full depth scores 4.9 of 100 (own): this close to the floor, no loss can be detected")
     for word in ("exitbench show-prompts", "chat_template = true", "system", "num_fewshot", "max_new_tokens"):
         assert word in message
 
 
-def test_error_near_its_maximum_is_reported_as_near_the_floor(findings: Callable[..., Any]) -> None:
-    ((rule, severity, message),) = findings(generated({**scored(95.1, 70.0, 99.0), "lower_is_better": True}))
+def test_error_near_its_maximum_is_reported_as_near_the_floor(findings_by_run: FindingsByRun) -> None:
+    ((rule, severity, message),) = findings_by_run[NEAR_MAXIMUM]
     assert (rule, severity) == ("near_floor", 2)
     assert message.startswith("full depth scores 95.1 of 100 (own)")
 
@@ -442,7 +480,7 @@ def test_near_floor_is_not_reported_for_better_unscaled_or_irrelevant_scores(
 
 @pytest.fixture(scope="module")
 def findings_by_run(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> FindingsByRun:
-    """Return the findings about each run of `FINE`, `BROKEN` and `NOT_NEAR_FLOOR`: rule, severity, message.
+    """Return the findings about each run of `FINE`, `BROKEN`, `NOT_NEAR_FLOOR` and `ALONE`: rule, severity, message.
 
     They are in one database, each with a cell and a machine of its own, so that no finding depends on another run.
     """
@@ -451,7 +489,8 @@ def findings_by_run(example: ModuleType, tmp_path_factory: pytest.TempPathFactor
         runs[what] = (kind, rows, {"threads": threads[0]} if threads else {}, {})
     runs |= {what: (kind, rows, {}, {}) for what, (kind, rows, _) in BROKEN.items()}
     runs |= {what: ("quality", generated(metric), {}, cell) for what, (metric, cell) in NOT_NEAR_FLOOR.items()}
-    assert len(runs) == len(FINE) + len(BROKEN) + len(NOT_NEAR_FLOOR)
+    runs |= {what: (kind, rows, {}, cell) for what, (kind, rows, cell) in ALONE.items()}
+    assert len(runs) == len(FINE) + len(BROKEN) + len(NOT_NEAR_FLOOR) + len(ALONE)
     folder = tmp_path_factory.mktemp("findings")
     run_of = {}
     for what, (kind, rows, hardware, changes) in runs.items():
@@ -509,11 +548,18 @@ def multiple_choice_rows(scores: tuple[float, ...], low: float, right: int = 1) 
     }
 
 
-@pytest.mark.parametrize(("right", "chance", "low"), [(1, "25.0", 24.9), (1, "25.0", 2.0), (2, "50.0", 49.0)])
-def test_choices_no_better_than_chance_are_reported(
-    findings: Callable[..., Any], right: int, chance: str, low: float
-) -> None:
-    ((rule, severity, message),) = findings(multiple_choice_rows((100, 0, 100, 0), low, right))
+GUESSED = {
+    alone(f"{right} right choices, from {low}", multiple_choice_rows((100, 0, 100, 0), low, right)): (chance, low)
+    for right, chance, low in ((1, "25.0", 24.9), (1, "25.0", 2.0), (2, "50.0", 49.0))
+}
+BETTER_THAN_CHANCE = alone("choices better than chance", multiple_choice_rows((100, 0, 100, 0), 25.1))
+NO_ACCURACY = alone("a score that is no accuracy", multiple_choice_rows((90, 0, 90, 0), 1.0))
+
+
+@pytest.mark.parametrize("what", GUESSED)
+def test_choices_no_better_than_chance_are_reported(what: str, findings_by_run: FindingsByRun) -> None:
+    chance, low = GUESSED[what]
+    ((rule, severity, message),) = findings_by_run[what]
     assert (rule, severity) == ("near_floor", 2)
     assert message.startswith(f"full depth scores 50.0 (own), 95% interval {low:.1f} to ")
     assert f"choosing at random scores {chance}: it is not shown to be better than guessing" in message
@@ -526,18 +572,16 @@ def test_last_bits_of_log_probabilities_of_given_texts_may_differ(findings: Call
     assert findings(rows, other) == []
 
 
-def test_choices_better_than_chance_have_no_finding(findings: Callable[..., Any]) -> None:
-    assert findings(multiple_choice_rows((100, 0, 100, 0), 25.1)) == []
+def test_choices_better_than_chance_have_no_finding(findings_by_run: FindingsByRun) -> None:
+    assert findings_by_run[BETTER_THAN_CHANCE] == []
 
 
-def test_score_that_is_no_accuracy_is_not_compared_with_chance(findings: Callable[..., Any]) -> None:
-    assert findings(multiple_choice_rows((90, 0, 90, 0), 1.0)) == []
+def test_score_that_is_no_accuracy_is_not_compared_with_chance(findings_by_run: FindingsByRun) -> None:
+    assert findings_by_run[NO_ACCURACY] == []
 
 
-@pytest.mark.parametrize(("low", "n"), [(66.0, 1), (67.0, 0)])
-def test_label_accuracy_is_compared_with_the_most_frequent_label(
-    findings: Callable[..., Any], low: float, n: int
-) -> None:
+def label_rows(low: float) -> Rows:
+    """Return the rows of a run over three documents with labels; the interval of its accuracy begins at `low`."""
     samples, tokens = answered(100, 0, 100)
     blocks = [
         {
@@ -554,43 +598,63 @@ def test_label_accuracy_is_compared_with_the_most_frequent_label(
         for block in (1, 2)
     ]
     metric = scored(200 / 3, low, 90.0)
-    rules = findings({"samples": samples, "tokens": tokens, "sequence_trace": blocks, "metrics": [metric]})
-    assert [(rule, severity) for rule, severity, _ in rules] == [("near_floor", 2)] * n
+    return {"samples": samples, "tokens": tokens, "sequence_trace": blocks, "metrics": [metric]}
+
+
+LABELS = {alone(f"labels, from {low}", label_rows(low)): n for low, n in ((66.0, 1), (67.0, 0))}
+
+
+@pytest.mark.parametrize("what", LABELS)
+def test_label_accuracy_is_compared_with_the_most_frequent_label(what: str, findings_by_run: FindingsByRun) -> None:
+    rules = findings_by_run[what]
+    assert [(rule, severity) for rule, severity, _ in rules] == [("near_floor", 2)] * LABELS[what]
     assert all("always giving the most frequent label scores 66.7" in message for *_, message in rules)
 
 
-@pytest.mark.parametrize(("cut", "n"), [(2, 1), (1, 0)])
-def test_mostly_length_truncated_answers_are_reported(findings: Callable[..., Any], cut: int, n: int) -> None:
+def cut_rows(cut: int) -> Rows:
+    """Return the rows of a run over documents of which all but one are cut at their length, `cut` of them."""
     keys = ["a", "b"] + ["c"] * (cut - 1)
     samples = [{**sample(1, key), "stop_reason": "eos" if key == "a" else "length"} for key in keys]
-    rows: Rows = {"samples": samples, "tokens": [token(1, key=key) for key in keys]}
-    rules = findings(rows)
-    assert [(rule, severity) for rule, severity, _ in rules] == [("cut_by_length", 2)] * n
+    return {"samples": samples, "tokens": [token(1, key=key) for key in keys]}
+
+
+CUT = {alone(f"{cut} answers cut", cut_rows(cut)): n for cut, n in ((2, 1), (1, 0))}
+
+
+@pytest.mark.parametrize("what", CUT)
+def test_mostly_length_truncated_answers_are_reported(what: str, findings_by_run: FindingsByRun) -> None:
+    rules = findings_by_run[what]
+    assert [(rule, severity) for rule, severity, _ in rules] == [("cut_by_length", 2)] * CUT[what]
     for *_, message in rules:
         assert message.startswith("2 of 3 answers of full depth are cut at max_new_tokens = ")
         assert "chat_template = true" in message and "stop" in message
 
 
-@pytest.mark.parametrize("cell", [{"full_depth_cell_id": "f" * 64}, {"random_weights": True}])
+ALL_CUT: Rows = {"samples": [{**sample(1), "stop_reason": "length"}], "tokens": [token(1)]}
+ALLOWED_CUTS = (
+    alone("answers of an early exit cut", ALL_CUT, full_depth_cell_id="f" * 64),
+    alone("answers of random weights cut", ALL_CUT, random_weights=True),
+)
+
+
+@pytest.mark.parametrize("what", ALLOWED_CUTS)
 def test_truncated_answers_of_early_exit_or_random_weights_are_not_reported(
-    findings: Callable[..., Any], cell: Json
+    what: str, findings_by_run: FindingsByRun
 ) -> None:
-    rows: Rows = {"samples": [{**sample(1), "stop_reason": "length"}], "tokens": [token(1)]}
-    assert "cut_by_length" not in [rule for rule, *_ in findings(rows, **cell)]
+    assert "cut_by_length" not in [rule for rule, *_ in findings_by_run[what]]
 
 
-def test_prompt_truncation_by_the_suite_is_a_remark(findings: Callable[..., Any]) -> None:
-    generation = {"max_new_tokens": 4, "stop": [], "max_prompt_tokens": 9, "truncate": "left"}
-    rows = {**ONE, "metrics": [count("prompts_truncated", 4)]}
-    message = "4 of 20 prompts are truncated to max_prompt_tokens"
-    assert findings(rows, generation=generation) == [("prompts_truncated", 1, message)]
+IGNORED = {"repetition_penalty": 1.3, "$.[weird": [1]}
+NOT_APPLIED = {
+    alone("quality without settings", ONE, not_applied=IGNORED): 1,
+    alone("timing without settings", {}, "timing", not_applied=IGNORED): 0,
+}
 
 
-@pytest.mark.parametrize(("kind", "n"), [("quality", 1), ("timing", 0)])
+@pytest.mark.parametrize("what", NOT_APPLIED)
 def test_unapplied_generation_settings_are_reported_for_quality_runs_only(
-    findings: Callable[..., Any], kind: str, n: int
+    what: str, findings_by_run: FindingsByRun
 ) -> None:
-    ignored = {"repetition_penalty": 1.3, "$.[weird": [1]}
-    rules = findings(ONE if kind == "quality" else {}, kind=kind, not_applied=ignored)
-    assert [(rule, severity) for rule, severity, _ in rules] == [("generation_not_applied", 2)] * n
+    rules = findings_by_run[what]
+    assert [(rule, severity) for rule, severity, _ in rules] == [("generation_not_applied", 2)] * NOT_APPLIED[what]
     assert all("repetition_penalty" in message and "1.3" in message for _, _, message in rules)

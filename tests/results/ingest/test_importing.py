@@ -41,7 +41,7 @@ def rows(path: Path) -> Rows:
     with open_database(path) as database:
         names = database.query("SELECT table_name FROM duckdb_tables()")["table_name"].to_pylist()
         return {
-            name: [str(row) for row in database.query(f"SELECT * FROM {name} ORDER BY ALL").to_pylist()]
+            name: [str(row) for row in database.rows(f"SELECT * FROM {name} ORDER BY ALL")[1]]
             for name in names
             if not DECLARED[name].local
         }
@@ -58,6 +58,14 @@ def snapshot_of(path: Path, folder: Path) -> Path:
 def exported(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a read-only snapshot of the example database."""
     return snapshot_of(few_database, tmp_path_factory.mktemp("exported") / "exported")
+
+
+@pytest.fixture(scope="module")
+def imported(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a runs folder into which the snapshot was imported; tests copy it."""
+    runs = tmp_path_factory.mktemp("imported")
+    merge(exported, runs / "spool", runs / "exitbench.duckdb")
+    return runs
 
 
 @pytest.fixture(scope="module")
@@ -155,10 +163,10 @@ def rescored_snapshot(rescored: Path) -> Path:
 
 
 def test_new_metric_versions_of_known_attempts_are_imported(
-    rescored: Path, rescored_snapshot: Path, exported: Path, spool: Path, path: Path
+    rescored: Path, rescored_snapshot: Path, imported: Path, spool: Path, path: Path
 ) -> None:
     expected, source = rows(rescored), rescored_snapshot
-    merge(exported, spool, path)
+    shutil.copytree(imported, path.parent)
     report = merge(source, spool, path)
     assert (report.added, report.existing, report.rescored) == (0, len(expected["attempt"]), 2)
     assert rows(path) == expected
@@ -174,7 +182,7 @@ def test_new_metric_versions_of_known_attempts_are_imported(
 
 
 def test_rescores_and_tags_are_imported_with_a_spool(few_spool: Path, tmp_path: Path, spool: Path, path: Path) -> None:
-    copy_some(few_spool, spool, every=2)
+    copy_some(few_spool, spool, every=4)
     other = tmp_path / "other"
     shutil.copytree(spool, other)
     attempt = next(entry for entry in scan_spool(other) if (entry.path / "samples.parquet").exists())
@@ -186,8 +194,9 @@ def test_rescores_and_tags_are_imported_with_a_spool(few_spool: Path, tmp_path: 
     record_tags(other, attempt.attempt_id, "tagger", tags)
     report = merge(other, spool, path)
     assert (report.added, report.rescored, report.problems) == (0, 1, ())
-    assert len(rows(path)["sample_rescore"]) == len(samples)
-    assert len(rows(path)["token_tag"]) == 1
+    rows_here = rows(path)
+    assert len(rows_here["sample_rescore"]) == len(samples)
+    assert len(rows_here["token_tag"]) == 1
     assert merge(other, spool, path).rescored == 0
 
 
@@ -202,9 +211,9 @@ def test_imported_scores_of_removed_attempts_are_left_out(
         )["a"].to_pylist()
     shutil.rmtree(next(attempt.path for attempt in scan_spool(spool) if attempt.attempt_id == removed))
     rebuild(spool, path, forget=True)
-    tables = ("metric", "sample_rescore", "token_tag", "attempt")
-    assert not any(removed in row for name in tables for row in rows(path)[name])
-    assert len({row for row in rows(path)["metric"] if VERSION in row}) > 0
+    tables, rows_here = ("metric", "sample_rescore", "token_tag", "attempt"), rows(path)
+    assert not any(removed in row for name in tables for row in rows_here[name])
+    assert any(VERSION in row for row in rows_here["metric"])
 
 
 def copy_some(few_spool: Path, spool: Path, every: int) -> int:
@@ -248,7 +257,7 @@ def test_damaged_and_unfinished_attempts_are_not_imported(
     few_spool: Path, spool: Path, path: Path, tmp_path: Path
 ) -> None:
     other = tmp_path / "other"
-    shutil.copytree(few_spool, other)
+    copy_some(few_spool, other, every=4)
     damaged, unfinished, *intact = scan_spool(other)
     (damaged.path / "cell.json").write_text("{}")
     (unfinished.path / "DONE").unlink()
@@ -270,11 +279,15 @@ def test_attempt_without_traces_is_refused_with_advice_to_import_a_snapshot(
     assert "its tokens were removed by `exitbench gc`. Import a snapshot of the database that has them" in problem
 
 
-def test_local_unfinished_attempt_is_not_overwritten_by_an_import(few_spool: Path, spool: Path, path: Path) -> None:
+def test_local_unfinished_attempt_is_not_overwritten_by_an_import(
+    few_spool: Path, spool: Path, path: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
     copy_some(few_spool, spool, every=8)
+    copy_some(few_spool, other, every=4)
     attempt = next(scan_spool(spool))
     (attempt.path / "DONE").unlink()
-    report = merge(few_spool, spool, path)
+    report = merge(other, spool, path)
     (problem,) = report.problems
     assert problem.startswith(f"{attempt.path}: the attempt is here without DONE")
     assert not (attempt.path / "DONE").exists()
@@ -293,17 +306,17 @@ def test_training_records_are_imported_with_the_attempts(
 
 
 def test_latest_attempt_names_its_cell_whether_local_or_imported(
-    few_database: Path, tmp_path: Path, spool: Path, path: Path, few_spool: Path
+    tmp_path: Path, spool: Path, path: Path, few_spool: Path
 ) -> None:
     other = tmp_path / "other.duckdb"
-    shutil.copyfile(few_database, other)
     attempt = next(scan_spool(few_spool))
+    shutil.copytree(attempt.path, spool / attempt.path.relative_to(few_spool))
+    ingest(spool, other)
     renamed = {"suite": "renamed", "described_by": "99990101T000000000000Z-00000000"}
     with open_database(other, read_only=False) as database, database.engine.begin() as connection:
         connection.execute(CELL.update().where(CELL.c.cell_id == attempt.cell_id).values(**renamed))
         (row,) = connection.execute(sa.select(ATTEMPT).where(ATTEMPT.c.attempt_id == attempt.attempt_id)).mappings()
         connection.execute(ATTEMPT.insert().values({**row, "attempt_id": renamed["described_by"]}))
-    shutil.copytree(attempt.path, spool / attempt.path.relative_to(few_spool))
     assert merge(snapshot_of(other, tmp_path / "renamed"), spool, path).existing == 1
     rebuild(spool, path)
     with open_database(path) as database:
@@ -311,10 +324,10 @@ def test_latest_attempt_names_its_cell_whether_local_or_imported(
     assert suites == ["renamed"]
 
 
-def test_a_damaged_import_is_left_out_of_a_rebuild_with_a_message(exported: Path, spool: Path, path: Path) -> None:
-    merge(exported, spool, path)
-    (imported,) = (spool / "imports").iterdir()
-    (imported / "metric.parquet").write_bytes(b"torn")
+def test_a_damaged_import_is_left_out_of_a_rebuild_with_a_message(imported: Path, spool: Path, path: Path) -> None:
+    shutil.copytree(imported, path.parent)
+    (snapshot,) = (spool / "imports").iterdir()
+    (snapshot / "metric.parquet").write_bytes(b"torn")
     (problem,) = rebuild(spool, path, forget=True).quarantined
     assert "metric.parquet: was changed after it was written" in problem
     assert rows(path)["attempt"] == []

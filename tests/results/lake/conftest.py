@@ -1,5 +1,6 @@
 """Fixtures of the lake tests: `few_database` as a lake, and the rows of a database or a lake, for comparison."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,7 +8,9 @@ import pytest
 
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.database.tables import declared_tables, quoted
+from exitbench.results.ingest.ingest import ingest
 from exitbench.results.lake.export import export_lake
+from exitbench.results.spool.attempts import scan_spool
 
 Rows = dict[str, list[str]]
 
@@ -28,6 +31,23 @@ def rows_by_table() -> Callable[[Database], Rows]:
 def few_rows(few_database: Path) -> Rows:
     """Return the sorted rows of `few_database`, by table."""
     with open_database(few_database) as database:
+        return rows(database)
+
+
+@pytest.fixture(scope="session")
+def fewer_database(few_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the database of a third of `few_spool`, for tests in which many processes export all of it."""
+    folder = tmp_path_factory.mktemp("fewer")
+    for attempt in list(scan_spool(few_spool))[::3]:
+        shutil.copytree(attempt.path, folder / "spool" / attempt.path.relative_to(few_spool))
+    ingest(folder / "spool", folder / "exitbench.duckdb")
+    return folder / "exitbench.duckdb"
+
+
+@pytest.fixture(scope="session")
+def fewer_rows(fewer_database: Path) -> Rows:
+    """Return the sorted rows of `fewer_database`, by table."""
+    with open_database(fewer_database) as database:
         return rows(database)
 
 

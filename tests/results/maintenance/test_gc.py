@@ -5,6 +5,7 @@ import shutil
 import subprocess
 from collections import Counter
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pyarrow as pa
@@ -28,21 +29,23 @@ def old(path: Path) -> None:
         os.utime(entry, (0, 0))
 
 
-@pytest.fixture
-def runs(tmp_path: Path, cell: Json, env: Json, tokens: pa.Table) -> Path:
+@pytest.fixture(scope="module")
+def littered(example: ModuleType, tokens: pa.Table, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a runs folder with a killed rebuild and six attempts at one cell.
 
     In order, they were killed, ok, quarantined, failed, ok and failed.
     """
-    spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
+    folder = tmp_path_factory.mktemp("littered")
+    spool, path = folder / "spool", folder / "exitbench.duckdb"
+    cell = example.cell_json(example.MODELS[0], example.TASKS[0], example.FULL, "quality")
 
     def attempt(status: str) -> AttemptWriter:
-        with AttemptWriter(spool, cell, env) as writer:
+        with AttemptWriter(spool, cell, example.ENV) as writer:
             writer.write("tokens", tokens)
             writer.finish(status)
         return writer
 
-    killed = AttemptWriter(spool, cell, env)
+    killed = AttemptWriter(spool, cell, example.ENV)
     (killed.path / OWNER_FILE).unlink()
     old(killed.path)
     attempt("ok")
@@ -50,9 +53,15 @@ def runs(tmp_path: Path, cell: Json, env: Json, tokens: pa.Table) -> Path:
     for status in ("failed", "ok", "failed"):
         attempt(status)
     ingest(spool, path)
-    (tmp_path / ".exitbench.duckdb.abc").mkdir()
-    old(tmp_path / ".exitbench.duckdb.abc")
-    return tmp_path
+    (folder / ".exitbench.duckdb.abc").mkdir()
+    old(folder / ".exitbench.duckdb.abc")
+    return folder
+
+
+@pytest.fixture
+def runs(littered: Path, tmp_path: Path) -> Path:
+    """Return a copy of `littered` that a test may change."""
+    return Path(shutil.copytree(littered, tmp_path, dirs_exist_ok=True))
 
 
 @pytest.fixture
@@ -90,7 +99,7 @@ def is_whole(runs: Path) -> bool:
 def all_rows(runs: Path) -> dict[str, list[str]]:
     with open_database(runs / "exitbench.duckdb") as opened:
         names = opened.query("SELECT table_name AS t FROM duckdb_tables() WHERE t <> 'schema_version'")["t"].to_pylist()
-        return {name: list(map(str, opened.query(f"FROM {name} ORDER BY ALL").to_pylist())) for name in names}
+        return {name: list(map(str, opened.rows(f"FROM {name} ORDER BY ALL")[1])) for name in names}
 
 
 def test_leftovers_of_killed_processes_are_found_and_removed(runs: Path, running: AttemptWriter) -> None:
@@ -221,9 +230,11 @@ def test_traces_that_disagree_with_their_database_rows_are_kept(runs: Path, chan
     assert kinds(find(runs, traces=True))["traces"] == 0
 
 
-def test_tokens_of_given_texts_are_kept_for_later_comparisons(choice_spool: Path, tmp_path: Path) -> None:
+def test_tokens_of_given_texts_are_kept_for_later_comparisons(
+    choice_spool: Path, choice_database: Path, tmp_path: Path
+) -> None:
     shutil.copytree(choice_spool, tmp_path / "spool")
-    assert ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb").quarantined == ()
+    shutil.copyfile(choice_database, tmp_path / "exitbench.duckdb")
     assert kinds(find(tmp_path, traces=True))["traces"] == 0
 
 
@@ -233,11 +244,9 @@ def test_damaged_traces_are_kept(runs: Path) -> None:
     assert kinds(find(runs, traces=True))["traces"] == 0
 
 
-def test_traces_of_every_cell_kind_can_be_removed(example_spool: Path, tmp_path: Path) -> None:
-    spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
-    for prefix in sorted(example_spool.iterdir())[:30]:
-        shutil.copytree(prefix, spool / prefix.name)
-    ingest(spool, path)
+def test_traces_of_every_cell_kind_can_be_removed(few_spool: Path, few_database: Path, tmp_path: Path) -> None:
+    spool = Path(shutil.copytree(few_spool, tmp_path / "spool"))
+    path = Path(shutil.copyfile(few_database, tmp_path / "exitbench.duckdb"))
     remove_garbage(find_garbage(spool, path, superseded=False, traces=True), path)
     remaining = {file.stem for file in spool.glob("??/*/*/*.parquet")}
     assert remaining & {"samples", "metrics"} and not remaining & set(TRACES)
