@@ -15,12 +15,12 @@ Claims = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def claims(example_database: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Claims:
-    """Return a function that runs `exitbench claims` on the example's database, on a terminal of 100 columns."""
+def claims(few_database: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Claims:
+    """Return a function that runs `exitbench claims` on a part of the example, on a terminal of 100 columns."""
     monkeypatch.setenv("COLUMNS", "100")
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        code = main(["claims", "--database", str(example_database), *arguments])
+        code = main(["claims", "--database", str(few_database), *arguments])
         return code, *capsys.readouterr()
 
     return run

@@ -9,7 +9,6 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 
 import pyarrow as pa
 import pytest
@@ -117,11 +116,11 @@ def test_stale_state_ignores_attempts_with_a_damaged_cell_file(
 
 
 def test_one_run_detects_a_damaged_attempt_and_repeats_its_cell(
-    suite: Path, checkpoint: Path, worded_model: Path, snippets: ModuleType, capfd: pytest.CaptureFixture[str]
+    suite: Path, checkpoint: Path, worded_model: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     suite.write_text(suite.read_text().replace(str(checkpoint), str(worded_model)))
     command = ["run", str(suite), "--data-dir", "data", "--no-report"]
-    snippets.output_of(Path.cwd(), ["exitbench", *command], "run")
+    assert main(command) == 0
     before = {attempt.cell_id: attempt for attempt in scan_spool(Path("runs/spool"))}
     cell_id, torn = before.popitem()
     Path("runs/exitbench.duckdb").unlink()
@@ -137,11 +136,11 @@ def test_one_run_detects_a_damaged_attempt_and_repeats_its_cell(
 
 
 def test_run_with_results_the_database_rejects_exits_with_1(
-    suite: Path, checkpoint: Path, worded_model: Path, snippets: ModuleType, capfd: pytest.CaptureFixture[str]
+    suite: Path, checkpoint: Path, worded_model: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     suite.write_text(suite.read_text().replace(str(checkpoint), str(worded_model)))
     command = ["run", str(suite), "--data-dir", "data", "--no-report"]
-    snippets.output_of(Path.cwd(), ["exitbench", *command], "run")
+    assert main(command) == 0
     (attempt, *_) = scan_spool(Path("runs/spool"))
     cell = json.loads((attempt.path / "cell.json").read_text())
     (attempt.path / "cell.json").write_text(json.dumps({**cell, "seed": 10**22}))

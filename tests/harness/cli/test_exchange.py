@@ -25,10 +25,10 @@ def test_imported_export_has_the_same_frontier(
 
 
 @pytest.fixture(scope="module")
-def unlicensed(example_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unlicensed(few_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder of runs with texts of SAMSum, whose license forbids copies."""
     runs = tmp_path_factory.mktemp("unlicensed") / "runs"
-    assert main(["import", str(example_spool), "--runs", str(runs)]) == 0
+    assert main(["import", str(few_spool), "--runs", str(runs)]) == 0
     with open_database(runs / "exitbench.duckdb", read_only=False) as database, database.engine.begin() as connection:
         connection.exec_driver_sql("UPDATE dataset_artifact SET source = 'hub' WHERE label = 'samsum'")
     return runs

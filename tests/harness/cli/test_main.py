@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 
 import duckdb
 import pytest
@@ -269,30 +270,61 @@ def test_database_of_a_newer_schema_is_refused_before_any_work(
     assert [path.name for path in runs.iterdir() if not path.name.startswith(".")] == ["exitbench.duckdb"]
 
 
+class CommandProcess:
+    """Process of one command, a fork of one that has all modules imported."""
+
+    def __init__(self, snippets: ModuleType, folder: Path, *arguments: str) -> None:
+        self._snippets, self._python = snippets, snippets.Python(folder)
+        self.pid = int(self._output_of(START.format(arguments=arguments)))
+
+    def is_running(self) -> bool:
+        return self._output_of("print(process.poll())") == "None\n"
+
+    def end(self) -> Done:
+        """Wait for the end of the process, and of all that write to its standard output or error."""
+        done = Done(*json.loads(self._output_of(END)))
+        self._python.end()
+        return done
+
+    def _output_of(self, source: str) -> str:
+        return str(self._python.output_of(self._snippets.Block("process", "python", None, source)))
+
+
+START = """\
+import json, subprocess, sys, warnings
+warnings.filterwarnings("ignore", ".* found in sys.modules after import")  # a new process would not have it there
+command = [sys.executable, "-m", "exitbench.harness.cli.main", *{arguments!r}]
+process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+print(process.pid)
+"""
+END = f"""\
+out, err = process.communicate(timeout={LONG_S})
+print(json.dumps([process.returncode, out, err]))
+"""
+
+
 def test_ctrl_c_records_the_interrupted_cell_and_exits_with_130(
-    suite: Path, tmp_path: Path, exitbench: Command
+    suite: Path, tmp_path: Path, exitbench: Command, snippets: ModuleType
 ) -> None:
     for side in ("en", "fr"):
         (tmp_path / "data" / f"text.{side}").write_text("".join(f"line {number}\n" for number in range(5000)))
-    command = [sys.executable, "-m", "exitbench.harness.cli.main", "run", str(suite), "--data-dir", "data"]
-    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = CommandProcess(snippets, tmp_path, "run", str(suite), "--data-dir", "data")
     deadline = time.monotonic() + LONG_S
     while not list(tmp_path.glob("runs/spool/*/*/*/cell.json")):
-        assert time.monotonic() < deadline and process.poll() is None
+        assert time.monotonic() < deadline and process.is_running()
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=LONG_S)
-    assert process.returncode == 130
-    assert "Interrupted. What is finished is kept" in err and "Traceback" not in err
+    os.kill(process.pid, signal.SIGINT)
+    done = process.end()
+    assert done.returncode == 130
+    assert "Interrupted. What is finished is kept" in done.stderr and "Traceback" not in done.stderr
     status = exitbench("sql", "SELECT status FROM failures", "--format", "json")
     assert json.loads(status.stdout) == [{"status": "interrupted"}]
 
 
-def test_a_training_without_its_data_prints_its_error_alone(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "exitbench.harness.cli.main", "train", "multi30k-free", "--data-dir", "."]
-    completed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert (completed.returncode, completed.stdout) == (2, "")
-    assert completed.stderr.startswith("exitbench: ") and len(completed.stderr.splitlines()) == 1
+def test_a_training_without_its_data_prints_its_error_alone(tmp_path: Path, snippets: ModuleType) -> None:
+    done = CommandProcess(snippets, tmp_path, "train", "multi30k-free", "--data-dir", ".").end()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("exitbench: ") and len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,9 @@ def created_folder(snippets: ModuleType, tmp_path_factory: pytest.TempPathFactor
                     tests.append(step[-1])
                     continue
                 # Of timing, whose place is a quiet machine, nothing; and one report of all at the end.
-                few = ["--kinds", "quality,probe", "--limit", LIMIT, "--no-report"] if step[1] == "run" else []
-                is_apart = step[1] == "run" or "--plugins" in step
-                told = snippets.output_of(folder, [*step, *few], "made") if is_apart else _output_of(step[1:])
+                if step[1] == "run":
+                    step += ["--kinds", "quality,probe", "--limit", LIMIT, "--no-report"]
+                told = snippets.output_of(folder, step, "made") if "--plugins" in step else _output_of(step[1:])
                 (folder / f"{arguments[1]}-{number}-{step[1]}.out").write_text(told)
     python = snippets.Python(folder)
     try:

@@ -16,8 +16,8 @@ CHOSEN = "mee_fig1_no_change"
 
 
 @pytest.fixture
-def runs(example_database: Path, tmp_path: Path) -> Path:
-    shutil.copyfile(example_database, tmp_path / "exitbench.duckdb")
+def runs(few_database: Path, tmp_path: Path) -> Path:
+    shutil.copyfile(few_database, tmp_path / "exitbench.duckdb")
     return tmp_path
 
 
@@ -45,14 +45,14 @@ def test_format_option_draws_figures_in_one_file_format(runs: Path, capsys: pyte
 
 
 def test_watch_rewrites_the_page_only_if_the_database_changes(
-    runs: Path, few_database: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    runs: Path, example_database: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page, seen = runs / "report-heads" / "index.html", []
 
     def look(seconds: float) -> None:
         seen.append(page.read_bytes())
         if len(seen) == 1:
-            shutil.copyfile(few_database, runs / "exitbench.duckdb")
+            shutil.copyfile(example_database, runs / "exitbench.duckdb")
         if len(seen) == 3:
             raise KeyboardInterrupt
 

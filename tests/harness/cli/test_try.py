@@ -2,53 +2,46 @@
 
 import dataclasses
 import shutil
+from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
+from io import StringIO
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 
 import exitbench as eb
 from exitbench.errors import UserError
+from exitbench.harness.afterwards.candidates import Candidate
 from exitbench.harness.cells.cell import TimingSettings
 from exitbench.harness.cli.main import main
 from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.service import trying
 from exitbench.harness.service.trying import FEWEST_DOCUMENTS, Pace, _floor
 from exitbench.results.database.connection import open_database
 
-COMMAND = """\
-import contextlib, functools, sys
-from exitbench.harness.cells.cell import TimingSettings
-from exitbench.harness.cli.main import main
-from exitbench.harness.service import trying
 
-def one_per_method(*asked, every=trying.unsearched_candidates):
-    return tuple({{each.point.method.name: each for each in every(*asked)}}.values())
-
-trying.MOST_DOCUMENTS = trying.FEWEST_DOCUMENTS
-trying.TimingSettings = functools.partial(TimingSettings, documents=4, max_rounds=1)
-trying.unsearched_candidates = one_per_method
-with contextlib.redirect_stderr(sys.stdout):
-    code = main(["try", {model!r}, "--max-loss", "20%", "--minutes", "60"])
-print("exit code", code)
-"""
+def one_candidate_per_method(*asked: Any, every: Any = trying.unsearched_candidates) -> tuple[Candidate, ...]:
+    return tuple({candidate.point.method.name: candidate for candidate in every(*asked)}.values())
 
 
-def run_try(snippets: ModuleType, model: str, folder: Path) -> str:
+def run_try(model: str, folder: Path) -> str:
     """Try a model on as few documents and settings as possible, whatever time there is; return the output."""
-    python = snippets.Python(folder)
-    try:
-        printed = str(python.output_of(snippets.Block("try", "python", None, COMMAND.format(model=model))))
-    finally:
-        python.end()
-    assert printed.endswith("exit code 0\n"), printed
-    return printed
+    words = ("--max-loss", "20%", "--minutes", "60", "--runs", str(folder / "runs"))
+    with pytest.MonkeyPatch.context() as patched, redirect_stdout(StringIO()) as out, redirect_stderr(out):
+        patched.setattr(trying, "MOST_DOCUMENTS", FEWEST_DOCUMENTS)
+        patched.setattr(trying, "TimingSettings", partial(TimingSettings, documents=4, max_rounds=1))
+        patched.setattr(trying, "unsearched_candidates", one_candidate_per_method)
+        code = main(["try", model, *words])
+    assert code == 0, out.getvalue()
+    return out.getvalue()
 
 
 @pytest.fixture(scope="module")
-def tried(snippets: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def tried(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Return the folder of runs and the printed output of a finished trial."""
     folder = tmp_path_factory.mktemp("tried")
-    printed = run_try(snippets, "builtin-weighted", folder)
+    printed = run_try("builtin-weighted", folder)
     return folder / "runs", printed
 
 
@@ -92,9 +85,7 @@ def test_settings_are_chosen_and_reported_on_disjoint_documents(tried: tuple[Pat
     assert chosen and reported and not chosen & reported
 
 
-def test_repeated_try_runs_no_new_cells_and_writes_a_loadable_suite(
-    snippets: ModuleType, tried: tuple[Path, str]
-) -> None:
+def test_repeated_try_runs_no_new_cells_and_writes_a_loadable_suite(tried: tuple[Path, str]) -> None:
     runs, _ = tried
 
     def attempts() -> int:
@@ -102,7 +93,7 @@ def test_repeated_try_runs_no_new_cells_and_writes_a_loadable_suite(
             return int(results.sql("SELECT count(*) AS n FROM attempt")["n"][0].as_py())
 
     before = attempts()
-    assert "squad (builtin-weighted): " in run_try(snippets, "builtin-weighted", runs.parent)
+    assert "squad (builtin-weighted): " in run_try("builtin-weighted", runs.parent)
     assert attempts() == before
     suite = load_suite(runs / "tried" / "builtin-weighted-squad.toml")
     assert [model.name for model in suite.models] == ["builtin-weighted"]
@@ -132,8 +123,8 @@ def test_invalid_input_is_refused_before_running(
     assert not (tmp_path / "runs" / "spool").exists()
 
 
-def test_a_classifier_is_tried_on_the_task_with_its_labels(snippets: ModuleType, tmp_path: Path) -> None:
-    printed = run_try(snippets, "builtin-encoder-joint", tmp_path)
+def test_a_classifier_is_tried_on_the_task_with_its_labels(tmp_path: Path) -> None:
+    printed = run_try("builtin-encoder-joint", tmp_path)
     assert "a classifier that answers one of negative, positive." in printed
     assert "\nsst2 (builtin-encoder-joint): " in printed
     with eb.open_results(tmp_path / "runs") as results:

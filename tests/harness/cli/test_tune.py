@@ -2,7 +2,6 @@
 
 from importlib.resources import files
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -27,14 +26,14 @@ def words(runs: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def tuned(snippets: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the runs folder of a finished `exitbench tune`."""
     runs = tmp_path_factory.mktemp("tuned")
     text = files("exitbench.harness.suites").joinpath("builtin.toml").read_text()
     shorter = text.replace("[timing]\ndocuments = 20", "[timing]\nmax_rounds = 1\ndocuments = 3")
     assert shorter != text
     (runs / "suite.toml").write_text(shorter)
-    snippets.output_of(runs, ["exitbench", *words(runs)], "tune")
+    assert main(words(runs)) == 0
     return runs
 
 
@@ -92,19 +91,21 @@ def test_suite_of_the_chosen_setting_has_no_cells_left_to_run(tuned: Path, tmp_p
     assert set(plan.states().elements()) == {"done"}
 
 
-def test_repeated_tune_runs_no_new_cells_and_prints_the_recommendation(snippets: ModuleType, tuned: Path) -> None:
+def test_repeated_tune_runs_no_new_cells_and_prints_the_recommendation(
+    tuned: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def attempts() -> int:
         with eb.open_results(tuned) as results:
             return int(results.sql("SELECT count(*) AS n FROM attempt")["n"][0].as_py())
 
     before = attempts()
-    printed = snippets.output_of(tuned, ["exitbench", *words(tuned)], "tune")
+    assert main(words(tuned)) == 0
     assert attempts() == before
     with open_database(tuned / "exitbench.duckdb") as database:
         (line,) = (line for line in recommendation_lines(database) if line.startswith("wmt-en-fr (weighted)"))
     # Six documents bound no loss by 5 %, however fast the settings seem.
     assert line.startswith("wmt-en-fr (weighted): full depth, at an allowed loss of 1 %.")
-    assert line.replace("loss of 1 %", "loss of 5 %") in printed
+    assert line.replace("loss of 1 %", "loss of 5 %") in capsys.readouterr().out
     assert not (tuned / "tuned").exists()
 
 

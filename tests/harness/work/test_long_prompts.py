@@ -27,6 +27,7 @@ from exitbench.tasks.document import Document
 from exitbench.tasks.registry import get_task
 from exitbench.tasks.squad import Squad
 
+DOCUMENTS = 12
 LONGEST = 8
 """New tokens; of the 58 positions of the model 50 are left for prompts."""
 ALL_KINDS = """
@@ -81,7 +82,7 @@ class Run:
 
 @pytest.fixture
 def run(causal_model: Path, tmp_path: Path) -> Callable[..., Run]:
-    """Plan and run a suite of one causal model on 20 documents."""
+    """Plan and run a suite of one causal model on `DOCUMENTS` documents."""
 
     def go(sweeps: str, *lines: str, model: Path = causal_model) -> Run:
         (tmp_path / "long.toml").write_text(text(model, sweeps, *lines))
@@ -95,7 +96,7 @@ def run(causal_model: Path, tmp_path: Path) -> Callable[..., Run]:
 
 
 def text(model: Path, sweeps: str, *lines: str) -> str:
-    task = "\n".join(["[tasks.squad]", "limit = 20", f"max_new_tokens = {LONGEST}", *lines])
+    task = "\n".join(["[tasks.squad]", f"limit = {DOCUMENTS}", f"max_new_tokens = {LONGEST}", *lines])
     head = f'schema = 1\nname = "long"\nseed = 3\n[defaults]\nbatch_size = 2\n[models.small]\npath = "{model}"\n'
     return f"{head}{task}\n{sweeps}"
 
@@ -135,7 +136,7 @@ def test_every_kind_of_cell_drops_and_counts_documents_that_exceed_the_model(run
             assert {row["n"] for row in built.rows(item.cell, "calibration")} == {
                 sum(length + LONGEST <= 58 for length in known[0].values())
             }
-    left_out = "of 20 documents are excluded: prompt and answer do not fit the model's positions"
+    left_out = f"of {DOCUMENTS} documents are excluded: prompt and answer do not fit the model's positions"
     result = [row for row in built.findings() if row[1] == "documents_dropped"]
     assert len(result) == len(built.items)
     assert {severity for _, _, severity, _ in result} == {2}
@@ -150,7 +151,8 @@ def test_documents_dropped_by_the_suites_limit_are_a_minor_finding(run: Callable
         rows = result.rows(item.cell, "samples")
         assert {row["doc_key"]: row["n_prompt"] for row in rows} == {key: known[key] for key in fitting}
         assert {row["n_cut"] for row in rows} == {0}
-    said = f"{20 - len(fitting)} of 20 documents are excluded: their prompts are longer than max_prompt_tokens"
+    n = DOCUMENTS - len(fitting)
+    said = f"{n} of {DOCUMENTS} documents are excluded: their prompts are longer than max_prompt_tokens"
     assert result.findings() == [("quality", "documents_dropped", 1, said)] * 2
 
 
@@ -186,7 +188,7 @@ def test_truncated_prompts_and_answers_equal_transformers(run: Callable[..., Run
         )
         assert row["output_ids"] == generated[0, row["n_prompt"] :].tolist()
     n_cut = sum(length > 47 for length in known.values())
-    said = ("quality", "prompts_truncated", 1, f"{n_cut} of 20 prompts are truncated to max_prompt_tokens")
+    said = ("quality", "prompts_truncated", 1, f"{n_cut} of {DOCUMENTS} prompts are truncated to max_prompt_tokens")
     assert result.findings() == [said] * 2
 
 
@@ -199,7 +201,7 @@ def test_cell_in_which_no_document_fits_fails_with_a_reason(causal_model: Path, 
     assert status is not None
     assert status.status == "failed"
     shortest = min(lengths(Run(tmp_path, items, causal_model), items[0].data).values())
-    said = f"none of the 20 prompts fits: the shortest has {shortest} tokens, 9 fit next to 8 new ones"
+    said = f"none of the {DOCUMENTS} prompts fits: the shortest has {shortest} tokens, 9 fit next to 8 new ones"
     assert said in str(status.reason)
 
 
@@ -208,7 +210,8 @@ def test_dropped_documents_are_printed_per_suite(run: Callable[..., Run], capsys
     result.findings()
     print_left_out(result.folder / "x.duckdb", "long")
     n = sum(length + LONGEST > 58 for length in lengths(result, result.items[0].data).values())
-    assert capsys.readouterr().out == f"small on squad: {n} of 20 documents left out, whose prompts are too long\n"
+    said = f"small on squad: {n} of {DOCUMENTS} documents left out, whose prompts are too long\n"
+    assert capsys.readouterr().out == said
     assert n > 0
     print_left_out(result.folder / "x.duckdb", "another suite")
     assert capsys.readouterr().out == ""
