@@ -291,7 +291,7 @@ def test_scores_of_known_states_equal_those_of_the_decode_loop(
 def test_batched_answers_equal_single_row_answers(tiny: Any, prompts: Any, method: Method, bind: Any) -> None:
     parts = bind(method)
     together = answers(tiny, method, parts, prompts)
-    for seed in range(0, len(prompts), 5):  # of 1, 4, 3 and 8 tokens
+    for seed in (0, len(prompts) - 1):  # of 1 and 8 tokens: the most padding, and none
         (alone,), expected = run(tiny, parts, [prompts[seed]], first_seed=seed), together[seed]
         assert (alone.token_ids, alone.exit_layers) == (expected.token_ids, expected.exit_layers)
         assert alone.head_rows == expected.head_rows

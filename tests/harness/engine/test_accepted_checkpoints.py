@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ from exitbench.harness.engine.decoding.generation import Request
 from exitbench.methods.registry import baseline_method
 
 V, NEW_TOKENS = 100, 3
-PROMPTS = [[first, (7 * first) % V, (11 * first) % V][: 1 + first % 3] for first in range(3, 27, 2)]
+PROMPTS = sorted(([first, (7 * first) % V, (11 * first) % V][: 1 + first % 3] for first in range(3, 27, 2)), key=len)
 ENDS = {"eos_token_id": 99, "pad_token_id": 0, "bos_token_id": 2}
 T5 = dict(vocab_size=V, d_model=32, d_kv=8, d_ff=48, num_heads=4, num_layers=3, decoder_start_token_id=0, **ENDS)
 LLAMA = dict(
@@ -132,14 +133,14 @@ def reference_answers(folder: Path) -> list[list[int]]:
     is_t5 = json.loads((folder / "config.json").read_text())["model_type"] in ("t5", "mt5", "umt5")
     auto = transformers.AutoModelForSeq2SeqLM if is_t5 else transformers.AutoModelForCausalLM
     model = auto.from_pretrained(folder, dtype=torch.float32).eval()
-    rows = []
-    for prompt in PROMPTS:
+    rows, end = [], ENDS["eos_token_id"]
+    for length, prompts in itertools.groupby(PROMPTS, len):
         # Without a cache: that of transformers fails where encoder and decoder differ in depth.
         ids = model.generate(
-            torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False, use_cache=False, pad_token_id=0
+            torch.tensor([*prompts]), max_new_tokens=NEW_TOKENS, do_sample=False, use_cache=False, pad_token_id=0
         )
-        rows.append(ids[0, 1:].tolist() if is_t5 else ids[0, len(prompt) :].tolist())
-    return rows
+        rows += ids[:, 1 if is_t5 else length :].tolist()
+    return [row[: row.index(end) + 1] if end in row else row for row in rows]
 
 
 def agree(folder: Path, engine: EngineChoice = "lean") -> None:

@@ -24,7 +24,7 @@ from exitbench.tasks.builtin import TEXT_TASKS
 from exitbench.tasks.registry import get_task
 
 RECIPES = [entry.recipe for entry in load_suite("builtin").models if entry.recipe and entry.runs_task("squad")]
-NEW_TOKENS = 24
+NEW_TOKENS = 12
 SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("calm-softmax", {"threshold": 0.0}),
     ("calm-softmax", {"threshold": 0.3, "kv_policy": "state-copy-lazy"}),

@@ -26,7 +26,7 @@ from exitbench.methods.patience import Patience
 from exitbench.methods.self_speculation import SelfSpeculation
 from exitbench.methods.static import Static
 
-L, N_NEW = 5, 9
+L, N_NEW = 5, 6
 SOFTMAX = CalmSoftmax(threshold=0.05, decay="none")
 METHODS: list[Method] = [
     *(Full(), Static(exit_layer=3), SOFTMAX, CalmSaturation(threshold=0.6, decay="none"), Patience(patience=1)),

@@ -98,7 +98,7 @@ def assert_equals_transformers(family: Any, asked: list[Context], scored: list[l
 
 
 def test_full_depth_equals_transformers(family: Any, prompts: Any) -> None:
-    asked = contexts(prompts, 9)
+    asked = contexts(prompts, 7)
     first, *others = [
         score(family.checkpoint, asked, full(), rows=rows, gates_first_token=gated)
         for rows in (1, 4, 32)

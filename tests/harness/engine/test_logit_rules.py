@@ -6,7 +6,6 @@ import copy
 from typing import Any
 
 import pytest
-import torch
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import GenerationSettings
@@ -29,13 +28,18 @@ RULES: dict[str, dict[str, Any]] = {
 
 
 def answers_of_transformers(family: Any, model: Any, prompts: list[list[int]], **rules: Any) -> list[list[int]]:
-    """Return transformers' greedy answers, one prompt at a time, because penalties would count padding as text."""
-    answers = []
-    for prompt in prompts:
+    """Return transformers' greedy answers, cut after the end-of-sequence token.
+
+    Decoder-only models get one prompt at a time, because penalties would count padding as text.
+    """
+    eos, answers = family.checkpoint.eos_ids, list[list[int]]()
+    for batch in [prompts] if family.is_seq2seq else [[prompt] for prompt in prompts]:
+        inputs = family.padded(batch)
         generated = model.generate(
-            torch.tensor([prompt]), max_new_tokens=LONGEST, do_sample=False, num_beams=1, use_cache=False, **rules
+            **inputs, max_new_tokens=LONGEST, do_sample=False, num_beams=1, use_cache=False, **rules
         )
-        answers.append(generated[0, 1 if family.is_seq2seq else len(prompt) :].tolist())
+        new = generated[:, 1 if family.is_seq2seq else inputs["input_ids"].shape[1] :].tolist()
+        answers += [row[: next((i + 1 for i, token in enumerate(row) if token in eos), None)] for row in new]
     return answers
 
 

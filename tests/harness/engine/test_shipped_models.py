@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import AutoTokenizer
 
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
@@ -57,10 +56,13 @@ def full(checkpoint: Checkpoint, prompts: list[list[int]]) -> list[list[int]]:
 def test_full_depth_equals_transformers_greedy_search(
     folder: Path, prompts: list[list[int]], full: list[list[int]]
 ) -> None:
-    model, _ = read_model(folder)
-    for prompt, answer in zip(prompts, full, strict=True):
-        ids = model.generate(torch.tensor([prompt]), max_new_tokens=NEW_TOKENS, do_sample=False)[0].tolist()
-        assert answer == (ids[len(prompt) :] if is_causal(model) else ids[1:])
+    model, tokenizer = read_model(folder)
+    side = "left" if is_causal(model) else "right"
+    inputs = tokenizer.pad({"input_ids": prompts}, padding_side=side, return_tensors="pt")
+    ids = model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)
+    rows = ids[:, inputs["input_ids"].shape[1] if is_causal(model) else 1 :].tolist()
+    for row, answer in zip(rows, full, strict=True):
+        assert row == answer + [tokenizer.pad_token_id] * (len(row) - len(answer))
 
 
 @pytest.mark.sampled(3)

@@ -1,16 +1,13 @@
 """Decodes with blocks on two fake devices: CPU tensors marked with a device, which an operation must not mix.
 
-    python two_devices.py CHECKPOINT...
-
 Here torch has a device type ``twin`` whose tensors contain a CPU tensor. Every operation compares the marks of its
-inputs. As on GPUs, it is an error to mix two devices, or a device and the CPU. Moving a tensor changes its mark. The
-script prints a line per checkpoint. It fails if devices are mixed, if a tensor is on the wrong device, or if results
-differ from those on one device. It needs a separate process, because torch keeps a registered accelerator.
+inputs. As on GPUs, it is an error to mix two devices, or a device and the CPU. Moving a tensor changes its mark.
+`compare` fails if devices are mixed, if a tensor is on the wrong device, or if results differ from those on one device.
+Import this module only in a process of its own, because torch keeps a registered accelerator.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +30,9 @@ from exitbench.methods.registry import baseline_method, get_method
 from exitbench.methods.thresholds import Constant
 
 HOME, AWAY = "twin:0", "twin:1"
+
+_setup_privateuseone_for_python_backend("twin")
+torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=...) makes it on the CPU, then moves it
 
 
 class Marked(torch.Tensor):
@@ -134,23 +134,16 @@ def answers(checkpoint: Any) -> dict[str, Any]:
     return results
 
 
-def main() -> None:
-    """Compare each checkpoint on two devices with itself on one."""
-    _setup_privateuseone_for_python_backend("twin")
-    torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=...) makes it on the CPU, then moves it
-    for folder in map(Path, sys.argv[1:]):
-        alone = answers(load_checkpoint(folder, engine="hosted"))
-        with Devices():
-            n_blocks = len(alone["probed"]) - 1
-            checkpoint = load_checkpoint(folder, device_map=((HOME, 2), (AWAY, n_blocks - 2)))
-            where = [{str(weight.device) for weight in block.parameters()} for block in checkpoint.model.stack.blocks]
-            assert where == [{HOME}] * 2 + [{AWAY}] * (n_blocks - 2), where
-            assert str(checkpoint.model.device) == HOME
-            spread = answers(checkpoint)
-        torch.testing.assert_close(spread.pop("probed"), alone.pop("probed"))
-        assert spread == alone, [(name, spread[name], alone[name]) for name in alone if spread[name] != alone[name]]
-        print(folder.name, *sorted(spread))
-
-
-if __name__ == "__main__":
-    main()
+def compare(folder: Path) -> set[str]:
+    """Compare a checkpoint on two devices with itself on one, and return the names of the compared answers."""
+    alone = answers(load_checkpoint(folder, engine="hosted"))
+    with Devices():
+        n_blocks = len(alone["probed"]) - 1
+        checkpoint = load_checkpoint(folder, device_map=((HOME, 2), (AWAY, n_blocks - 2)))
+        where = [{str(weight.device) for weight in block.parameters()} for block in checkpoint.model.stack.blocks]
+        assert where == [{HOME}] * 2 + [{AWAY}] * (n_blocks - 2), where
+        assert str(checkpoint.model.device) == HOME
+        spread = answers(checkpoint)
+    torch.testing.assert_close(spread.pop("probed"), alone.pop("probed"))
+    assert spread == alone, [(name, spread[name], alone[name]) for name in alone if spread[name] != alone[name]]
+    return set(spread)
