@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 
 from exitbench.errors import UserError
+from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.running.environment import environment, hardware
 from exitbench.results.database.connection import open_database
 
@@ -203,7 +205,10 @@ def run_on_cpu(gpu: Any, *steps: str, out: Path) -> tuple[int, dict[str, Any]]:
     return code, {told["name"]: told for told in json.loads(out.read_text())["results"]}
 
 
-def test_gpu_script_runs_its_checks_and_timings_on_a_cpu(gpu: Any, tmp_path: Path) -> None:
+def test_gpu_script_runs_its_checks_and_timings_on_a_cpu(
+    gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("test_tracing.make_plan", partial(make_plan, limit=10))
     steps = ("correctness", "realised_fraction", "gates", "tracing", "llama")
     code, told = run_on_cpu(gpu, *steps, out=tmp_path / "told.json")
     assert code == 0

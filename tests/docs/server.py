@@ -1,10 +1,10 @@
 """Server that runs `exitbench` commands, and Python, in forks of itself, which need no imports of their own.
 
 Each line of standard input is a request in JSON: the command's words, its folder, and the files for its standard input
-and output. The reply is the exit code; for `python`, which reads its input to the end, it comes at once. Processes that
-a command starts (workers, contract tests) are forks too, since imports would take longer than their work. Generated
-documents and empty databases are made by the first command that needs them. The server has one core, so a command has
-one worker.
+and output. A command is `exitbench ...`, `python -m ...` or `python`. The reply is the exit code; for `python` alone,
+which reads its input to the end, it comes at once. Processes that a command starts (workers, contract tests) are forks
+too, since imports would take longer than their work. Generated documents and empty databases are made by the first
+command that needs them. The server has one core, so a command has one worker.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import pickle
+import pkgutil
 import runpy
 import shutil
 import subprocess
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +58,7 @@ class Forked(subprocess.Popen[Any]):
                 if environment is not None:
                     os.environ.clear()
                     os.environ.update(environment)
-                sys.argv = [module, *arguments]
-                end_with(lambda: runpy.run_module(module, run_name="__main__", alter_sys=True))
+                end_with(partial(run_module, module, *arguments))
 
             options["preexec_fn"] = run
         super().__init__(command, **options)
@@ -80,6 +81,12 @@ def end_with(do: Callable[[], object]) -> None:
         code = 1
     sys.stdout.flush(), sys.stderr.flush()
     os._exit(code)
+
+
+def run_module(module: str, *arguments: str) -> None:
+    """Run a module as `python -P -m` does."""
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def make_once(shared: Path) -> None:
@@ -116,12 +123,18 @@ def serve(shared: Path) -> None:
         importlib.import_module(name)
     from transformers import PreTrainedTokenizerFast, T5ForConditionalGeneration  # noqa: F401 - imported by being asked for
 
+    from exitbench import methods
     from exitbench.harness.cli.main import console
     from exitbench.harness.running import timing
+    from exitbench.methods import registry
     from exitbench.reports import figures, tables
     from exitbench.reports.registry import discover
 
     discover(figures), discover(tables)  # imports matplotlib
+    for module in pkgutil.iter_modules(methods.__path__, "exitbench.methods."):
+        importlib.import_module(module.name)
+    for method in registry._methods.values():
+        registry.syntax_sha256(method)  # which every plan needs
     make_once(shared)
     timing._stop_reason = lambda *_: "rounds"  # after one round, since guides compare no times
     subprocess.Popen = Forked  # type: ignore[misc]
@@ -134,6 +147,9 @@ def serve(shared: Path) -> None:
                 os.dup2(1, 2)
             os.chdir(folder)
             sys.argv = words
+            if words[:2] == ["python", "-m"]:
+                sys.path.insert(0, folder)
+                end_with(partial(run_module, *words[2:]))
             end_with(console if words != ["python"] else lambda: exec(PYTHON, {}))
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) if words != ["python"] else 0, flush=True)
 

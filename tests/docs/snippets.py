@@ -69,6 +69,7 @@ _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "HF_DATASETS_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # a plug-in that the server has imported already would be warned of
 }
 
 
@@ -197,8 +198,8 @@ def output_of(folder: Path, words: list[str], place: str, code: int = 0) -> str:
     """Return the output of a command in a folder, including stderr; raise `PageMismatch` for another exit code."""
     if shell := _SHELL.intersection(words):
         raise PageMismatch(f"{place}: {' '.join(sorted(shell))} needs a shell; commands run without one")
-    if words[0] == "exitbench":
-        ended, output = _exitbench(words, folder)
+    if words[0] == "exitbench" or words[:2] == ["python", "-m"]:
+        ended, output = _served(words, folder)
     else:
         try:
             process = subprocess.run(
@@ -219,8 +220,8 @@ def output_of(folder: Path, words: list[str], place: str, code: int = 0) -> str:
     return output
 
 
-def _exitbench(words: list[str], folder: Path) -> tuple[int, str]:
-    """Run a command of `exitbench` and return its exit code and output."""
+def _served(words: list[str], folder: Path) -> tuple[int, str]:
+    """Let the server process run a command, and return its exit code and output."""
     with tempfile.NamedTemporaryFile() as output:
         return _run_command(words, folder, os.devnull, output.name), Path(output.name).read_text(encoding="utf-8")
 

@@ -11,6 +11,8 @@ from filelock import FileLock
 from sentences import sentences, words_of
 from snippets import Page, begins_with, output_of
 
+from exitbench.results.database import access, current
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "docs" / "index.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
 LONGEST = 30
@@ -39,14 +41,20 @@ def built_in_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def begin(beginning: str, folder: Path, request: pytest.FixtureRequest) -> None:
     """Copy a guide's initial files into its folder: real runs, made-up runs, or a checkpoint."""
     if beginning == "runs of builtin":
-        shutil.copytree(request.getfixturevalue("built_in_runs"), folder / "runs")
+        copy_runs(request.getfixturevalue("built_in_runs"), folder / "runs")
     elif beginning == "made-up runs":  # with times, which cost nothing here and are no machine's
-        shutil.copytree(request.getfixturevalue("example_database").parent, folder / "runs")
+        copy_runs(request.getfixturevalue("example_database").parent, folder / "runs")
     elif beginning == "checkpoints":
         (checkpoint,) = (ROOT / "harness" / "checkpoints").glob("builtin-weighted-*")
         shutil.copytree(checkpoint, folder / "checkpoints" / "mine")
     else:
         raise AssertionError(f"begins with {beginning!r}: allowed are runs of builtin, made-up runs, checkpoints")
+
+
+def copy_runs(runs: Path, to: Path) -> None:
+    """Copy a runs folder, with the mark that its database was checked, which names the database's file."""
+    shutil.copytree(runs, to)
+    access.leave_mark(to / "exitbench.duckdb", current.version())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

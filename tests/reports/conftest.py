@@ -2,7 +2,8 @@
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -17,8 +18,10 @@ from exitbench.reports.frame import Frame
 from exitbench.reports.plotting import style
 from exitbench.reports.registry import discover
 from exitbench.reports.render import write_report
-from exitbench.results.database.connection import open_database
+from exitbench.results.database.connection import Database, open_database
 from exitbench.results.ingest.ingest import ingest
+
+OpenComputed = Callable[[Path], AbstractContextManager[Database]]
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the module `print_rules`
 
@@ -63,6 +66,12 @@ def one_task_database(example: ModuleType, database_of: Callable[[Any], Path]) -
     return database_of(replace(example.FRONT, tasks=example.FRONT.tasks[:1]))
 
 
+@pytest.fixture(scope="session")
+def untrained_database(world: Any, database_of: Callable[[Any], Path]) -> Path:
+    """Return a read-only database of a model with random weights."""
+    return database_of(replace(world, random_weights=True))
+
+
 @pytest.fixture
 def empty_database(tmp_path: Path) -> Path:
     path = tmp_path / "empty.duckdb"
@@ -86,19 +95,35 @@ def report(drawn_report: tuple[ReportSummary, list[Figure]]) -> ReportSummary:
 
 
 @pytest.fixture(scope="session")
-def rows_of() -> Callable[[Path, ModuleType, str], Frame]:
-    """Return a function that runs the query of one figure or table on a database: once while the file is unchanged."""
+def rows_of(
+    open_computed: OpenComputed, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[Path, ModuleType, str], Frame]]:
+    """Return a function that runs the query of one figure or table on a database: once while the file is unchanged.
+
+    From a file's second query on, it reads a copy whose views are computed once, since tests may write to the file.
+    """
     frames: dict[tuple[Path, int, str], Frame] = {}
+    copies: dict[tuple[Path, int], Database | None] = {}
 
     def run(database: Path, package: ModuleType, name: str) -> Frame:
         source = next(source for source in discover(package) if source.name == name)
-        asked = (database, database.stat().st_mtime_ns, source.sql)
-        if asked not in frames:
+        file = (database, database.stat().st_mtime_ns)
+        asked = (*file, source.sql)
+        if asked in frames:
+            return frames[asked]
+        if file not in copies:
+            copies[file] = None
             with open_database(database) as opened:
                 frames[asked] = Frame.query(opened, source.sql)
+            return frames[asked]
+        if (copy := copies[file]) is None:
+            path = Path(shutil.copy(database, tmp_path_factory.mktemp("computed")))
+            copies[file] = copy = until_the_end.enter_context(open_computed(path))
+        frames[asked] = Frame.query(copy, source.sql)
         return frames[asked]
 
-    return run
+    with ExitStack() as until_the_end:
+        yield run
 
 
 def _ingested(world: Any, folder: Path) -> Path:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -17,12 +18,13 @@ from matplotlib.lines import Line2D
 from exitbench.reports import figures
 from exitbench.reports.figures.mee import mee_fig1_no_change
 from exitbench.reports.figures.ours import agreement, envelope, exit_histogram, frontier
-from exitbench.reports.frame import NAMING_VIEWS, Frame, computed_once
+from exitbench.reports.frame import Frame
 from exitbench.reports.plotting.style import DARK, LIGHT, MUTED, series_styles, theme
 from exitbench.reports.registry import discover
-from exitbench.results.database.connection import open_database
+from exitbench.results.database.connection import Database, open_database
 from exitbench.results.files.formats import content_id
 
+OpenComputed = Callable[[Path], AbstractContextManager[Database]]
 Rows = Callable[[Path, ModuleType, str], Frame]
 
 # parts of names of figures with no axis of blocks
@@ -293,9 +295,8 @@ def test_no_change_has_one_line_per_model_ending_at_one(small_database: Path, ro
         assert [line.get_ydata()[-1] for line in local_lines] == [1, 1]
 
 
-def test_random_weights_are_not_drawn(world: Any, make_database: Callable[[Any], Path]) -> None:
-    database = make_database(replace(world, random_weights=True))
-    with open_database(database) as opened, computed_once(opened, NAMING_VIEWS):
+def test_random_weights_are_not_drawn(untrained_database: Path, open_computed: OpenComputed) -> None:
+    with open_computed(untrained_database) as opened:
         assert [source.name for source in discover(figures) if Frame.query(opened, source.sql).rows] == []
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import doctest
 import inspect
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -31,11 +31,24 @@ def prompts() -> list[str]:
     return [task.prompt(document) for document in builtin.documents("wmt-en-fr", "test", 6)]
 
 
-def test_docstring_examples_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for module in (models, running, results):  # results are those of the run
-        result = doctest.testmod(module)
-        assert result.failed == 0 and result.attempted > 1
+EXAMPLES = """
+import doctest
+from exitbench.harness.api import models, results, running
+for module in (models, running, results):  # results are those of the run
+    assert doctest.testmod(module).attempted > 1
+"""
+
+
+def test_docstring_examples_pass(snippets: ModuleType, tmp_path: Path) -> None:
+    python = snippets.Python(tmp_path)
+    try:
+        assert python.output_of(snippets.Block("examples", "python", None, EXAMPLES)) == ""  # a failure is printed
+    finally:
+        python.end()
+
+
+def test_every_public_function_has_an_example() -> None:
+    for module in (models, running, results):
         public = [value for name, value in vars(module).items() if name in eb.__all__ and inspect.isfunction(value)]
         assert public and all("Examples:" in (function.__doc__ or "") for function in public)
 

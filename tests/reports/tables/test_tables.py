@@ -112,9 +112,8 @@ def test_empty_database_has_no_results_yet(empty_database: Path) -> None:
     assert summary_text(empty_database) == "No results yet.\n"
 
 
-def test_random_weights_are_marked(world: Any, make_database: Callable[[Any], Path]) -> None:
-    untrained = make_database(replace(world, random_weights=True))
-    assert "n = 8 documents, n = 8 timed, random weights" in summary_text(untrained)
+def test_random_weights_are_marked(untrained_database: Path) -> None:
+    assert "n = 8 documents, n = 8 timed, random weights" in summary_text(untrained_database)
 
 
 HOSTILE = "<b>a|b*_`\x1b[31m%$"
