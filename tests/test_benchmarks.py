@@ -296,6 +296,7 @@ def test_performance_table_without_new_measurements_is_kept(monkeypatch: pytest.
     told = {"gates/gate[b]": {1: {"measured": 0.5, "unit": "%", "note": ""}}}
     made = document.rewritten(page.format("gates") + page.format("bf16"), told)
     assert "| gate[b] | 50.0% |" in made and made.endswith(page.format("bf16")) and made.count("of before") == 1
+    assert "| gate[b] | 50.0% |" in document.rewritten("<!-- measured: gates -->\n<!-- end -->\n", told)
 
 
 def test_rows_without_new_measurements_are_kept_below_the_real_model(monkeypatch: pytest.MonkeyPatch) -> None:

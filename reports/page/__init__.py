@@ -12,10 +12,11 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from exitbench.reports.claims import FAILS, HEADINGS, HOLDS, VERDICTS, Verdict, by_kind
@@ -95,17 +96,9 @@ class Section:
         return tuple(dict.fromkeys(command[1] for command in matches if command))
 
 
-def page(
-    material: Material, drawn: Sequence[DrawnFigure], filled: Sequence[FilledTable], single_file: bool = False
-) -> str:
-    """Return the whole page as HTML.
-
-    Args:
-        material: Inputs of the report.
-        drawn: Its figures.
-        filled: Its tables.
-        single_file: Whether to embed pictures and data, so that the file can be sent alone.
-    """
+@cache
+def _template() -> Template:
+    """Return the page's Jinja template, which is compiled once per process."""
     environment = Environment(
         loader=FileSystemLoader(_HERE),
         autoescape=True,
@@ -117,6 +110,20 @@ def page(
     environment.filters["marked"] = _marked
     environment.filters["told"] = _split_caption
     environment.filters["packed_csv"] = _packed_csv
+    return environment.get_template("page.html")
+
+
+def page(
+    material: Material, drawn: Sequence[DrawnFigure], filled: Sequence[FilledTable], single_file: bool = False
+) -> str:
+    """Return the whole page as HTML.
+
+    Args:
+        material: Inputs of the report.
+        drawn: Its figures.
+        filled: Its tables.
+        single_file: Whether to embed pictures and data, so that the file can be sent alone.
+    """
     # bundled files, not data: the only text that is not escaped
     style = Markup("".join((_HERE / name).read_text("utf-8") for name in _STYLES))
     scripts = [Markup((_HERE / name).read_text("utf-8")) for name in _SCRIPTS]
@@ -125,7 +132,7 @@ def page(
     sections = [section for section in every_section if section.visible_items]
     # Costs and gains come first, if there are any.
     before_claims = [section.key for section in sections if section.key in ("results", OURS)]
-    return environment.get_template("page.html").render(
+    return _template().render(
         style=style,
         scripts=scripts,
         style_hash=_integrity(style),

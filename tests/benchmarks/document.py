@@ -50,7 +50,8 @@ def rewritten(text: str, info: ExtraInfo) -> str:
     """Return the document with its tables rebuilt; a table without measurements is left alone."""
     files = {name.partition("/")[0] for name in info}
     return TABLE.sub(
-        lambda match: match[1] + table(info, match[2], match[3]) + match[4] if match[2] in files else match[0], text
+        lambda match: match[1] + table(info, match[2], match[3] or EMPTY) + match[4] if match[2] in files else match[0],
+        text,
     )
 
 
