@@ -24,6 +24,7 @@ from exitbench.harness.cli.main import main, parse_command_line, whole_parser
 from exitbench.harness.engine.checkpoints.digest import inspect_checkpoint
 from exitbench.harness.planning import plan
 from exitbench.results.database.connection import open_database
+from exitbench.results.spool.heartbeat import owner_of
 
 TWO_SETTINGS = """\
 [[sweep]]
@@ -310,7 +311,7 @@ def test_ctrl_c_records_the_interrupted_cell_and_exits_with_130(
         (tmp_path / "data" / f"text.{side}").write_text("".join(f"line {number}\n" for number in range(5000)))
     process = CommandProcess(snippets, tmp_path, "run", str(suite), "--data-dir", "data")
     deadline = time.monotonic() + LONG_S
-    while not list(tmp_path.glob("runs/spool/*/*/*/cell.json")):
+    while not any(is_decoding(attempt) for attempt in tmp_path.glob("runs/spool/*/*/*Z-*")):
         assert time.monotonic() < deadline and process.is_running()
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGINT)
@@ -319,6 +320,11 @@ def test_ctrl_c_records_the_interrupted_cell_and_exits_with_130(
     assert "Interrupted. What is finished is kept" in done.stderr and "Traceback" not in done.stderr
     status = exitbench("sql", "SELECT status FROM failures", "--format", "json")
     assert json.loads(status.stdout) == [{"status": "interrupted"}]
+
+
+def is_decoding(attempt: Path) -> bool:
+    owner = owner_of(attempt)
+    return owner is not None and owner.done > 0
 
 
 def test_a_training_without_its_data_prints_its_error_alone(tmp_path: Path, snippets: ModuleType) -> None:
