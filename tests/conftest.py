@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeGuard
+from typing import Any, TypeGuard, cast
 
 import duckdb
 import pytest
@@ -201,6 +202,12 @@ def example() -> ModuleType:
 def snippets() -> ModuleType:
     """Return the module `docs/snippets.py`, which runs commands in forks of a process with all modules imported."""
     return sys.modules.get("snippets") or _module("snippets", "docs")
+
+
+@pytest.fixture(scope="session")
+def forked() -> type[subprocess.Popen[Any]]:
+    """Return the class `Forked` of `docs/server.py`: `Popen` that runs Python in forks of this process."""
+    return cast(type[subprocess.Popen[Any]], _module("server", "docs").Forked)
 
 
 def _module(name: str, folder: str = "results") -> ModuleType:

@@ -43,12 +43,14 @@ for line in sys.stdin:
 
 
 class Forked(subprocess.Popen[Any]):
-    """`Popen` that runs `python -m exitbench...` in a fork of this process, and starts other commands as usual."""
+    """`Popen` that runs `python -m exitbench...` and `python SCRIPT.py` in a fork of this process, which has imports.
+
+    It starts other commands as usual.
+    """
 
     def __init__(self, command: Sequence[Any], **options: Any) -> None:
         words = [str(word) for word in command] if not isinstance(command, str | bytes) else []
-        if words[:1] == [sys.executable] and "-m" in words and words[words.index("-m") + 1].startswith("exitbench."):
-            module, *arguments = words[words.index("-m") + 1 :]
+        if words[:1] == [sys.executable] and (program := _program(words[1:])) is not None:
             passed_fds, environment = set(options.get("pass_fds", ())), options.get("env")
 
             def run() -> None:
@@ -58,10 +60,18 @@ class Forked(subprocess.Popen[Any]):
                 if environment is not None:
                     os.environ.clear()
                     os.environ.update(environment)
-                end_with(partial(run_module, module, *arguments))
+                end_with(program)
 
             options["preexec_fn"] = run
         super().__init__(command, **options)
+
+
+def _program(arguments: Sequence[str]) -> Callable[[], None] | None:
+    """Return what Python does with these arguments, if they name a module of ours or a script."""
+    if "-m" in arguments:
+        module, *rest = arguments[arguments.index("-m") + 1 :]
+        return partial(run_module, module, *rest) if module.startswith("exitbench.") else None
+    return partial(run_script, *arguments) if arguments and arguments[0].endswith(".py") else None
 
 
 def end_with(do: Callable[[], object]) -> None:
@@ -87,6 +97,12 @@ def run_module(module: str, *arguments: str) -> None:
     """Run a module as `python -P -m` does."""
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def run_script(path: str, *arguments: str) -> None:
+    """Run a script as `python SCRIPT.py` does."""
+    sys.argv = [path, *arguments]
+    runpy.run_path(path, run_name="__main__")
 
 
 def make_once(shared: Path) -> None:

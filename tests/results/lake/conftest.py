@@ -35,13 +35,23 @@ def few_rows(few_database: Path) -> Rows:
 
 
 @pytest.fixture(scope="session")
-def fewer_database(few_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def part_of_few(few_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """Return a function that makes the database of every n-th attempt of `few_spool`."""
+
+    def make(n: int) -> Path:
+        folder = tmp_path_factory.mktemp("part")
+        for attempt in list(scan_spool(few_spool))[::n]:
+            shutil.copytree(attempt.path, folder / "spool" / attempt.path.relative_to(few_spool))
+        ingest(folder / "spool", folder / "exitbench.duckdb")
+        return folder / "exitbench.duckdb"
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def fewer_database(part_of_few: Callable[[int], Path]) -> Path:
     """Return the database of a third of `few_spool`, for tests in which many processes export all of it."""
-    folder = tmp_path_factory.mktemp("fewer")
-    for attempt in list(scan_spool(few_spool))[::3]:
-        shutil.copytree(attempt.path, folder / "spool" / attempt.path.relative_to(few_spool))
-    ingest(folder / "spool", folder / "exitbench.duckdb")
-    return folder / "exitbench.duckdb"
+    return part_of_few(3)
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """A lake in a bucket of an S3 server on this machine (moto's): equal to a directory's, and errors of buckets."""
 
 import itertools
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -12,10 +11,8 @@ import pytest
 import exitbench as eb
 from exitbench.harness.cli.main import main
 from exitbench.results.database.connection import Database, open_database
-from exitbench.results.ingest.ingest import ingest
 from exitbench.results.lake.export import export_lake
 from exitbench.results.lake.reading import open_lake
-from exitbench.results.spool.attempts import scan_spool
 
 pytest.importorskip("deltalake", reason="deltalake is not installed (pip install 'exitbench[lake]')")
 pytest.importorskip("moto.server", reason="moto is not installed (dependency group test)")
@@ -27,13 +24,9 @@ SERVER = Path(__file__).with_name("s3_server.py")
 
 
 @pytest.fixture(scope="module")
-def fewest_database(few_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def fewest_database(part_of_few: Callable[[int], Path]) -> Path:
     """Return the database of a sixth of `few_spool`: each of its attempts is a dozen requests to the server."""
-    folder = tmp_path_factory.mktemp("fewest")
-    for attempt in list(scan_spool(few_spool))[::6]:
-        shutil.copytree(attempt.path, folder / "spool" / attempt.path.relative_to(few_spool))
-    ingest(folder / "spool", folder / "exitbench.duckdb")
-    return folder / "exitbench.duckdb"
+    return part_of_few(6)
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,12 @@
 """Fixtures of a group of three cells, and of a worker with a configurable behaviour."""
 
-import contextlib
-import os
-import runpy
 import subprocess
 import sys
 import textwrap
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
@@ -102,42 +98,9 @@ def die(code, last):
 """
 
 
-class ForkedScript(subprocess.Popen[Any]):
-    """`Popen` that runs ``python SCRIPT ...`` in a fork of this process, since a new one would import for a while."""
-
-    def __init__(self, command: Sequence[Any], **options: Any) -> None:
-        if command[0] == sys.executable and command[1].endswith(".py"):
-            kept = {0, 1, 2, *options["pass_fds"]}
-            options["preexec_fn"] = lambda: become(command[1:], options["env"], kept)
-        super().__init__(command, **options)
-
-
-def become(arguments: Sequence[str], environment: dict[str, str], kept: set[int]) -> NoReturn:
-    """Run a script in a forked child, with its arguments, environment and descriptors; end as Python does."""
-    for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - kept:
-        with contextlib.suppress(OSError):  # that of the folder listed
-            os.close(descriptor)
-    os.environ.clear()
-    os.environ.update(environment)
-    sys.argv = list(arguments)
-    sys.stdout, sys.stderr = (open(descriptor, "w", closefd=False) for descriptor in (1, 2))  # noqa: SIM115 - to the end
-    code: object = 0
-    try:
-        runpy.run_path(arguments[0], run_name="__main__")
-    except SystemExit as end:
-        code = end.code
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    if isinstance(code, str):
-        print(code, file=sys.stderr)
-    sys.stdout.flush(), sys.stderr.flush()
-    os._exit(code if isinstance(code, int) else int(code is not None))
-
-
 @pytest.fixture(autouse=True)
-def _workers_are_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subprocess, "Popen", ForkedScript)
+def _workers_are_forks(forked: type[subprocess.Popen[Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", forked)
 
 
 @pytest.fixture
