@@ -63,9 +63,10 @@ PACKAGED_SUITES = {
     "smollm2-mee": SMOLLM2,
     "smollm2-heads": SMOLLM2,
     "smollm2-drafts": SMOLLM2,
+    "smollm2-drafts-bf16": SMOLLM2,
     "glue": MINILM,
 }
-SNAPSHOT_SUITES = ("glue", "smollm2-heads", "smollm2-drafts", "smollm2-mee", "smollm2-joint")
+SNAPSHOT_SUITES = ("glue", "smollm2-heads", "smollm2-drafts", "smollm2-drafts-bf16", "smollm2-mee", "smollm2-joint")
 OPTIONS_OF_TRAINING = ("--data-dir", "--runs", "--threads")
 SMOLLM2_ON_HUB = 'path = "hub:HuggingFaceTB/SmolLM2-135M-Instruct"'
 UV = "uv==0.13.9"

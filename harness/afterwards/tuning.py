@@ -181,7 +181,7 @@ class Tuning:
             points = (Point((), type(method)()),)
             location = self.task.location
             names = ((self.model.name,), (self.task.label,))
-            entries.append(CalibrationEntry(location, *names, method.name, points, settings, self.documents))
+            entries.append(CalibrationEntry(location, *names, points, settings, self.documents))
         return replace(self._suite(self.task, []), calibrations=tuple(entries))
 
     def final(self, finalists: Iterable[Candidate], timing: TimingSettings | None = None) -> Suite:
@@ -200,9 +200,7 @@ class Tuning:
 
     def _sweep(self, task: TaskEntry, method: Method, params: tuple[tuple[str, Any], ...], *kinds: Kind) -> Sweep:
         labels = (task.label,)
-        return Sweep(
-            self.task.location, (self.model.name,), labels, method.name, (Point(params, method),), kinds, labels
-        )
+        return Sweep(self.task.location, (self.model.name,), labels, (Point(params, method),), kinds, labels)
 
     def _suite(self, task: TaskEntry, sweeps: Sequence[Sweep]) -> Suite:
         named = {"name": "tune", "models": (self.model,), "tasks": (task,)}

@@ -17,21 +17,15 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import Cell
-from exitbench.tasks.declared import Declaration
-from exitbench.tasks.document import DEFAULT_LEVEL
+from exitbench.tasks.base import Part, Source, SourceKind, Task, take_by_hash
+from exitbench.tasks.declared import Declaration, DeclaredTask
+from exitbench.tasks.document import DEFAULT_LEVEL, Document
 from exitbench.tasks.lm_eval.settings import LmEvalSettings
 from exitbench.tasks.styles import Prompting
-
-if TYPE_CHECKING:
-    from exitbench.tasks.base import Task
-    from exitbench.tasks.document import Document
-
-SourceKind = Literal["builtin", "local", "hub"]
-Part = Literal["all", "train", "test"]
 
 
 @dataclass(frozen=True)
@@ -66,13 +60,12 @@ class DataRequest:
     prompting: Prompting | None = None
 
     @property
-    def task_object(self) -> "Task":
+    def task_object(self) -> Task:
         """The task, configured with this request's settings, declaration and prompt style.
 
         Raises:
             UserError: There is no task of this name.
         """
-        from exitbench.tasks.declared import DeclaredTask
         from exitbench.tasks.registry import get_task
 
         task = get_task(self.task, self.settings) if self.declaration is None else DeclaredTask(self.declaration)
@@ -80,7 +73,7 @@ class DataRequest:
             task.prompting = self.prompting
         return task
 
-    def load(self, data_dir: Path | None) -> "list[Document]":
+    def load(self, data_dir: Path | None) -> list[Document]:
         """Return the selected documents of the task.
 
         Args:
@@ -91,14 +84,12 @@ class DataRequest:
         """
         return self.load_with_excluded_count(data_dir)[0]
 
-    def load_with_excluded_count(self, data_dir: Path | None) -> "tuple[list[Document], int]":
+    def load_with_excluded_count(self, data_dir: Path | None) -> tuple[list[Document], int]:
         """Return the selected documents, and the number of documents left out because `apart_from` excludes them.
 
         Raises:
             UserError: A file is missing, damaged or malformed, or no document is left.
         """
-        from exitbench.tasks.base import Source, take_by_hash
-
         task = self.task_object
         source = Source(self.source, data_dir, self.files, self.level, self.part)
         examples = self.prompting if self.prompting is not None and self.prompting.excluded else None

@@ -99,12 +99,10 @@ class Prompts:
             return Prompt(list(ids))
         return self._cut(list(ids))
 
-    def fits(self, prompt: Prompt) -> bool:
-        """Return whether a prompt is within its maximum length and leaves enough positions for the longest answer."""
-        return self._longest is None or len(prompt.ids) <= self._longest
-
     def fitting(self, texts: Sequence[tuple[Document, str]]) -> Fitting:
-        """Return the documents whose prompts are short enough (`fits`), and the numbers of dropped and truncated ones.
+        """Return the documents whose prompts are short enough, and the numbers of dropped and truncated ones.
+
+        A prompt is short enough if it leaves enough positions for the longest answer.
 
         Args:
             texts: Pairs of a document and its prompt.
@@ -115,7 +113,7 @@ class Prompts:
         if self._longest is None:
             return Fitting(tuple(document for document, _ in texts))
         encoded = [(document, self(text)) for document, text in texts]
-        fitting = [(document, prompt) for document, prompt in encoded if self.fits(prompt)]
+        fitting = [(document, prompt) for document, prompt in encoded if len(prompt.ids) <= self._longest]
         if not fitting:
             shortest = min(len(prompt.ids) for _, prompt in encoded)
             raise UserError(

@@ -197,7 +197,7 @@ def inspect_folder(folder: Path, engine: EngineChoice = "auto", context: int | N
     if engines and engines[0].why_not is not None:
         findings.add(engines[0].why_not)
     sketch, shape = _described(folder, raw, checkpoint, findings)
-    tokens = _tokens(folder, raw, checkpoint, shape, findings)
+    tokens = _tokens(folder, checkpoint, shape, findings)
     is_seq2seq = sketch is not None and sketch.stack.encoder is not None
     auto_class = "AutoModelForSeq2SeqLM" if is_seq2seq else "AutoModelForCausalLM"
     family = raw.get("model_type")
@@ -261,7 +261,6 @@ def _shape(sketch: Sketch, checkpoint: Checkpoint | None) -> ArchitectureSummary
 
 def _tokens(
     folder: Path,
-    raw: dict[str, Any],
     checkpoint: Checkpoint | None,
     shape: ArchitectureSummary | None,
     findings: _Findings,

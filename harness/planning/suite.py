@@ -117,7 +117,6 @@ class Sweep:
     location: str
     models: tuple[str, ...]
     tasks: tuple[str, ...]
-    method: str
     points: tuple[Point, ...]
     kinds: tuple[Kind, ...]
     timed_tasks: tuple[str, ...]
@@ -136,7 +135,6 @@ class CalibrationEntry:
     location: str
     models: tuple[str, ...]
     tasks: tuple[str, ...]
-    method: str
     points: tuple[Point, ...]
     settings: CalibrationSettings
     documents: int
@@ -403,7 +401,6 @@ def _sweep(table: TomlTable, models: list[str], tasks: list[str], kinds: tuple[K
         location=table.location("method"),
         models=_chosen(table, "models", models),
         tasks=own_tasks,
-        method=method,
         points=tuple(_points(table, method)),
         kinds=own_kinds,
         timed_tasks=_chosen(table, "timed_tasks", list(own_tasks)),
@@ -449,7 +446,6 @@ def _calibration(table: TomlTable, models: list[str], tasks: list[str]) -> Calib
         location=table.location("method"),
         models=_chosen(table, "models", models),
         tasks=_chosen(table, "tasks", tasks),
-        method=method,
         points=points,
         settings=settings,
         documents=table.positive("documents", CALIBRATION_DOCUMENTS),

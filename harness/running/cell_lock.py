@@ -4,9 +4,8 @@ The process that runs a cell holds its lock (``<spool>/locks/<cell_id>``). After
 the cell has ended since the plan was made. So a repeated run also resumes where it stopped.
 """
 
-import contextlib
 import socket
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from exitbench.harness.cells.job import CellJob
@@ -15,14 +14,12 @@ from exitbench.results.spool.attempts import TO_BE_RUN, UNFINISHED, Attempt, cel
 from exitbench.results.spool.heartbeat import owner_of
 
 
-@contextlib.contextmanager
-def hold(spool: Path, cell_id: str, *, wait: bool) -> Iterator[bool]:
-    """Hold a cell's lock while the context is open; yield whether the lock is held.
+def hold(spool: Path, cell_id: str, *, wait: bool) -> AbstractContextManager[bool]:
+    """Return a context manager that holds a cell's lock, and yields whether the lock is held.
 
     If another process holds it, wait until it is free, or yield False if ``wait`` is False.
     """
-    with locked(spool / "locks" / cell_id, wait=wait) as is_held:
-        yield is_held
+    return locked(spool / "locks" / cell_id, wait=wait)
 
 
 def holder(spool: Path, cell_id: str) -> str:

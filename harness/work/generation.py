@@ -25,7 +25,7 @@ from exitbench.harness.engine.decoding.kept_depth import with_exit_layer
 from exitbench.harness.engine.decoding.likelihood import score as score_given
 from exitbench.harness.engine.decoding.probe import probe_table, states_of
 from exitbench.harness.engine.model.batches import in_batches
-from exitbench.harness.engine.model.cost import TokenPlace, answer_cost, answer_parts, ideal_speedup
+from exitbench.harness.engine.model.cost import TokenPlace, answer_cost, answer_parts
 from exitbench.harness.engine.model.engine import Engine
 from exitbench.harness.engine.model.token_record import TokenRecord, full_depth_records
 from exitbench.harness.work.base import MODEL_READS, Progress
@@ -427,9 +427,10 @@ class GenerationWork(LmEvalWork[DocumentAnswer]):
             sum(answer_costs(checkpoint, arm, generations, lengths, self.cell.first_token, keeps_depth=keeps), Cost())
             for arm, generations in ((self.full_parts, full), (parts, method))
         )
-        ideal = ideal_speedup(full_cost, own_cost)
+        if self.cell.batch_size == 1:
+            return full_cost.read_numel / own_cost.read_numel
         # The rows of a batch share the weights that are read, so FLOPs limit the speed of a batch.
-        return ideal.by_bytes if self.cell.batch_size == 1 else ideal.by_flops
+        return full_cost.flops / own_cost.flops
 
     def time_tokens(self, writer: AttemptWriter, on_progress: Progress) -> None:
         """Write the wall time of every token; answers are decoded one at a time."""
@@ -475,7 +476,7 @@ class TimedGeneration:
 
         The batch to time has the lengths of the answers.
         """
-        answers = decode(self.checkpoint, self._prefilled(unit), parts, self.is_stopped, self.settings)
+        answers = decode(self.checkpoint, self.prefilled(unit), parts, self.is_stopped, self.settings)
         timed = [
             replace(request, length=len(answer.token_ids))
             for request, answer in zip(unit.requests, answers, strict=True)
@@ -489,13 +490,14 @@ class TimedGeneration:
             The names of the phases, and the number of generated tokens.
         """
         clock.mark()
-        batch = self._prefilled(unit)
+        batch = self.prefilled(unit)
         clock.mark()
         generations = decode(self.checkpoint, batch, parts, settings=self.settings, traced=False)
         clock.mark()
         return ("prefill", "decode"), sum(len(generation.token_ids) for generation in generations)
 
-    def _prefilled(self, unit: Unit[Request]) -> Batch:
+    def prefilled(self, unit: Unit[Request]) -> Batch:
+        """Return the batch of a unit's prompts after their prefill."""
         gates_first = self.settings.gates_first_token
         return prefill(
             self.checkpoint.model, unit.requests, self.settings.max_new_tokens, gates_first_token=gates_first

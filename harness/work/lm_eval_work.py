@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +71,7 @@ class LmEvalWork(Work[Answer]):
         if self.settings.chat_template_sha256 is None:
             return None
         _ = self.prompts  # raises if the template differs from the planned one
-        return self.settings.system, partial(_turns, self.model.tokenizer)
+        return self.settings.system, partial(render_turns, self.model.tokenizer)
 
     def instances(self) -> dict[str, list[Instance]]:
         """Return lm-eval's request objects (`Instance`) for the documents of an lm-eval task, by document key."""
@@ -120,7 +120,3 @@ class LmEvalWork(Work[Answer]):
         config["generation_kwargs"] = {**config["generation_kwargs"], **limits}
         tasks = TaskManager(include_defaults=False).load([config])
         return evaluate(lm=lm, task_dict=tasks, bootstrap_iters=0, log_samples=True)
-
-
-def _turns(tokenizer: Any, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool = True) -> str:
-    return render_turns(tokenizer, messages, add_generation_prompt=add_generation_prompt)

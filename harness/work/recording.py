@@ -181,16 +181,13 @@ def time_tokens(work: GenerationWork, writer: AttemptWriter, on_progress: Progre
 
 def _time_one_answer(work: TimedGeneration, parts: Parts, unit: Unit[Request]) -> list[int]:
     """Decode one untraced answer, and return the nanoseconds of each token; the prefill is not included."""
-    settings = work.settings
-    batch = prefill(
-        work.checkpoint.model, unit.requests, settings.max_new_tokens, gates_first_token=settings.gates_first_token
-    )
+    batch = work.prefilled(unit)
     if work.device.type == "cuda":
         torch.cuda.synchronize(work.device)
     gc.disable()
     try:
         clock = TokenClock()
-        decode(work.checkpoint, batch, parts, settings=settings, traced=False, observer=clock)
+        decode(work.checkpoint, batch, parts, settings=work.settings, traced=False, observer=clock)
     finally:
         gc.enable()
     return clock.token_ns()

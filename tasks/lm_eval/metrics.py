@@ -11,9 +11,9 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from exitbench.errors import UserError
+from exitbench.tasks.base import FloatArray
 from exitbench.tasks.document import Document, DocumentScore
 from exitbench.tasks.glue import confusion, f1, matthews
 from exitbench.tasks.lm_eval.configs import LeafConfig
@@ -22,7 +22,6 @@ from exitbench.tasks.lm_eval.leaves import Chat, Leaf, named_errors
 if TYPE_CHECKING:
     from sacrebleu.metrics.base import Metric as CorpusMetric
 
-FloatArray = npt.NDArray[np.float64]
 _LARGEST_LOG = 700.0
 """Largest exponent: exp of more overflows."""
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from exitbench.errors import UserError
-from exitbench.tasks.base import ModelKind, OutputType, Source, Task
+from exitbench.tasks.base import FloatArray, ModelKind, OutputType, Source, Task
 from exitbench.tasks.document import Document, DocumentScore, canonical_json
 from exitbench.tasks.lm_eval import metrics
 from exitbench.tasks.lm_eval.configs import LeafConfig, generation_of, leaf_configs, lm_eval_version
 from exitbench.tasks.lm_eval.leaves import Chat, Leaf, leaves
-from exitbench.tasks.lm_eval.metrics import FloatArray, LmEvalMetric, metrics_of
+from exitbench.tasks.lm_eval.metrics import LmEvalMetric, metrics_of
 from exitbench.tasks.lm_eval.settings import PREFIX, LmEvalSettings
 
 if TYPE_CHECKING:
@@ -348,9 +348,6 @@ def _part(leaf: Leaf, split: str) -> tuple[range, str]:
             f"lm-eval: split {split!r}: {error}. Allowed: a split, or a part such as 'train[50%:]'."
         ) from None
     return range(n)[part.from_ : part.to], resolved
-
-
-__all__ = ["Chat", "LmEvalDocument", "LmEvalMetric", "LmEvalTask"]
 
 
 def plain(value: Any) -> Any:

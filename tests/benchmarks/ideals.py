@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from models import Pair
 
 from exitbench.harness.engine.decoding.generation import Generation
-from exitbench.harness.engine.model.cost import (
-    IdealSpeedup,
-    TokenPlace,
-    answer_cost,
-    answer_parts,
-    block_cost,
-    ideal_speedup,
-)
+from exitbench.harness.engine.model.cost import TokenPlace, answer_cost, answer_parts, block_cost
 from exitbench.harness.engine.model.token_record import full_depth_records
 from exitbench.methods.base import Cost, Parts
+
+
+@dataclass(frozen=True)
+class IdealSpeedup:
+    """Ideal speed-up of a method: full-depth cost divided by the method's cost.
+
+    Attributes:
+        by_bytes: Ratio of the weights, keys and values read from memory.
+        by_flops: Ratio of the FLOPs.
+    """
+
+    by_bytes: float
+    by_flops: float
 
 
 def at_full_depth(pair: Pair, answers: Sequence[Generation]) -> list[Generation]:
@@ -31,7 +38,8 @@ def ideal_over_full(pair: Pair, parts: Parts, answers: Sequence[Generation], sou
     Every row counts as if it were decoded alone.
     """
     full = decoding_cost(pair, pair.full(), at_full_depth(pair, answers), source_tokens)
-    return ideal_speedup(full, decoding_cost(pair, parts, answers, source_tokens))
+    own = decoding_cost(pair, parts, answers, source_tokens)
+    return IdealSpeedup(full.read_numel / own.read_numel, full.flops / own.flops)
 
 
 def decoding_cost(pair: Pair, parts: Parts, answers: Sequence[Generation], source_tokens: int) -> Cost:

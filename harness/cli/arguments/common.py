@@ -184,8 +184,8 @@ def _folder(text: str) -> Path:
     return Path(text)
 
 
-def _quoted(text: str, most: int = 200) -> str:
-    return repr(text if len(text) <= most else f"{text[:most]}…")
+def _quoted(text: str) -> str:
+    return repr(text if len(text) <= 200 else f"{text[:200]}…")
 
 
 def _kinds(text: str) -> tuple[str, ...]:

@@ -99,7 +99,7 @@ class _Suite:
         plan = _plan(arguments, runs)
         self._untrained = sum(len(group.labels) for group in plan.groups if group.folder is None)
         self._estimates = estimate_plan(plan, runs.spool, "all")
-        self.cell_ids: Set[str] = {cell.item.cell.cell_id for group in plan.groups for cell in group.cells}
+        self.cell_ids: Set[str] = plan.cell_ids
 
     def time_left(self, spool_state: SpoolStatus) -> str:
         """Return the estimated time left, as text, if cells run one after the other.

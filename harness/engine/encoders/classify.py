@@ -73,11 +73,6 @@ class Classified:
         return [reading.block for reading in self.readings if reading.is_needed]
 
 
-def with_off_ramps(parts: Parts) -> Parts:
-    """Return the method with off-ramps as its head; the model's own classifier reads out blocks without an off-ramp."""
-    return replace(parts, head=TrainedHead())
-
-
 @torch.inference_mode()
 def classify(
     model: EncoderClassifier, texts: Sequence[EncodedText], parts: Parts, *, traced: bool = True
@@ -97,7 +92,8 @@ def classify(
     Raises:
         ArithmeticError: The run is traced, and a logit is not finite.
     """
-    batch = _Batch(model, texts, with_off_ramps(parts), traced)
+    # The model's own classifier reads out blocks without an off-ramp.
+    batch = _Batch(model, texts, replace(parts, head=TrainedHead()), traced)
     for block in range(1, model.n_blocks + 1):
         batch.run(block)
         if not batch.rows:

@@ -103,22 +103,3 @@ def answer_parts(
     if not parts.kv_policy.verifies:
         return by_part
     return {**by_part, "verification": answer_cost(model, parts, records, places) + sum(by_part.values(), Cost()) * -1}
-
-
-@dataclass(frozen=True)
-class IdealSpeedup:
-    """Ideal speed-up of a method: full-depth cost divided by the method's cost.
-
-    Attributes:
-        by_bytes: Ratio of the weights, keys and values read from memory.
-        by_flops: Ratio of the FLOPs.
-    """
-
-    by_bytes: float
-    by_flops: float
-
-
-def ideal_speedup(full: Cost, method: Cost) -> IdealSpeedup:
-    """Return the full-depth cost divided by the method's cost, by bytes and by FLOPs; both costs must be positive."""
-    flops = full.flops / method.flops
-    return IdealSpeedup(full.read_numel / method.read_numel, flops)

@@ -6,14 +6,15 @@ from typing import Any, Final, Literal, cast, get_args
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import FIRST_TOKENS, TRUNCATIONS, GenerationSettings, Truncate
-from exitbench.harness.cells.job import DataRequest, Part, SourceKind
+from exitbench.harness.cells.job import DataRequest
 from exitbench.harness.planning.entries.declared_task import find_declaration
 from exitbench.harness.planning.entries.lm_eval_task import LM_EVAL_KEYS, read_lm_eval, refuse_lm_eval_keys
 from exitbench.harness.planning.entries.prompt_keys import STYLE_KEYS, PromptKeys, check_chat_keys, read_prompt_keys
 from exitbench.harness.reading.toml import TomlTable
 from exitbench.harness.work.base import Work
 from exitbench.harness.work.kinds import work_class
-from exitbench.tasks.declared import Declaration
+from exitbench.tasks.base import Part, SourceKind
+from exitbench.tasks.declared import Declaration, DeclaredTask
 from exitbench.tasks.document import DEFAULT_LEVEL, LEVELS
 from exitbench.tasks.lm_eval.settings import PREFIX
 
@@ -157,7 +158,6 @@ def read_task(label: str, table: TomlTable) -> TaskEntry:
     Raises:
         UserError: The table is invalid. The message names file, line and key, and the allowed values.
     """
-    from exitbench.tasks.declared import DeclaredTask
     from exitbench.tasks.registry import get_task
 
     table.allow(*KEYS, *LM_EVAL_KEYS)

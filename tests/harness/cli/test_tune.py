@@ -116,9 +116,8 @@ def test_recommended_setting_is_written_as_a_suite(
     monkeypatch.setattr("exitbench.harness.service.tuning.conclusion", lambda *_: ("use it", cell["cell_id"]))
     assert main([*words(tuned), "--out", str(tmp_path / "out.toml")]) == 0
     assert "use it" in capsys.readouterr().out
-    assert [sweep.method for sweep in load_suite(tmp_path / "out.toml").sweeps if sweep.method != "full"] == [
-        cell["method"]
-    ]
+    names = [sweep.points[0].method.name for sweep in load_suite(tmp_path / "out.toml").sweeps]
+    assert [name for name in names if name != "full"] == [cell["method"]]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ def asked(suite: Suite) -> set[Asked]:
     recipes = {entry.name: (entry.recipe, entry.path, entry.random_weights) for entry in suite.models}
     data = {entry.label: (entry.data, entry.generation.max_new_tokens, entry.generation.stop) for entry in suite.tasks}
     return {
-        (suite.seed, suite.device, suite.batch_size, recipes[model], data[task], sweep.method, point)
+        (suite.seed, suite.device, suite.batch_size, recipes[model], data[task], sweep.points[0].method.name, point)
         for sweep in suite.sweeps
         if "quality" in sweep.kinds
         for model in sweep.models

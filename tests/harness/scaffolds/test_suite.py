@@ -64,13 +64,13 @@ def test_new_suite_has_the_tasks_for_its_model_kind(
 
 
 def test_new_suite_has_only_methods_that_need_no_training(new_suite: New) -> None:
-    methods = {sweep.method for sweep in new_suite("--model", shipped("builtin-weighted")).sweeps}
+    methods = {sweep.points[0].method.name for sweep in new_suite("--model", shipped("builtin-weighted")).sweeps}
     assert {"full", "static", "calm-softmax"} <= methods
     assert not [name for name in methods if get_method(name)().fit_params() or get_method(name).needs_exit_heads]
 
 
 def test_new_suite_names_every_other_method_in_a_comment(new_suite: New) -> None:
-    methods = {sweep.method for sweep in new_suite("--model", shipped("builtin-weighted")).sweeps}
+    methods = {sweep.points[0].method.name for sweep in new_suite("--model", shipped("builtin-weighted")).sweeps}
     said = comment(Path("asked.toml"))
     assert "Not on this model: heads, method 'heads' needs a checkpoint with trained exit heads" in said
     assert [name for name in set(method_names()) - methods if not re.search(rf"\b{name}\b", said)] == []
@@ -78,12 +78,12 @@ def test_new_suite_names_every_other_method_in_a_comment(new_suite: New) -> None
 
 def test_new_suite_for_a_checkpoint_with_exit_heads_includes_method_heads(new_suite: New) -> None:
     suite = new_suite("--model", shipped("builtin-exit-heads"))
-    assert "heads" in {sweep.method for sweep in suite.sweeps}
+    assert "heads" in {sweep.points[0].method.name for sweep in suite.sweeps}
     assert "Not on this model" not in Path("asked.toml").read_text()
 
 
 def static_depths(suite: Suite) -> list[Any]:
-    (sweep,) = (sweep for sweep in suite.sweeps if sweep.method == "static")
+    (sweep,) = (sweep for sweep in suite.sweeps if sweep.points[0].method.name == "static")
     return [dict(point.params)["exit_layer"] for point in sweep.points]
 
 
@@ -179,7 +179,7 @@ def test_choice_tasks_omit_methods_without_log_likelihoods(new_suite: New, tmp_p
     (tmp_path / "pick.jsonl").write_text(json.dumps({"text": "the key", "a": "la clef", "b": "Ben", "right": 0}))
     given = ("--task", "tasks/pick.toml", "--set", 'files={data="pick.jsonl"}', "--data-dir", ".")
     suite = new_suite("--model", shipped("builtin-layer-skip"), *given)
-    assert "self-speculation" not in {sweep.method for sweep in suite.sweeps}
+    assert "self-speculation" not in {sweep.points[0].method.name for sweep in suite.sweeps}
     assert "self-speculation, it does not provide log-likelihoods" in comment(Path("asked.toml"))
     assert plan_of(suite, tmp_path, tmp_path).groups[0].cells
 
