@@ -178,13 +178,13 @@ def test_every_example_is_a_valid_suite_sweep_or_calibration(tmp_path: Path) -> 
         assert suite.sweeps or suite.calibrations
         for entry in (*suite.sweeps, *suite.calibrations):
             for point in entry.points:
-                get_method(entry.method).from_params(dict(point.params)).check(8)
+                get_method(point.method.name).from_params(dict(point.params)).check(8)
 
 
 def test_every_method_page_has_one_example_of_that_method(tmp_path: Path) -> None:
     for name, page in PAGES.items():
         (example,) = examples(page)
-        assert {sweep.method for sweep in loaded(example, tmp_path).sweeps} == {name}
+        assert {sweep.points[0].method.name for sweep in loaded(example, tmp_path).sweeps} == {name}
 
 
 def test_every_method_page_links_to_the_references_of_its_source() -> None:

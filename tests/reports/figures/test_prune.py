@@ -414,7 +414,7 @@ def test_queried_settings_are_those_named_by_the_figure(name: str) -> None:
 
 def test_prune_suite_runs_the_settings_named_by_the_figures() -> None:
     settings = {
-        (sweep.method, dict(point.params).get("head", "full"))
+        (point.method.name, dict(point.params).get("head", "full"))
         for sweep in load_suite("prune").sweeps
         for point in sweep.points
     }
