@@ -29,6 +29,7 @@ from exitbench.results.database import connection as database
 from exitbench.results.database import current
 from exitbench.results.database.access import mark_verified_in_process
 from exitbench.results.ingest.ingest import ingest
+from exitbench.results.ingest.snapshot import write_snapshot
 from exitbench.results.spool.attempts import scan_spool
 from exitbench.tasks import builtin
 from exitbench.tasks.document import Document
@@ -320,3 +321,24 @@ def few_database(few_spool: Path) -> Path:
     path = few_spool.parent / "exitbench.duckdb"
     ingest(few_spool, path)
     return path
+
+
+@pytest.fixture(scope="session")
+def few_snapshot(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a read-only snapshot of `few_database`."""
+    folder = tmp_path_factory.mktemp("few-snapshot") / "snapshot"
+    with database.open_database(few_database) as opened:
+        write_snapshot(opened.engine, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def few_lake(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return `few_database` exported as a read-only lake."""
+    pytest.importorskip("deltalake", reason="deltalake is not installed (pip install 'exitbench[lake]')")
+    from exitbench.results.lake.export import export_lake
+
+    lake = tmp_path_factory.mktemp("few-lake") / "lake"
+    with database.open_database(few_database) as opened:
+        export_lake(opened.duck, str(lake))
+    return lake

@@ -9,7 +9,6 @@ import torch
 from exitbench.methods.gated import Gated, Thresholded
 from exitbench.methods.registry import get_method, method_names
 
-BLOCKS = 5
 RULES: dict[str, dict[str, Any]] = {
     "constant": {"rule": "constant"},
     "per-block": {"rule": "per-block", "levels": (0.1, 0.2, 0.3, 0.4)},

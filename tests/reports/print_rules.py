@@ -1,6 +1,8 @@
 """Checks whether a figure can be printed: it has one of two widths, is no taller than a page, and has legible texts."""
 
+import warnings
 from collections.abc import Iterator
+from types import ModuleType
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -8,9 +10,35 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from exitbench.reports.plotting.style import DOUBLE_INCHES, SINGLE_INCHES, SMALL_POINTS, TALLEST_INCHES
+from exitbench.reports.frame import Frame
+from exitbench.reports.plotting.style import (
+    DOUBLE_INCHES,
+    LIGHT,
+    SINGLE_INCHES,
+    SMALL_POINTS,
+    TALLEST_INCHES,
+    lay_out,
+    theme,
+)
 
 _SLACK_PIXELS = 1.5  # boxes of texts are a little larger than their ink
+
+
+def drawn(module: ModuleType, frame: Frame) -> Figure:
+    """Return the figure that a module draws from these rows, after checks: it can be printed, and its finding is a
+    sentence.
+
+    Raises:
+        Warning: As matplotlib does if parts of the figure do not fit, or its font lacks a letter.
+    """
+    with theme(LIGHT), warnings.catch_warnings(action="error"):
+        figure: Figure = module.plot(frame)
+        lay_out(figure)
+        figure.draw_without_rendering()
+    faults = print_faults(figure)
+    assert not faults, faults
+    assert module.finding(frame).endswith(".")
+    return figure
 
 
 def print_faults(figure: Figure) -> list[str]:

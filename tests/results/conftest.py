@@ -1,5 +1,7 @@
-"""Fixtures of a cell and of rows for its attempts."""
+"""Fixtures of a cell, of rows for its attempts, and of all rows of the small example."""
 
+import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -7,6 +9,10 @@ import pyarrow as pa
 import pytest
 
 from exitbench.results.spool.schema import TABLES
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the module `stored_rows`
+
+from stored_rows import RowsByTable, rows_by_table
 
 
 @pytest.fixture
@@ -19,6 +25,12 @@ def cell(example: ModuleType) -> dict[str, Any]:
 def env(example: ModuleType) -> dict[str, Any]:
     """Return the content of env.json."""
     return example.ENV
+
+
+@pytest.fixture(scope="session")
+def few_rows(few_database: Path) -> RowsByTable:
+    """Return the rows of `few_database`."""
+    return rows_by_table(few_database)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from exitbench.results.database.connection import open_database
 from exitbench.results.tables import SCHEMA_VERSION
 
 pytest.importorskip("deltalake", reason="deltalake is not installed (pip install 'exitbench[lake]')")
@@ -23,22 +22,11 @@ COUNT = "SELECT count(*), count(score) FROM token_exit"
 PART = "part-00000-00000000-0000-0000-0000-000000000000-c000.zstd.parquet"
 
 
-@pytest.fixture(scope="module")
-def lake_copy(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a lake with the example's rows."""
-    from exitbench.results.lake.export import export_lake
-
-    lake = tmp_path_factory.mktemp("whole") / "lake"
-    with open_database(few_database) as database:
-        export_lake(database.duck, str(lake))
-    return lake
-
-
 @pytest.fixture
-def lake(lake_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def lake(few_lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a copy of the lake to attack, in `tmp_path`, which becomes the working directory."""
     monkeypatch.chdir(tmp_path)
-    return Path(shutil.copytree(lake_copy, tmp_path / "lake"))
+    return Path(shutil.copytree(few_lake, tmp_path / "lake"))
 
 
 def table_of(lake: Path, table: str = "token_exit") -> Path:
@@ -205,8 +193,8 @@ def test_truncated_parquet_file_error_names_the_table(lake: Path, ask: Ask, tabl
 
 
 @pytest.mark.parametrize("which", ["file", "folder", "log", "pipe"])
-def test_links_and_special_files_are_refused(lake: Path, ask: Ask, lake_copy: Path, which: str) -> None:
-    path, same = files_of(lake)[0], files_of(lake_copy)[0]
+def test_links_and_special_files_are_refused(lake: Path, ask: Ask, few_lake: Path, which: str) -> None:
+    path, same = files_of(lake)[0], files_of(few_lake)[0]
     if which == "file":
         path.unlink()
         path.symlink_to(same)
@@ -215,7 +203,7 @@ def test_links_and_special_files_are_refused(lake: Path, ask: Ask, lake_copy: Pa
         path.parent.symlink_to(same.parent)
     elif which == "log":
         shutil.rmtree(table_of(lake) / "_delta_log")
-        (table_of(lake) / "_delta_log").symlink_to(table_of(lake_copy) / "_delta_log")
+        (table_of(lake) / "_delta_log").symlink_to(table_of(few_lake) / "_delta_log")
     else:
         os.mkfifo(table_of(lake) / "_delta_log" / f"{999:020}.json")
     code, _, error = ask("sql", COUNT, "--lake", lake)

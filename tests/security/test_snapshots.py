@@ -18,7 +18,6 @@ from exitbench.results.database.connection import open_database
 from exitbench.results.ingest import importing
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.ingest.manifest import MANIFEST
-from exitbench.results.ingest.snapshot import write_snapshot
 from exitbench.results.tables import SCHEMA_VERSION
 
 Ask = Callable[..., tuple[int, str, str]]
@@ -29,20 +28,11 @@ COPY = "COPY (SELECT content FROM read_text('manifest.json')) TO 'written.csv'"
 NAME = f"attempt BY NAME SELECT * FROM attempt WHERE false; {COPY}; --"
 
 
-@pytest.fixture(scope="module")
-def complete_snapshot(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a snapshot of the example database."""
-    folder = tmp_path_factory.mktemp("whole") / "taken"
-    with open_database(few_database) as database:
-        write_snapshot(database.engine, folder)
-    return folder
-
-
 @pytest.fixture
-def snapshot(complete_snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def snapshot(few_snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a copy of the snapshot to attack; commands run next to it."""
     monkeypatch.chdir(tmp_path)
-    return Path(shutil.copytree(complete_snapshot, tmp_path / "taken"))
+    return Path(shutil.copytree(few_snapshot, tmp_path / "taken"))
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +84,6 @@ def replace_file(folder: Path, table: str, make: Callable[[Path], Any]) -> None:
     path = folder / f"{table}.parquet"
     path.rename(folder.parent / "elsewhere.parquet")
     make(path)
-
-
-def renamed(table: pa.Table, old: str, new: str) -> pa.Table:
-    return table.rename_columns([new if name == old else name for name in table.column_names])
 
 
 def as_type(table: pa.Table, name: str, column: Any) -> pa.Table:
@@ -403,10 +389,10 @@ def test_malformed_snapshot_in_a_spool_is_skipped_and_named(
 
 
 @pytest.fixture(scope="module")
-def odd_runs(complete_snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def odd_runs(few_snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder of runs with an imported snapshot, which was odd in each way that a test below names."""
     folder = tmp_path_factory.mktemp("odd")
-    odd = Path(shutil.copytree(complete_snapshot, folder / "attempt_id=wrong" / "r[1]*?"))
+    odd = Path(shutil.copytree(few_snapshot, folder / "attempt_id=wrong" / "r[1]*?"))
     hostile = {
         b"ARROW:schema": base64.b64encode(b"\xff" * 64),
         b"pandas": b"{" * 1000,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,7 +24,6 @@ from exitbench.harness.planning.plan import gpu_names
 
 TEXTS = {"causal": ("toy_text", "toy_choice", "toy_rolling"), "seq2seq": ("toy_text", "toy_choice")}
 PAIRS = [(kind, task) for kind, tasks in TEXTS.items() for task in tasks]
-Evaluate = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture(scope="module")

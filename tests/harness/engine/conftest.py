@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ import transformers
 from torch import Tensor
 
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
+from exitbench.harness.engine.decoding.decode import Batch, prefill
+from exitbench.harness.engine.decoding.generation import Request
 
 VOCABULARY = 100
 PAD, FIRST_WORD = 0, 3
@@ -146,6 +148,19 @@ class Twin:
     @property
     def is_seq2seq(self) -> bool:
         return bool(self.reference.config.is_encoder_decoder)
+
+    @property
+    def endless(self) -> Checkpoint:
+        """The checkpoint without end-of-sequence tokens, so that all rows of a batch stay in the cache."""
+        return replace(self.checkpoint, eos_ids=frozenset())
+
+    def start(self, prompts: Sequence[list[int]], max_new_tokens: int, first_seed: int = 0) -> Batch:
+        """Return a batch after prefill whose unwritten cache is NaN: read, it would show in all later scores."""
+        requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts, first_seed)]
+        batch = prefill(self.checkpoint.model, requests, max_new_tokens)
+        batch.cache.self_kv = batch.cache.self_kv.clone()  # prefill makes an inference tensor, which nobody may change
+        batch.cache.self_kv[..., batch.cache.length :, :] = float("nan")
+        return batch
 
     def padded(self, prompts: list[list[int]]) -> dict[str, Tensor]:
         """Return transformers' inputs, input_ids and attention_mask [B, S]; left-padded for decoder-only models."""

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from exitbench.harness.engine.decoding.block_runner import BlockRunner
-from exitbench.harness.engine.decoding.decode import Batch, decode, decode_step, prefill
-from exitbench.harness.engine.decoding.generation import Request
+from exitbench.harness.engine.decoding.decode import decode, decode_step
 from exitbench.harness.engine.decoding.trace import Trace
 from exitbench.harness.engine.model.cache import Cache
 from exitbench.harness.engine.model.model import Transformer
@@ -47,20 +46,6 @@ def schedule(n_rows: int, seed: int = 0) -> dict[int, list[int]]:
 
 def parts(policy: str, layers: dict[int, list[int]]) -> Parts:
     return Parts(Scheduled(layers), Constant(0.5), LMHead(), KV_POLICIES[policy], blocks_from(1, L))
-
-
-def start(family: Any, prompts: Sequence[list[int]], first_seed: int = 0) -> Batch:
-    requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts, first_seed)]
-    batch = prefill(family.checkpoint.model, requests, N_NEW)
-    batch.cache.self_kv = batch.cache.self_kv.clone()  # prefill makes an inference tensor, which nobody may change
-    # What is not written yet must never be read: it would show in every later score and token.
-    batch.cache.self_kv[..., batch.cache.length :, :] = float("nan")
-    return batch
-
-
-def endless(family: Any) -> Any:
-    """Return the checkpoint without end-of-sequence tokens, so that all rows stay in the cache."""
-    return dataclasses.replace(family.checkpoint, eos_ids=frozenset())
 
 
 def skip_prompt(family: Any, values: list[Any]) -> list[Any]:
@@ -92,7 +77,7 @@ def read_depth(exit_layers: list[int], at: int) -> int:
 @pytest.mark.parametrize("policy", EXACT)
 def test_tokens_equal_a_full_run_read_out_at_the_exit_layers(family: Any, prompts: Any, policy: str) -> None:
     rows, layers = prompts[:N_ROWS], schedule(N_ROWS)
-    result = decode(endless(family), start(family, rows), parts(policy, layers))
+    result = decode(family.endless, family.start(rows, N_NEW), parts(policy, layers))
     _, states_LBTD = full_run(family, rows, [g.token_ids for g in result])
     logits = family.checkpoint.model.logits(states_LBTD)
     for row, generation in enumerate(result):
@@ -108,9 +93,9 @@ def test_keys_and_values_that_later_tokens_read_equal_those_of_a_full_run(
     family: Any, prompts: Any, policy: str
 ) -> None:
     rows = prompts[:N_ROWS]
-    batch = start(family, rows)
+    batch = family.start(rows, N_NEW)
     before = batch.cache.length
-    result = decode(endless(family), batch, parts(policy, schedule(N_ROWS)))
+    result = decode(family.endless, batch, parts(policy, schedule(N_ROWS)))
     full, _ = full_run(family, rows, [g.token_ids for g in result])
     assert batch.cache.length == full.length
     untouched = 0
@@ -129,10 +114,10 @@ def test_lazy_state_copy_writes_only_entries_that_are_read_with_the_eager_values
     position_family: Any, prompts: Any
 ) -> None:
     rows, layers = prompts[:N_ROWS], schedule(N_ROWS)
-    eager, lazy = start(position_family, rows), start(position_family, rows)
+    eager, lazy = position_family.start(rows, N_NEW), position_family.start(rows, N_NEW)
     before = eager.cache.length
-    expected = decode(endless(position_family), eager, parts("state-copy", layers))
-    result = decode(endless(position_family), lazy, parts("state-copy-lazy", layers))
+    expected = decode(position_family.endless, eager, parts("state-copy", layers))
+    result = decode(position_family.endless, lazy, parts("state-copy-lazy", layers))
     assert result == expected
     completed = 0
     for row, generation in enumerate(result):
@@ -151,7 +136,7 @@ def test_lazy_state_copy_writes_only_entries_that_are_read_with_the_eager_values
 def test_lazy_and_eager_state_copy_give_the_same_answers_to_200_prompts(position_family: Any, prompts: Any) -> None:
     layers = schedule(len(prompts))
     answers = [
-        decode(position_family.checkpoint, start(position_family, prompts), parts(p, layers))
+        decode(position_family.checkpoint, position_family.start(prompts, N_NEW), parts(p, layers))
         for p in ("state-copy", WAITING[0])
     ]
     assert answers[0] == answers[1]
@@ -162,9 +147,10 @@ def test_lazy_and_eager_state_copy_give_the_same_answers_to_200_prompts(position
 def test_deferring_policies_give_the_answers_of_policy_exact_to_200_prompts(position_family: Any, prompts: Any) -> None:
     layers = schedule(len(prompts))
     exact, *others = (
-        decode(position_family.checkpoint, start(position_family, prompts), parts(policy, layers)) for policy in EXACT
+        decode(position_family.checkpoint, position_family.start(prompts, N_NEW), parts(policy, layers))
+        for policy in EXACT
     )
-    copied = decode(position_family.checkpoint, start(position_family, prompts), parts("state-copy", layers))
+    copied = decode(position_family.checkpoint, position_family.start(prompts, N_NEW), parts("state-copy", layers))
     for other in others:
         assert [(g.token_ids, g.exit_layers) for g in other] == [(g.token_ids, g.exit_layers) for g in exact]
     assert [g.token_ids for g in copied] != [g.token_ids for g in exact], "copied states must make a difference here"
@@ -180,7 +166,7 @@ def clone(cache: Cache) -> Cache:
 def test_noisy_emits_full_depth_tokens_and_leaves_the_cache_of_state_copy(position_family: Any, prompts: Any) -> None:
     layers = schedule(N_ROWS)
     batch, model, seeds = (
-        start(position_family, prompts[:N_ROWS]),
+        position_family.start(prompts[:N_ROWS], N_NEW),
         position_family.checkpoint.model,
         tuple(range(N_ROWS)),
     )
@@ -218,11 +204,12 @@ def test_a_batch_equals_its_rows_alone_with_rows_that_end_at_different_times(
 ) -> None:
     """Rows end while tokens of these and other rows are deferred. Prompts are padded."""
     rows, method = prompts[:20], parts(policy, schedule(20, seed=3))
-    checkpoint = endless(position_family)
-    together = decode(checkpoint, start(position_family, rows), method, ends_somewhere)
+    checkpoint = position_family.endless
+    together = decode(checkpoint, position_family.start(rows, N_NEW), method, ends_somewhere)
     assert len({len(g.token_ids) for g in together}) >= 4
     for row, generation in list(enumerate(together))[::2]:
-        assert decode(checkpoint, start(position_family, [rows[row]], row), method, ends_somewhere) == [generation]
+        alone = position_family.start([rows[row]], N_NEW, row)
+        assert decode(checkpoint, alone, method, ends_somewhere) == [generation]
 
 
 def ends_somewhere(tokens: list[int]) -> bool:
@@ -248,8 +235,8 @@ def test_filling_exited_rows_during_the_step_equals_filling_at_its_end(
     for in_passing in (True, False):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Transformer, "fills_exited_rows", in_passing)
-            batch = start(family, prompts[: len(layers)])
-            results.append((decode(endless(family), batch, parts(policy, layers)), batch.cache.self_kv))
+            batch = family.start(prompts[: len(layers)], N_NEW)
+            results.append((decode(family.endless, batch, parts(policy, layers)), batch.cache.self_kv))
     (result, kv), (expected, expected_kv) = results
     assert result == expected
     torch.testing.assert_close(kv, expected_kv, equal_nan=True, **TOLERANCE)
@@ -293,15 +280,15 @@ def test_static_exit_writes_no_unread_keys_and_values(
     position_family: Any, prompts: Any, policy: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows, static = prompts[:N_ROWS], Static(exit_layer=2, kv_policy=policy).parts(L)
-    batch = start(position_family, rows)
+    batch = position_family.start(rows, N_NEW)
     before = batch.cache.length
-    result = decode(endless(position_family), batch, static)
+    result = decode(position_family.endless, batch, static)
     deeper = batch.cache.self_kv[2:, :, :, before : batch.cache.length]
     assert deeper.isnan().all() == (not static.runs_all_blocks), "what runs all blocks reads them too"
     if policy != "recompute-backlog":
         assert not any(batch.cache.waiting)
     monkeypatch.setattr(Parts, "may_read_skipped_keys", True)
-    assert decode(endless(position_family), start(position_family, rows), static) == result
+    assert decode(position_family.endless, position_family.start(rows, N_NEW), static) == result
 
 
 def test_rows_with_equally_deferred_tokens_need_no_index_and_give_equal_answers(
@@ -311,10 +298,14 @@ def test_rows_with_equally_deferred_tokens_need_no_index_and_give_equal_answers(
     for policy in ("sync-parallel", "recompute-backlog"):
         with monkeypatch.context() as patch:
             patch.setattr(BlockRunner, "_are_newest", lambda *_: False)
-            indexed = decode(endless(position_family), start(position_family, prompts[:N_ROWS]), parts(policy, layers))
+            indexed = decode(
+                position_family.endless, position_family.start(prompts[:N_ROWS], N_NEW), parts(policy, layers)
+            )
         with monkeypatch.context() as patch:
             patch.setattr(Transformer, "places", None)
-            result = decode(endless(position_family), start(position_family, prompts[:N_ROWS]), parts(policy, layers))
+            result = decode(
+                position_family.endless, position_family.start(prompts[:N_ROWS], N_NEW), parts(policy, layers)
+            )
         assert result == indexed
 
 
@@ -329,9 +320,9 @@ def test_every_policy_runs_exactly_the_blocks_of_its_definition(
 ) -> None:
     """This decodes a single row, because blocks would also run the padding of a batch."""
     layers = {4: [3, 2, 1, 4, 1, 2, 5, 1, 3]}
-    batch = start(position_family, prompts[4:5], first_seed=4)
+    batch = position_family.start(prompts[4:5], N_NEW, first_seed=4)
     spy.clear()
-    (result,) = decode(endless(position_family), batch, parts(policy, layers))
+    (result,) = decode(position_family.endless, batch, parts(policy, layers))
     exits = skip_prompt(position_family, result.exit_layers)
     reads = [read_depth(exits, at) for at in range(len(exits))]
     own = [sum(layer >= block for layer in exits) for block in range(1, L + 1)]
@@ -362,9 +353,9 @@ def test_deferring_policies_run_no_extra_blocks_when_rows_of_a_batch_exit(
     position_family: Any, prompts: Any, policy: str, spy: Spy
 ) -> None:
     layers = schedule(N_ROWS)
-    batch = start(position_family, prompts[:N_ROWS])
+    batch = position_family.start(prompts[:N_ROWS], N_NEW)
     spy.clear()
-    result = decode(endless(position_family), batch, parts(policy, layers))
+    result = decode(position_family.endless, batch, parts(policy, layers))
     steps = list(zip(*(skip_prompt(position_family, g.exit_layers) for g in result), strict=True))
     assert spy.calls[1:] == [sum(max(step) >= block for step in steps) for block in range(1, L + 1)]
     assert spy.filled == 0
@@ -374,7 +365,7 @@ def test_deferring_policies_run_no_extra_blocks_when_rows_of_a_batch_exit(
 def test_tokens_that_have_run_all_blocks_are_no_longer_deferred(position_family: Any, prompts: Any) -> None:
     model, seeds = position_family.checkpoint.model, (0, 1)
     for policy in WAITING:
-        batch = start(position_family, prompts[:2])
+        batch = position_family.start(prompts[:2], N_NEW)
         layers, waiting = {0: [2, 1, L, 1], 1: [1, 1, 1, L]}, []
         for position in range(1, 5):
             with torch.inference_mode():
@@ -394,10 +385,10 @@ def test_tokens_that_have_run_all_blocks_are_no_longer_deferred(position_family:
 def test_oracle_runs_every_block_under_every_policy(position_family: Any, prompts: Any, policy: str) -> None:
     gate = FullAgreement(stable=False)
     oracle = dataclasses.replace(parts(policy, {}), gate=gate)
-    result = decode(endless(position_family), start(position_family, prompts[:N_ROWS]), oracle)
+    result = decode(position_family.endless, position_family.start(prompts[:N_ROWS], N_NEW), oracle)
     full = decode(
-        endless(position_family),
-        start(position_family, prompts[:N_ROWS]),
+        position_family.endless,
+        position_family.start(prompts[:N_ROWS], N_NEW),
         dataclasses.replace(oracle, blocks=frozenset()),
     )
     assert {ran for g in result for ran in g.blocks_run} == {L}

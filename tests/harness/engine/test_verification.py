@@ -23,7 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from exitbench.errors import UserError
 from exitbench.harness.engine.decoding.block_runner import BlockRunner
-from exitbench.harness.engine.decoding.decode import Batch, decode, prefill
+from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.model.cache import Cache
 from exitbench.harness.engine.model.model import Transformer
@@ -95,22 +95,8 @@ def parts(method: Method) -> Parts:
     return method.parts(L)
 
 
-def start(family: Any, prompts: Sequence[list[int]], first_seed: int = 0) -> Batch:
-    requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts, first_seed)]
-    batch = prefill(family.checkpoint.model, requests, N_NEW)
-    batch.cache.self_kv = batch.cache.self_kv.clone()  # prefill makes an inference tensor, which nobody may change
-    # What is not written yet must never be read: it would show in every later score and token.
-    batch.cache.self_kv[..., batch.cache.length :, :] = float("nan")
-    return batch
-
-
 def run(family: Any, prompts: Sequence[list[int]], method: Method, stops: Stops | None = None) -> list[Generation]:
-    return decode(family.checkpoint, start(family, prompts), parts(method), stops)
-
-
-def endless(family: Any) -> Any:
-    """Return the checkpoint without end-of-sequence tokens."""
-    return dataclasses.replace(family.checkpoint, eos_ids=frozenset())
+    return decode(family.checkpoint, family.start(prompts, N_NEW), parts(method), stops)
 
 
 def stops_somewhere(tokens: list[int]) -> bool:
@@ -393,12 +379,12 @@ def test_unreachable_threshold_equals_full_depth(position_family: Any, prompts: 
 
 @pytest.mark.sampled(2)
 def test_batch_with_different_rollbacks_equals_its_rows_decoded_alone(position_family: Any, prompts: Any) -> None:
-    rows, checkpoint, cut_at = prompts[:N_ROWS], endless(position_family), set()
+    rows, checkpoint, cut_at = prompts[:N_ROWS], position_family.endless, set()
     for method in [SPECULATIONS[2], SPECULATIONS[8], LOWEST_IDS, *CONFIDENT, *DYNAMIC, *ROLLBACKS]:
-        together = decode(checkpoint, start(position_family, rows), parts(method), stops_somewhere)
+        together = decode(checkpoint, position_family.start(rows, N_NEW), parts(method), stops_somewhere)
         cut_at |= {tuple(at for at, n in enumerate(g.rejected) if n) for g in together}
         for prompt, expected in zip(rows[::3], together[::3], strict=True):
-            (alone,) = decode(checkpoint, start(position_family, [prompt]), parts(method), stops_somewhere)
+            (alone,) = decode(checkpoint, position_family.start([prompt], N_NEW), parts(method), stops_somewhere)
             assert trace(alone) == trace(expected), method
             assert alone.scores == pytest.approx(expected.scores, abs=1e-4)
     assert len(cut_at) >= 5
@@ -413,8 +399,8 @@ def test_cache_equals_that_of_a_full_run_over_the_answer(position_family: Any, p
     """At the end, every block has the keys and values of all tokens of the answer, and of no rejected token."""
     model = position_family.checkpoint.model
     for prompt in prompts[:6]:
-        batch = start(position_family, [prompt])
-        (result,) = decode(endless(position_family), batch, parts(method))
+        batch = position_family.start([prompt], N_NEW)
+        (result,) = decode(position_family.endless, batch, parts(method))
         full, _ = model.start([prompt], N_NEW)
         fed = result.token_ids[:-1]
         fed = [position_family.checkpoint.start_id, *fed] if position_family.is_seq2seq else fed
@@ -440,14 +426,14 @@ def test_dropping_common_padding_makes_cache_room_without_changing_answers(
         made_room.append(before - cache.length)
 
     monkeypatch.setattr(Cache, "make_room", spy)
-    checkpoint, method = endless(position_family), SelfSpeculation(exit_layer=1, drafts=2)
+    checkpoint, method = position_family.endless, SelfSpeculation(exit_layer=1, drafts=2)
     rows = [prompt for prompt in prompts[:60] if len(prompt) == len(prompts[0])] + prompts[:N_ROWS]
-    together = decode(checkpoint, start(position_family, rows), parts(method))
+    together = decode(checkpoint, position_family.start(rows, N_NEW), parts(method))
     assert any(made_room)
     assert all(len(g.token_ids) == N_NEW for g in together)
     made_room.clear()
     for prompt, expected in zip(rows, together, strict=True):
-        assert trace(decode(checkpoint, start(position_family, [prompt]), parts(method))[0]) == trace(expected)
+        assert trace(decode(checkpoint, position_family.start([prompt], N_NEW), parts(method))[0]) == trace(expected)
     assert not any(made_room)
 
 
@@ -461,9 +447,9 @@ def test_dropping_common_padding_makes_cache_room_without_changing_answers(
 def test_declared_flops_match_counted_flops(position_family: Any, prompts: Any, method: Method) -> None:
     """Tested on whole answers, in which drafts are accepted, are rejected, or end the answer."""
     for prompt in prompts[:1]:
-        batch = start(position_family, [prompt])
+        batch = position_family.start([prompt], N_NEW)
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-            (result,) = decode(endless(position_family), batch, parts(method), stops_somewhere)
+            (result,) = decode(position_family.endless, batch, parts(method), stops_somewhere)
         first_token: Any = "gated" if position_family.is_seq2seq else "full"
         (declared,) = answer_costs(position_family.checkpoint, parts(method), [result], [len(prompt)], first_token)
         # Positions in vain count as if they stood where the token does that replaced them, with fewer keys to see.
@@ -498,10 +484,10 @@ def test_block_calls_and_positions_follow_from_the_trace(
     for all its drafts together.
     """
     for prompt in prompts[:3]:
-        batch = start(position_family, [prompt])
+        batch = position_family.start([prompt], N_NEW)
         with monkeypatch.context() as patch:
             blocks = Blocks(patch)
-            (result,) = decode(endless(position_family), batch, parts(method), stops_somewhere)
+            (result,) = decode(position_family.endless, batch, parts(method), stops_somewhere)
         fed = len(result.token_ids) - (0 if position_family.is_seq2seq else 1)
         everything = fed + wasted(result)
         layers = result.exit_layers[-fed:] if fed else []
@@ -533,12 +519,12 @@ def test_drafts_share_the_lm_head_product_of_the_verifying_token(
         original = getattr(owner, name)
         patch.setattr(owner, name, lambda *args: (counted.update([name]), original(*args))[1])
 
-    batch = start(position_family, prompts[:1])
+    batch = position_family.start(prompts[:1], N_NEW)
     with monkeypatch.context() as patch:
         counting(Transformer, "logits", patch)
         counting(BlockRunner, "complete", patch)
         counting(BlockRunner, "defer", patch)
-        (result,) = decode(endless(position_family), batch, parts(method), stops_somewhere)
+        (result,) = decode(position_family.endless, batch, parts(method), stops_somewhere)
     steps = len(result.token_ids) + wasted(result)
     deep = steps - counted["defer"]
     tokens = deep if method == LOWEST_IDS else steps

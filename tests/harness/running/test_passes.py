@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +20,6 @@ from transformers import PreTrainedTokenizerFast, T5ForConditionalGeneration
 
 from exitbench.harness.cells.cell import Cell, Consistency, MethodRef
 from exitbench.harness.cells.job import CellJob, WorkerSpec
-from exitbench.harness.engine.decoding.generation import Generation
 from exitbench.harness.planning.plan import make_plan
 from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
@@ -30,7 +28,6 @@ from exitbench.harness.work import generation
 from exitbench.harness.work.base import Work
 from exitbench.harness.work.generation import text_loss
 from exitbench.harness.work.kinds import work_of
-from exitbench.harness.work.lm import DocumentAnswer
 from exitbench.harness.work.loaded import LoadedModel
 from exitbench.harness.work.metrics import depth_interval
 from exitbench.results.spool.attempts import attempt_status, latest_status
@@ -536,10 +533,6 @@ def calibrating(ran: Run, consistency: Consistency) -> CellJob:
     item = next(i for i in ran.items.values() if i.cell.calibration is not None)
     assert item.cell.calibration is not None
     return replace(item, cell=replace(item.cell, calibration=replace(item.cell.calibration, consistency=consistency)))
-
-
-def said(text: str) -> Sequence[DocumentAnswer]:
-    return [DocumentAnswer(1, Generation(), text)]
 
 
 # ------------------------------------------------------------------------------------------ verification

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from matplotlib.axes import Axes
-from print_rules import print_faults
+from print_rules import drawn
 
 from exitbench.reports import figures, tables
 from exitbench.reports.claims import check_claim
@@ -20,7 +20,6 @@ from exitbench.reports.figures.encoders import (
 )
 from exitbench.reports.frame import Frame
 from exitbench.reports.plotting.panels import MOST_PANELS
-from exitbench.reports.plotting.style import LIGHT, lay_out, theme
 from exitbench.results.database.connection import open_database
 from exitbench.results.files.formats import content_id
 from exitbench.results.ingest.ingest import ingest
@@ -123,8 +122,8 @@ def _write_timing(example: ModuleType, root: Path, cell: Any, speedup: float) ->
 
 
 def markers(axes: Axes) -> list[tuple[float, float]]:
-    drawn = [line for line in axes.lines if line.get_marker() not in ("None", None, "")]
-    return [(float(x), float(y)) for line in drawn for x, y in zip(*line.get_data(), strict=True)]
+    lines = [line for line in axes.lines if line.get_marker() not in ("None", None, "")]
+    return [(float(x), float(y)) for line in lines for x, y in zip(*line.get_data(), strict=True)]
 
 
 def test_encoder_confidence_has_no_rows_for_generative_models(small_database: Path, rows_of: Rows) -> None:
@@ -132,13 +131,7 @@ def test_encoder_confidence_has_no_rows_for_generative_models(small_database: Pa
 
 
 def test_encoder_confidence_figure_is_printable_and_has_a_finding(database: Path, rows_of: Rows) -> None:
-    frame = rows_of(database, figures, "encoder_confidence")
-    assert encoder_confidence.finding(frame).endswith(".")
-    with theme(LIGHT):
-        drawn = encoder_confidence.plot(frame)
-        lay_out(drawn)
-        drawn.draw_without_rendering()
-        assert print_faults(drawn) == []
+    drawn(encoder_confidence, rows_of(database, figures, "encoder_confidence"))
 
 
 def test_tasks_with_the_most_documents_are_drawn_when_there_are_too_many(database: Path, rows_of: Rows) -> None:

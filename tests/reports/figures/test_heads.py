@@ -10,8 +10,7 @@ from typing import Any
 import duckdb
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
-from print_rules import print_faults
+from print_rules import drawn
 
 from exitbench.reports import figures
 from exitbench.reports.figures.heads import (
@@ -20,7 +19,6 @@ from exitbench.reports.figures.heads import (
     heads_fig4_exit_distribution,
 )
 from exitbench.reports.frame import Frame
-from exitbench.reports.plotting.style import LIGHT, lay_out, theme
 from exitbench.results.database.connection import open_database
 
 Rows = Callable[[Path, ModuleType, str], Frame]
@@ -60,16 +58,6 @@ def database(example: ModuleType, world: Any, database_of: Callable[[Any], Path]
         return rule
 
     return database_of(replace(world, methods=world.methods[:1], swept=swept, exit_rule=exit_rule))
-
-
-def drawn(module: Any, frame: Frame) -> Figure:
-    with theme(LIGHT):
-        figure: Figure = module.plot(frame)
-        lay_out(figure)
-        figure.draw_without_rendering()
-    assert print_faults(figure) == []
-    assert module.finding(frame).endswith(".")
-    return figure
 
 
 def test_kept_quality_of_an_error_metric_falls_as_the_error_grows(

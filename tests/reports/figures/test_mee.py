@@ -1,7 +1,7 @@
 """Figures and table on monotone confidence: queries compared with NumPy over the same probes, and drawn marks."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -10,11 +10,12 @@ from types import ModuleType
 import numpy as np
 import pyarrow as pa
 import pytest
+from intervals import T, half_of_share
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from print_rules import print_faults
+from print_rules import drawn
 
 from exitbench.reports import figures, tables
 from exitbench.reports.figures.mee import (
@@ -25,7 +26,7 @@ from exitbench.reports.figures.mee import (
 )
 from exitbench.reports.frame import Frame
 from exitbench.reports.labels import shorten
-from exitbench.reports.plotting.style import LIGHT, MUTED, lay_out, series_styles, theme
+from exitbench.reports.plotting.style import MUTED, series_styles
 from exitbench.reports.registry import discover
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.schema import TABLES
@@ -36,8 +37,6 @@ Rows = Callable[[Path, ModuleType, str], Frame]
 DEPTHS = {"deep": 12, "flat": 4}
 DOCUMENTS = 9
 VOCABULARY = 50
-T = {2: 12.706, DOCUMENTS: 2.306}
-"""97.5% quantiles of Student's t at one degree of freedom less than documents."""
 
 
 @dataclass(frozen=True)
@@ -139,14 +138,6 @@ def by_model_and_block(frame: Frame, name: str, tolerance: float = 0) -> dict[tu
     return {(row["model"], row["block"]): row[name] for row in rows if row.get("tolerance", 0) == tolerance}
 
 
-def reach(share: float, half: float, documents: int) -> float:
-    """Return the distance to the farther end of a share's logit interval, given the half width of its t interval."""
-    if half < 1e-6:
-        return max(share, 1 - share) * (1 - 0.025 ** (1 / documents))
-    logit, steps = np.log(share / (1 - share)), half / (share * (1 - share))
-    return float(max(share - 1 / (1 + np.exp(steps - logit)), 1 / (1 + np.exp(-steps - logit)) - share))
-
-
 def half_width(probed: Probed, values: np.ndarray) -> np.ndarray:
     """Return half the 95 % interval of the mean of `values` [N, ..] over tokens, which are clustered by document."""
     keys = sorted(set(probed.doc_key))
@@ -157,7 +148,7 @@ def half_width(probed: Probed, values: np.ndarray) -> np.ndarray:
     sums, means = inside @ values, values.mean(axis=0)
     shares = ((sums >= 0) & (sums <= inside.sum(axis=1).reshape(-1, *[1] * (values.ndim - 1)))).all(axis=0)
     parts = zip(np.ravel(means), np.ravel(halves), np.ravel(shares), strict=True)
-    return np.reshape([reach(mean, half, n) if share else half for mean, half, share in parts], np.shape(means))
+    return np.reshape([half_of_share(mean, half, n) if share else half for mean, half, share in parts], np.shape(means))
 
 
 def expected_by_block(values: Callable[[Probed], np.ndarray]) -> dict[tuple[str, int], float]:
@@ -272,7 +263,7 @@ def test_candidate_texts_are_shortened_in_the_legend(database: Path, rows_of: Ro
         rows.columns, tuple({**row, "candidate": f"_{row['candidate_id']}" * 9} for row in rows.rows)
     )
     final = with_long_texts.rows[0]["candidate_id"]
-    legend = drawn(mee_fig3_trajectories.plot, with_long_texts).axes[0].get_legend()
+    legend = drawn(mee_fig3_trajectories, with_long_texts).axes[0].get_legend()
     assert legend is not None
     assert legend.get_texts()[0].get_text().strip() == f"{shorten(f'_{final}' * 9, 12)}, final"
     assert legend.get_title().get_text() == "token"
@@ -307,7 +298,7 @@ def test_similarity_curves_of_easy_and_difficult_documents_equal_numpy(database:
         assert part.values("cosine") == pytest.approx(cosine.mean(axis=0), abs=1e-6)
         assert part.values("half_width") == pytest.approx(half_width(of_class, cosine), abs=1e-6)
         assert part.distinct("documents") == [DOCUMENTS // 4]
-    panels = drawn(mee_appendix_similarity.plot, rows).axes
+    panels = drawn(mee_appendix_similarity, rows).axes
     for axes, ((_,), part) in zip(panels, rows.groups("model"), strict=True):
         curves = {line.get_color(): list(line.get_ydata()) for line in axes.lines if len(line.get_ydata()) > 2}
         assert curves == {
@@ -384,27 +375,11 @@ def test_table_omits_the_interval_when_all_documents_agree(database: Path, rows_
     assert "100.0 %" in [column.cell(row).text for column in module.COLUMNS]
 
 
-@pytest.fixture(autouse=True)
-def _no_warnings(recwarn: pytest.WarningsRecorder) -> Iterator[None]:
-    """Fail on matplotlib's warnings, which appear if the parts of a figure do not fit."""
-    yield
-    assert [str(warning.message) for warning in recwarn] == []
-
-
-def drawn(plot: Callable[[Frame], Figure], frame: Frame) -> Figure:
-    with theme(LIGHT):
-        figure = plot(frame)
-        lay_out(figure)
-        figure.draw_without_rendering()
-    assert print_faults(figure) == []
-    return figure
-
-
 @pytest.fixture(scope="module")
 def figure_of(database: Path, rows_of: Rows) -> Callable[[str], Figure]:
     """Return a function that returns a figure of `database` by its name; it is drawn once, and only read."""
-    plots = {source.name: source.module.plot for source in discover(figures)}
-    return cache(lambda name: drawn(plots[name], rows_of(database, figures, name)))
+    modules = {source.name: source.module for source in discover(figures)}
+    return cache(lambda name: drawn(modules[name], rows_of(database, figures, name)))
 
 
 @pytest.mark.parametrize(
@@ -442,7 +417,7 @@ def test_published_curves_are_grey_labeled_and_scaled_to_relative_depth(
     curves = {line.get_color(): len(line.get_ydata()) for line in axes.lines if line.get_marker() == "x"}
     assert curves == {MUTED: 12}
     shallow = Frame(rows.columns, tuple(row for row in rows.rows if row["model"] != "deep"))
-    (axes,) = drawn(mee_fig1_no_change.plot, shallow).axes
+    (axes,) = drawn(mee_fig1_no_change, shallow).axes
     (calm, *_) = [line for line in axes.lines if line.get_marker() == "x"]
     np.testing.assert_allclose(calm.get_xdata(), DEPTHS["flat"] * np.arange(1, 13) / 12)
     assert {"CALM", "FREE", "vanilla"} <= {text.get_text() for text in axes.texts}

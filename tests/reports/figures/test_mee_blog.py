@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 from matplotlib.axes import Axes
-from print_rules import print_faults
+from print_rules import drawn
 
 from exitbench.reports import figures
 from exitbench.reports.figures.mee import filter_origin, mee_blog_quality_speed
 from exitbench.reports.frame import Frame
-from exitbench.reports.plotting.style import LIGHT, MUTED, lay_out, series_styles, theme
+from exitbench.reports.plotting.style import MUTED, series_styles
 from exitbench.results.database.connection import open_database
 
 NAME = "mee_blog_quality_speed"
@@ -81,11 +81,7 @@ def points(axes: Axes, *, published: bool) -> list[tuple[float, float]]:
 
 
 def test_every_run_is_drawn_and_published_ones_use_the_marker_of_their_method(rows: Frame) -> None:
-    with theme(LIGHT):
-        figure = mee_blog_quality_speed.plot(rows)
-        lay_out(figure)
-        figure.draw_without_rendering()
-    assert print_faults(figure) == []
+    figure = drawn(mee_blog_quality_speed, rows)
     printed = sorted(
         (r["speedup"], r["quality"]) for r in rows.rows if (r["origin"], r["task"]) == ("published", "squad")
     )

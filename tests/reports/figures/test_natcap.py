@@ -14,13 +14,14 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
+from intervals import T, half_of_share
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from print_rules import print_faults
+from print_rules import drawn
 
 from exitbench.reports import figures, tables
 from exitbench.reports.frame import NAMING_VIEWS, Frame, Row, computed_once
-from exitbench.reports.plotting.style import LIGHT, MUTED, lay_out, theme
+from exitbench.reports.plotting.style import MUTED
 from exitbench.reports.registry import discover
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.files.formats import content_id
@@ -40,8 +41,6 @@ UNDRAWABLE = 7  # id of a token that the figures' font cannot spell
 NO_TEXT = 5
 TAGGED = 8  # tokens of an answer, the first
 TAGS = ("NOUN", "PUNCT", "VERB")
-T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
-"""97.5% quantiles of Student's t at one degree of freedom less than documents."""
 
 
 def exits(method: Any, beliefs: Any) -> np.ndarray:
@@ -215,14 +214,6 @@ def query_rows(database: Path, sql: str) -> list[Row]:
         return list(Frame.query(opened, sql).rows)
 
 
-def reach(share: float, half: float, documents: int) -> float:
-    """Return the distance to the farther end of a share's logit interval, given the half width of its t interval."""
-    if half < 1e-6:
-        return max(share, 1 - share) * (1 - 0.025 ** (1 / documents))
-    logit, steps = np.log(share / (1 - share)), half / (share * (1 - share))
-    return float(max(share - 1 / (1 + np.exp(steps - logit)), 1 / (1 + np.exp(-steps - logit)) - share))
-
-
 def mean_and_half(pairs: Iterable[tuple[str, float]]) -> tuple[float, float]:
     """Return the mean of the values, and half of its 95 % interval from residuals per document; a pair is (document,
     value).
@@ -235,7 +226,7 @@ def mean_and_half(pairs: Iterable[tuple[str, float]]) -> tuple[float, float]:
     mean = sum(sums.values()) / total
     spread = sum((sums[key] - mean * counts[key]) ** 2 for key in counts)
     half = T[n] / total * sqrt(n / (n - 1) * spread)
-    return mean, reach(mean, half, n) if all(0 <= sums[key] <= counts[key] for key in counts) else half
+    return mean, half_of_share(mean, half, n) if all(0 <= sums[key] <= counts[key] for key in counts) else half
 
 
 def of_model(rows: Iterable[Row], model: str) -> list[Row]:
@@ -246,22 +237,8 @@ def by_document(rows: Iterable[Row], value: Callable[[Row], float]) -> list[tupl
     return [(row["doc_key"], value(row)) for row in rows]
 
 
-@pytest.fixture(autouse=True)
-def _no_warnings(recwarn: pytest.WarningsRecorder) -> Iterator[None]:
-    """Fail on matplotlib's warnings, which appear if the parts of a figure do not fit or its font lacks a letter."""
-    yield
-    assert [str(warning.message) for warning in recwarn] == []
-
-
-def drawn(name: str, frame: Frame) -> Figure:
-    module = next(source.module for source in discover(figures) if source.name == name)
-    with theme(LIGHT):
-        figure: Figure = module.plot(frame)
-        lay_out(figure)
-        figure.draw_without_rendering()
-    assert print_faults(figure) == []
-    assert module.finding(frame).endswith(".")
-    return figure
+def figure_of(name: str, frame: Frame) -> Figure:
+    return drawn(next(source.module for source in discover(figures) if source.name == name), frame)
 
 
 def heights(axes: Iterable[Axes]) -> list[float]:
@@ -296,7 +273,7 @@ def test_first_match_shares_and_mean_equal_plain_loops(database: Path, rows_of: 
     published = [(row["ideal_exit"], row["blocks"]) for row in rows.rows if row["origin"] == "published"]
     assert sorted(published) == [(20.67, 32), (23.47, 40)]  # NarrativeQA, beside squad
 
-    (axes,) = drawn("natcap_fig1_first_match", rows).axes
+    (axes,) = figure_of("natcap_fig1_first_match", rows).axes
     crosses = [x for line in axes.lines if line.get_marker() == "x" for x in line.get_xdata()]
     assert crosses == pytest.approx([23.47 / 40 * 6, 20.67 / 32 * 6])
     ideals = {row["ideal_exit"] for row in local_rows}
@@ -312,7 +289,7 @@ def test_example_is_the_most_confident_token_with_the_latest_first_match(
     database: Path, rows_of: Rows, probed: list[Row]
 ) -> None:
     rows = rows_of(database, figures, "natcap_fig2_hypotheses")
-    figure = drawn("natcap_fig2_hypotheses", rows)
+    figure = figure_of("natcap_fig2_hypotheses", rows)
     for axes, ((model,), part) in zip(figure.axes, rows.groups("model"), strict=True):
         tokens = of_model(probed, model)
         latest = max(token["first_match"] for token in tokens)
@@ -335,7 +312,7 @@ def test_characters_missing_from_the_font_are_drawn_as_boxes(database: Path, row
     printable_rows = (
         {**row, "text": text} for row, text in zip(rows.rows, ["\U0001f980", "a\nb", "Ġc", None], strict=False)
     )
-    words = " ".join(texts(drawn("natcap_fig2_hypotheses", Frame(rows.columns, tuple(printable_rows)))))
+    words = " ".join(texts(figure_of("natcap_fig2_hypotheses", Frame(rows.columns, tuple(printable_rows)))))
     assert all(word in words for word in ("□ ", "a\\nb ", "▁c ", f"{rows.rows[3]['token_id']} "))
 
 
@@ -389,7 +366,7 @@ def test_gates_may_increase_an_error_metric_by_at_most_2_percent(
 def test_simulated_gates_are_hollow_and_measured_ones_filled(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, figures, "natcap_fig3_7_8_9_gates")
     slow = Frame(rows.columns, tuple({**row, "inside_noise_floor": row["method"] == "oracle"} for row in rows.rows))
-    panels = drawn("natcap_fig3_7_8_9_gates", slow).axes
+    panels = figure_of("natcap_fig3_7_8_9_gates", slow).axes
     titles = [axes.get_title(loc="left") for axes in panels[:2]]
     assert titles == ["without joint optimisation", "with joint optimisation"]
     distances = [row["distance"] for row in rows.rows if row["method"] == "max-prob"]
@@ -409,7 +386,7 @@ def test_simulated_gates_are_hollow_and_measured_ones_filled(database: Path, row
 def test_models_without_a_gate_keeping_98_percent_are_annotated(database: Path, rows_of: Rows) -> None:
     rows = rows_of(database, figures, "natcap_fig3_7_8_9_gates")
     oracles = Frame(rows.columns, tuple(row for row in rows.rows if row["method"] == "oracle"))
-    assert sum("keeps 98 %" in text for text in texts(drawn("natcap_fig3_7_8_9_gates", oracles))) == 2
+    assert sum("keeps 98 %" in text for text in texts(figure_of("natcap_fig3_7_8_9_gates", oracles))) == 2
 
 
 def test_confidence_by_block_equals_plain_loops(database: Path, rows_of: Rows, probed: list[Row]) -> None:
@@ -417,7 +394,7 @@ def test_confidence_by_block_equals_plain_loops(database: Path, rows_of: Rows, p
     for row in rows.rows:
         tokens = by_document(of_model(probed, row["model"]), lambda token, block=row["block"]: token["p1"][block - 1])
         assert (row["mean"], row["half_width"]) == pytest.approx(mean_and_half(tokens), abs=1e-6)
-    assert sorted(heights(drawn("natcap_fig4_confidence", rows).axes)) == sorted(rows.values("mean"))
+    assert sorted(heights(figure_of("natcap_fig4_confidence", rows).axes)) == sorted(rows.values("mean"))
 
 
 def test_ideal_exits_are_averaged_over_position_bins(database: Path, rows_of: Rows, probed: list[Row]) -> None:
@@ -432,7 +409,7 @@ def test_ideal_exits_are_averaged_over_position_bins(database: Path, rows_of: Ro
         assert (row["ideal_exit"], row["half_width"]) == pytest.approx(expected, abs=1e-6)
         assert row["n"] == len(tokens)
     assert {row["x"] for row in rows.rows if row["measure"] == "length"} == {15.5}  # all answers are 15 long
-    assert sorted(heights(drawn("natcap_fig5_length", rows).axes)) == sorted(rows.values("ideal_exit"))
+    assert sorted(heights(figure_of("natcap_fig5_length", rows).axes)) == sorted(rows.values("ideal_exit"))
 
 
 def test_subword_exits_and_shares_equal_plain_loops(database: Path, rows_of: Rows, probed: list[Row]) -> None:
@@ -445,7 +422,7 @@ def test_subword_exits_and_shares_equal_plain_loops(database: Path, rows_of: Row
         expected = mean_and_half(by_document(tokens, lambda token: token["first_match"]))
         assert (row["ideal_exit"], row["half_width"]) == pytest.approx(expected, abs=1e-6)
         assert row["share"] == pytest.approx(len(tokens) / len(worded))
-    exits, shares = drawn("natcap_fig11_subwords", rows).axes
+    exits, shares = figure_of("natcap_fig11_subwords", rows).axes
     assert sorted(x for line in exits.lines for x in line.get_xdata()) == sorted(rows.values("ideal_exit"))
     widths = [bar.get_width() for bar in shares.patches]
     assert sorted(widths) == sorted(row["share"] for row in rows.rows if row["part"] == "later piece")
@@ -472,7 +449,7 @@ def test_sublayer_statistics_equal_plain_loops(database: Path, rows_of: Rows) ->
         assert (row["probability"], row["probability_half_width"]) == pytest.approx(p1, abs=1e-6)
         assert (row["share"], row["share_half_width"]) == pytest.approx(equal, abs=1e-6)
     assert len(rows.rows) == (4 + 6) * len(READ_OUTS)
-    figure = drawn("natcap_fig6_sublayers", rows)
+    figure = figure_of("natcap_fig6_sublayers", rows)
     assert len(heights(figure.axes)) == 2 * len(rows.rows)
     assert any("(blocks executed)" in text for text in texts(figure))
 
@@ -506,7 +483,7 @@ def test_layer_pair_similarities_equal_weighted_averages(database: Path, rows_of
         cosine = np.average(1 - block_distance / 10 - places / 50, weights=5 + places)
         assert (row["cosine"], row["jsd"], row["n"]) == pytest.approx((cosine, block_distance / 20, 26), abs=1e-6)
     panels = [
-        axes for axes in drawn("natcap_fig10_layer_pairs", rows).axes if axes.images and axes.get_xlim()[0] == 0.5
+        axes for axes in figure_of("natcap_fig10_layer_pairs", rows).axes if axes.images and axes.get_xlim()[0] == 0.5
     ]
     images = [np.asarray(axes.images[0].get_array()) for axes in panels]
     assert [image.shape[0] for image in images] == [4, 6, 4, 6]

@@ -34,7 +34,7 @@ from exitbench.reports.registry import discover
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest
 
-Rows = Callable[[Path, ModuleType, str], Frame]
+RowsOf = Callable[[Path, ModuleType, str], Frame]
 Rows = list[dict[str, Any]]
 
 KEY = ("model", "task", "method", "params", "kv_policy")
@@ -70,13 +70,13 @@ def answers(database: Path) -> dict[tuple[Any, ...], Rows]:
     return by_setting
 
 
-def test_faithfulness_excludes_scored_choices(choice_database: Path, rows_of: Rows) -> None:
+def test_faithfulness_excludes_scored_choices(choice_database: Path, rows_of: RowsOf) -> None:
     assert query_rows(choice_database, "SELECT * FROM answers JOIN runs USING (attempt_id) WHERE NOT is_full_depth")
     assert rows_of(choice_database, figures, "faithfulness").rows == ()
 
 
 def test_faithfulness_finds_the_first_difference_and_whether_it_is_a_near_tie(
-    small_database: Path, rows_of: Rows
+    small_database: Path, rows_of: RowsOf
 ) -> None:
     frame = rows_of(small_database, figures, "faithfulness")
     probed = query_rows(
@@ -104,7 +104,7 @@ def test_faithfulness_finds_the_first_difference_and_whether_it_is_a_near_tie(
     assert len(drawn_x(panels[0])) + len(drawn_x(panels[3])) == len(frame.rows)
 
 
-def test_random_baseline_is_interpolated_at_the_depth_of_the_setting(small_database: Path, rows_of: Rows) -> None:
+def test_random_baseline_is_interpolated_at_the_depth_of_the_setting(small_database: Path, rows_of: RowsOf) -> None:
     frame = rows_of(small_database, figures, "between_random_and_oracle")
     points = query_rows(small_database, "SELECT * FROM frontier WHERE execution = 'real'")
     assert {row["method"] for row in frame.rows} == {"static", "calm-softmax"}
@@ -127,7 +127,7 @@ def test_random_baseline_is_interpolated_at_the_depth_of_the_setting(small_datab
     assert sorted(drawn_x(panels[0]) + drawn_x(panels[2])) == sorted(frame.values("token_match"))
 
 
-def test_suitability_is_computed_from_probed_tokens(small_database: Path, rows_of: Rows) -> None:
+def test_suitability_is_computed_from_probed_tokens(small_database: Path, rows_of: RowsOf) -> None:
     frame = rows_of(small_database, figures, "suitability")
     probes = query_rows(small_database, "SELECT * FROM probe_trace WHERE choice IS NULL")
     assert frame.rows
@@ -143,7 +143,7 @@ def test_suitability_is_computed_from_probed_tokens(small_database: Path, rows_o
     assert drawn_x(panels[0]) == frame.values("first_match")
 
 
-def test_unmeasurable_realised_speedup_has_no_row(small_database: Path, rows_of: Rows, tmp_path: Path) -> None:
+def test_unmeasurable_realised_speedup_has_no_row(small_database: Path, rows_of: RowsOf, tmp_path: Path) -> None:
     shutil.copy(small_database, tmp_path / "wide.duckdb")
     with duckdb.connect(str(tmp_path / "wide.duckdb")) as connection:
         connection.execute("UPDATE metric SET ci_high = 11 * ci_low WHERE metric = 'speedup_decode'")
@@ -151,7 +151,7 @@ def test_unmeasurable_realised_speedup_has_no_row(small_database: Path, rows_of:
     assert not rows_of(tmp_path / "wide.duckdb", figures, "realised_speedup").rows
 
 
-def test_realised_speedup_has_one_row_per_timed_setting(small_database: Path, rows_of: Rows) -> None:
+def test_realised_speedup_has_one_row_per_timed_setting(small_database: Path, rows_of: RowsOf) -> None:
     frame = rows_of(small_database, figures, "realised_speedup")
     timed = query_rows(
         small_database, "SELECT count(*) AS n FROM frontier WHERE speedup IS NOT NULL AND NOT is_full_depth"
@@ -176,7 +176,7 @@ def kv_policies_database(world: Any, make_database: Callable[[Any], Path]) -> Pa
     return make_database(replace(world, methods=(*world.methods, exact)))
 
 
-def test_one_gate_is_shown_under_each_of_its_kv_policies(kv_policies_database: Path, rows_of: Rows) -> None:
+def test_one_gate_is_shown_under_each_of_its_kv_policies(kv_policies_database: Path, rows_of: RowsOf) -> None:
     frame = rows_of(kv_policies_database, figures, "error_by_kv_policy")
     assert frame.distinct("policy") == ["exact", "simulated", "state-copy"]
     tokens = query_rows(
@@ -201,7 +201,7 @@ def test_one_gate_is_shown_under_each_of_its_kv_policies(kv_policies_database: P
     assert [len(axes.lines) for axes in (curve, match, quality)] == [3, 3, 3]  # the last: two, and full depth
 
 
-def test_calibration_shows_each_level_and_the_choice(example_database: Path, rows_of: Rows) -> None:
+def test_calibration_shows_each_level_and_the_choice(example_database: Path, rows_of: RowsOf) -> None:
     frame = rows_of(example_database, figures, "calibration")
     (expected,) = query_rows(example_database, "SELECT count(*) AS n, count_if(chosen) AS chosen FROM calibrations")
     whats = frame.values("what")
@@ -220,7 +220,7 @@ def cost_parts_database(world: Any, make_database: Callable[[Any], Path]) -> Pat
     return make_database(replace(world, costs={f"cost_{name}_bytes": at for name, at in parts.items()}))
 
 
-def test_stacked_cost_parts_sum_to_the_total(cost_parts_database: Path, rows_of: Rows) -> None:
+def test_stacked_cost_parts_sum_to_the_total(cost_parts_database: Path, rows_of: RowsOf) -> None:
     frame = rows_of(cost_parts_database, figures, "cost_breakdown")
     row = frame.rows[0]
     assert [row[name] for name in ("blocks", "heads", "gates", "kv", "verification", "total")] == [
@@ -233,7 +233,7 @@ def test_stacked_cost_parts_sum_to_the_total(cost_parts_database: Path, rows_of:
     assert list(ends.values()) == pytest.approx([0.75] * len(frame.rows))
 
 
-def test_runs_without_cost_parts_are_not_measured(small_database: Path, rows_of: Rows) -> None:
+def test_runs_without_cost_parts_are_not_measured(small_database: Path, rows_of: RowsOf) -> None:
     assert rows_of(small_database, figures, "cost_breakdown").rows == ()
     assert cost_breakdown.EMPTY.startswith("Not measured")
 
@@ -270,7 +270,7 @@ def newest_tokens(database: Path) -> dict[tuple[str, ...], Rows]:
     return tokens
 
 
-def test_depth_by_kind_equals_plain_loops(word_kinds_database: Path, rows_of: Rows) -> None:
+def test_depth_by_kind_equals_plain_loops(word_kinds_database: Path, rows_of: RowsOf) -> None:
     expected = newest_tokens(word_kinds_database)
     assert {key[2]: len(tokens) for key, tokens in expected.items()} == {"frame": 8, "copy": 16, "hop1": 8, "hop2": 8}
     shares: dict[tuple[str, ...], dict[int, float]] = defaultdict(dict)
@@ -290,7 +290,9 @@ def test_depth_by_kind_equals_plain_loops(word_kinds_database: Path, rows_of: Ro
         assert shares[key] == {block: pytest.approx(n / len(tokens), abs=1e-6) for block, n in counts.items()}
 
 
-def test_depth_by_kind_draws_marks_intervals_and_bars_for_every_kind(word_kinds_database: Path, rows_of: Rows) -> None:
+def test_depth_by_kind_draws_marks_intervals_and_bars_for_every_kind(
+    word_kinds_database: Path, rows_of: RowsOf
+) -> None:
     frame = rows_of(word_kinds_database, figures, "depth_by_kind")
     panels = depth_by_kind.plot(frame).axes
     labels = [text.get_text() for text in panels[0].get_yticklabels()]
@@ -380,7 +382,7 @@ def test_subsample_keeps_evenly_spaced_settings_of_every_method() -> None:
     assert few == [("calm", "00", ""), ("calm", "10", ""), ("calm", "19", ""), ("calm", "29", ""), ("static", "4", "")]
 
 
-def test_ten_of_many_models_are_drawn_and_the_others_counted(small_database: Path, rows_of: Rows) -> None:
+def test_ten_of_many_models_are_drawn_and_the_others_counted(small_database: Path, rows_of: RowsOf) -> None:
     frame = rows_of(small_database, figures, "exit_histogram")
     many = [{**row, "model": f"copy {number:02}"} for number in range(40) for row in frame.rows[: 2 + number % 2]]
     figure, models = setting_grid(replace(frame, rows=(*frame.rows, *many)), ["squad"])
@@ -391,7 +393,7 @@ def test_ten_of_many_models_are_drawn_and_the_others_counted(small_database: Pat
 
 
 def test_frontier_quality_rises_as_an_error_metric_falls(
-    small_database: Path, as_errors: Callable[[Path], Path], rows_of: Rows
+    small_database: Path, as_errors: Callable[[Path], Path], rows_of: RowsOf
 ) -> None:
     rows = rows_of(as_errors(small_database), figures, "frontier").rows
     assert max(row["quality"] for row in rows) == 1 > min(row["quality"] for row in rows)
@@ -399,7 +401,7 @@ def test_frontier_quality_rises_as_an_error_metric_falls(
     assert all(row["quality_low"] <= row["quality"] <= row["quality_high"] for row in rows)
 
 
-def test_wide_intervals_do_not_stretch_the_frontier_axis(small_database: Path, rows_of: Rows) -> None:
+def test_wide_intervals_do_not_stretch_the_frontier_axis(small_database: Path, rows_of: RowsOf) -> None:
     frame = rows_of(small_database, figures, "frontier")
     wide = [
         row if row["speedup"] is None else {**row, "speedup_low": 0.01, "speedup_high": 500.0} for row in frame.rows
@@ -432,7 +434,7 @@ def chosen_by_run(database: Path) -> dict[tuple[str, str], dict[str, Rows]]:
     return by_setting
 
 
-def test_agreement_on_given_texts_compares_chosen_answers(choices_database: Path, rows_of: Rows) -> None:
+def test_agreement_on_given_texts_compares_chosen_answers(choices_database: Path, rows_of: RowsOf) -> None:
     frame = rows_of(choices_database, figures, "agreement")
     expected = chosen_by_run(choices_database)
     assert {(row["params"], row["execution"]) for row in frame.rows} == expected.keys()
@@ -452,7 +454,7 @@ def test_agreement_on_given_texts_compares_chosen_answers(choices_database: Path
     assert " of full depth's choices; replays" in agreement.finding(frame)
 
 
-def test_exit_histogram_includes_scored_tokens(choices_database: Path, rows_of: Rows) -> None:
+def test_exit_histogram_includes_scored_tokens(choices_database: Path, rows_of: RowsOf) -> None:
     expected: dict[tuple[str, int], int] = defaultdict(int)
     for token in query_rows(choices_database, "SELECT * FROM token_trace WHERE execution = 'real'"):
         expected[token["params"], token["exit_layer"]] += 1
@@ -461,7 +463,7 @@ def test_exit_histogram_includes_scored_tokens(choices_database: Path, rows_of: 
 
 
 def test_figures_leave_choices_of_random_weights_out(
-    example: ModuleType, choice_example: ModuleType, rows_of: Rows, tmp_path: Path
+    example: ModuleType, choice_example: ModuleType, rows_of: RowsOf, tmp_path: Path
 ) -> None:
     database = choices_of(tmp_path, example, choice_example, random_weights=True)
     assert query_rows(database, "SELECT count(*) AS n FROM choice_answers")[0]["n"] == 5 * 27

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import floor
 from pathlib import Path
@@ -12,9 +12,10 @@ from typing import Any
 import duckdb
 import numpy as np
 import pytest
+from intervals import T, half_of_share
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from print_rules import print_faults
+from print_rules import drawn
 
 from exitbench.harness.planning.suite import load_suite
 from exitbench.reports import figures, tables
@@ -27,17 +28,14 @@ from exitbench.reports.figures.prune import (
     prune_fig10_11_pruned_jsd,
 )
 from exitbench.reports.frame import Frame
-from exitbench.reports.plotting.style import LIGHT, lay_out, theme
 from exitbench.reports.registry import discover
 from exitbench.results.database.connection import open_database
 from exitbench.results.files.formats import content_id
 from exitbench.results.side_records.trainings import record_training
 
 Rows = Callable[[Path, ModuleType, str], Frame]
-Cell = Mapping[str, Any]
 
 BLOCKS = 8
-T = {8: 2.365}  # 97.5% quantile of Student's t by documents
 FIRST_GATE_BLOCKS = (1, 2, 6)
 K_FIRST, K_MIN = 60, 5
 VOCABULARY = 100
@@ -158,20 +156,12 @@ def exits_of(world: Any, row: Mapping[str, Any]) -> np.ndarray:
     return exits(replace(world.swept[0], name=row["method"], params=params), beliefs_of(world, row["model"]))
 
 
-def reach(share: float, half: float, documents: int) -> float:
-    """Return the distance to the farther end of a share's logit interval, given the half width of its t interval."""
-    if half < 1e-6:
-        return max(share, 1 - share) * (1 - 0.025 ** (1 / documents))
-    logit, steps = np.log(share / (1 - share)), half / (share * (1 - share))
-    return float(max(share - 1 / (1 + np.exp(steps - logit)), 1 / (1 + np.exp(-steps - logit)) - share))
-
-
 def half_width(world: Any, values: np.ndarray, counts: np.ndarray) -> float:
     """Return half of the 95 % interval of a ratio of sums over documents."""
     s, c = (column.reshape(world.documents, -1).sum(1) for column in (values, counts))
     residual = s - s.sum() / c.sum() * c
     half = float(T[len(s)] * np.sqrt(len(s) / (len(s) - 1) * (residual**2).sum()) / c.sum())
-    return reach(s.sum() / c.sum(), half, len(s)) if ((s >= 0) & (s <= c)).all() else half
+    return half_of_share(s.sum() / c.sum(), half, len(s)) if ((s >= 0) & (s <= c)).all() else half
 
 
 def local_rows(frame: Frame, **values: Any) -> list[Mapping[str, Any]]:
@@ -180,16 +170,6 @@ def local_rows(frame: Frame, **values: Any) -> list[Mapping[str, Any]]:
         for row in frame.rows
         if row["origin"] == "ours" and all(row[name] == value for name, value in values.items())
     ]
-
-
-def drawn(module: ModuleType, frame: Frame) -> Figure:
-    with theme(LIGHT):
-        figure: Figure = module.plot(frame)
-        lay_out(figure)
-        figure.draw_without_rendering()
-    assert print_faults(figure) == []
-    assert module.finding(frame).endswith(".")
-    return figure
 
 
 def points(axes: Axes, *, published: bool = False) -> list[tuple[float, float]]:
@@ -204,13 +184,6 @@ def points(axes: Axes, *, published: bool = False) -> list[tuple[float, float]]:
 
 def texts(figure: Figure) -> str:
     return "\n".join(text.get_text() for text in figure.findobj(lambda artist: hasattr(artist, "get_text")))
-
-
-@pytest.fixture(autouse=True)
-def _no_warnings(recwarn: pytest.WarningsRecorder) -> Iterator[None]:
-    """Fail on matplotlib's warnings, which appear if the parts of a figure do not fit."""
-    yield
-    assert [str(warning.message) for warning in recwarn] == []
 
 
 def test_gate_depth_is_shown_by_first_evaluated_block(world: Any, database: Path, rows_of: Rows) -> None:

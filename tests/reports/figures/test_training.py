@@ -7,13 +7,12 @@ from typing import Any
 import duckdb
 import pytest
 from matplotlib.axes import Axes
-from print_rules import print_faults
+from print_rules import drawn
 
 from exitbench.reports import figures
 from exitbench.reports.figures.heads import heads_fig1_training
 from exitbench.reports.figures.ours import training_loss
 from exitbench.reports.frame import Frame
-from exitbench.reports.plotting.style import LIGHT, lay_out, theme
 from exitbench.reports.registry import discover
 
 Log = tuple[str, str, str, int, int | None, str, float]  # model, recipe, weights, step, block, metric, value
@@ -50,16 +49,10 @@ def rows(name: str, log: Iterable[Log], folder: Path) -> Frame:
 
 
 def panels(module: Any, frame: Frame) -> list[Axes]:
-    with theme(LIGHT):
-        figure = module.plot(frame)
-        lay_out(figure)
-        figure.draw_without_rendering()
-    assert print_faults(figure) == []
-    assert module.finding(frame).endswith(".")
-    return list(figure.axes)
+    return list(drawn(module, frame).axes)
 
 
-def drawn(axes: Axes) -> list[list[tuple[float, float]]]:
+def lines(axes: Axes) -> list[list[tuple[float, float]]]:
     """Return the points of every line."""
     return [list(zip(*line.get_data(), strict=True)) for line in axes.lines]
 
@@ -67,10 +60,10 @@ def drawn(axes: Axes) -> list[list[tuple[float, float]]]:
 def test_training_figure_shows_accuracy_left_and_entropy_right(tmp_path: Path) -> None:
     frame = rows("heads_fig1_training", [*HEADS, *LOSSES], tmp_path)
     left_panel, right = panels(heads_fig1_training, frame)
-    assert drawn(left_panel) == [
+    assert lines(left_panel) == [
         [(100, pytest.approx(scale * 0.5)), (200, pytest.approx(scale * 0.75))] for scale in (0.5, 0.8, 1.0)
     ]
-    assert drawn(right) == [
+    assert lines(right) == [
         [(100, pytest.approx(2 / scale)), (200, pytest.approx(1.5 / scale))] for scale in (0.5, 0.8, 1.0)
     ]
     assert "entropy" in right.get_ylabel()
@@ -89,14 +82,14 @@ def test_model_loss_is_one_line_per_training(tmp_path: Path) -> None:
     of_blocks: list[Log] = [("m", "heads", "aaaaaaaa", 100, 4, "loss_nats", 9.0)]
     other: list[Log] = [("n", "r", "bbbbbbbb", 50, None, "loss_nats", 2.0)]
     (axes,) = panels(training_loss, rows("training_loss", [*HEADS, *LOSSES, *of_blocks, *other], tmp_path))
-    assert drawn(axes) == [[(100, 3), (200, 1.5), (300, 1)], [(50, 2)]]
+    assert lines(axes) == [[(100, 3), (200, 1.5), (300, 1)], [(50, 2)]]
 
 
 def test_each_loss_has_a_panel_and_may_be_negative(tmp_path: Path) -> None:
     other: list[Log] = [("n", "r", "cccccccc", step, None, "loss_nats", -5.0 - step) for step in (1, 2)]
     first, second = panels(training_loss, rows("training_loss", [*LOSSES, *other], tmp_path))
-    assert drawn(first) == [[(1, -6), (2, -7)]]
-    assert drawn(second) == [[(100, 3), (200, 1.5), (300, 1)]]
+    assert lines(first) == [[(1, -6), (2, -7)]]
+    assert lines(second) == [[(100, 3), (200, 1.5), (300, 1)]]
     assert first.get_ylim()[0] < -7
     assert second.get_ylim()[0] == 0
 

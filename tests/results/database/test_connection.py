@@ -9,6 +9,7 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from stored_rows import RowsByTable, rows_by_table
 
 from exitbench.errors import UserError
 from exitbench.results.database import access, catalogue, current
@@ -295,11 +296,11 @@ def test_a_database_in_use_names_the_process_after_a_bounded_wait(path: Path) ->
 
 
 def test_rebuild_restores_the_same_rows_and_leaves_no_temporary_files(
-    few_spool: Path, few_database: Path, few_rows: dict[str, list[str]], tmp_path: Path
+    few_spool: Path, few_database: Path, few_rows: RowsByTable, tmp_path: Path
 ) -> None:
     path = Path(shutil.copyfile(few_database, tmp_path / "exitbench.duckdb"))
     rebuild(few_spool, path)
-    assert _rows(path) == few_rows
+    assert rows_by_table(path) == few_rows
     assert len(few_rows["attempt"]) > 10
     assert [file.name for file in tmp_path.iterdir() if not file.name.startswith(".")] == [path.name]
     assert not list(tmp_path.glob(".*/"))
@@ -310,39 +311,25 @@ def test_rebuild_refuses_to_lose_attempts_that_the_spool_cannot_restore(example_
     for prefix in sorted(example_spool.iterdir())[:5]:
         shutil.copytree(prefix, spool / prefix.name)
     ingest(spool, path)
-    before = _rows(path)
+    before = rows_by_table(path)
     done_file = next(spool.glob("*/*/*/DONE"))
     done_file.write_text("x")
     with pytest.raises(UserError, match=rf"not replaced: it has 1 attempt .*{done_file.parent.name}(.|\n)*DONE"):
         rebuild(spool, path)
-    assert _rows(path) == before
+    assert rows_by_table(path) == before
     rebuild(spool, path, forget=True)
-    assert len(_rows(path)["attempt"]) == len(before["attempt"]) - 1
+    assert len(rows_by_table(path)["attempt"]) == len(before["attempt"]) - 1
 
 
 def test_rebuilding_replaces_a_database_of_another_version(
-    few_spool: Path, few_database: Path, few_rows: dict[str, list[str]], tmp_path: Path
+    few_spool: Path, few_database: Path, few_rows: RowsByTable, tmp_path: Path
 ) -> None:
     path = Path(shutil.copyfile(few_database, tmp_path / "exitbench.duckdb"))
     with duckdb.connect(path) as connection:
         connection.execute("UPDATE schema_version SET version = 24, tool = 'exitbench 0.0.1'")
         connection.execute("ALTER TABLE token_exit DROP COLUMN head_rows")
     rebuild(few_spool, path)
-    assert _rows(path) == few_rows
-
-
-@pytest.fixture(scope="module")
-def few_rows(few_database: Path) -> dict[str, list[str]]:
-    return _rows(few_database)
-
-
-def _rows(path: Path) -> dict[str, list[str]]:
-    with open_database(path) as opened:
-        tables = opened.query("SELECT table_name AS t FROM duckdb_tables() WHERE t <> 'schema_version'")[
-            "t"
-        ].to_pylist()
-        # As text: NaN equals nothing.
-        return {table: list(map(str, opened.rows(f"FROM {table} ORDER BY ALL")[1])) for table in tables}
+    assert rows_by_table(path) == few_rows
 
 
 def test_database_in_a_later_duckdb_storage_format_stays_writable(tmp_path: Path) -> None:

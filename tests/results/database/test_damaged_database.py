@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from stored_rows import rows_by_table
 
 from exitbench.results.database.connection import DamagedDatabase, open_database
 from exitbench.results.ingest.ingest import ingest, rebuild
@@ -33,13 +34,6 @@ def path(few_database: Path, tmp_path: Path) -> Path:
     return shutil.copyfile(few_database, tmp_path / "exitbench.duckdb")
 
 
-def read_all(path: Path) -> dict[str, list[str]]:
-    with open_database(path) as opened:
-        names = opened.query("SELECT table_name AS t FROM duckdb_tables() WHERE t <> 'schema_version'")["t"].to_pylist()
-        # As text: NaN equals nothing.
-        return {name: list(map(str, opened.rows(f"FROM {name} ORDER BY ALL")[1])) for name in names}
-
-
 def write(path: Path) -> None:
     open_database(path, read_only=False).close()
 
@@ -54,35 +48,35 @@ def overwrite(path: Path, start: int, size: int) -> None:
         file.write(random.Random(start).randbytes(size))
 
 
-@pytest.mark.parametrize("action", [read_all, write], ids=["reader", "writer"])
+@pytest.mark.parametrize("action", [rows_by_table, write], ids=["reader", "writer"])
 def test_database_truncated_anywhere_suggests_a_rebuild(
     path: Path, few_spool: Path, action: Callable[[Path], object]
 ) -> None:
-    before, content = read_all(path), path.read_bytes()
+    before, content = rows_by_table(path), path.read_bytes()
     rng = random.Random(5)
     for size in (0, 12, 100, 4096, 12288, *(rng.randrange(int(0.9 * len(content))) for _ in range(6))):
         path.write_bytes(content[:size])
         with pytest.raises(DamagedDatabase, match="exitbench db rebuild"):
             action(path)
     rebuild(few_spool, path)
-    assert read_all(path) == before
+    assert rows_by_table(path) == before
 
 
 def test_overwritten_block_is_never_read_as_rows(path: Path, few_spool: Path) -> None:
-    before, content = read_all(path), path.read_bytes()
+    before, content = rows_by_table(path), path.read_bytes()
     part = (len(content) - HEADERS) // 8
     offered = 0
     for index in range(8):
         path.write_bytes(content)
         overwrite(path, HEADERS + index * part, part)
         try:
-            assert read_all(path) == before  # the blocks are free
+            assert rows_by_table(path) == before  # the blocks are free
             ingest(few_spool, path)
         except DamagedDatabase:
             offered += 1
     assert offered > 1
     rebuild(few_spool, path)
-    assert read_all(path) == before
+    assert rows_by_table(path) == before
 
 
 @pytest.fixture(scope="module")
@@ -107,22 +101,22 @@ def log(killed: Path, tmp_path: Path) -> Path:
 def test_rows_lost_by_a_killed_writer_are_ingested_again(log: Path, few_spool: Path) -> None:
     path = log.with_suffix("")
     content, database = log.read_bytes(), path.read_bytes()
-    expected = read_all(path)
+    expected = rows_by_table(path)
     rng = random.Random(6)
     for size in (0, rng.randrange(len(content)), len(content) - 1):
         path.write_bytes(database)
         log.write_bytes(content[:size])
         ingest(few_spool, path)
-        assert read_all(path) == expected, size
+        assert rows_by_table(path) == expected, size
 
 
 def test_overwritten_write_ahead_log_suggests_a_rebuild(log: Path, few_spool: Path) -> None:
     """If the length in an entry points beyond the end of the write-ahead log, DuckDB takes the log for truncated."""
     path = log.with_suffix("")
-    content, database, expected = log.read_bytes(), path.read_bytes(), read_all(path)
+    content, database, expected = log.read_bytes(), path.read_bytes(), rows_by_table(path)
     offered = 0
     for part in range(1, 7):
-        for action in (read_all, write):
+        for action in (rows_by_table, write):
             path.write_bytes(database)
             log.write_bytes(content)
             overwrite(log, part * len(content) // 7, 64)
@@ -133,11 +127,11 @@ def test_overwritten_write_ahead_log_suggests_a_rebuild(log: Path, few_spool: Pa
                 offered += 1
             else:
                 ingest(few_spool, path)
-                assert read_all(path) == expected
+                assert rows_by_table(path) == expected
     assert offered > 6
     rebuild(few_spool, path)
     assert not log.exists()
-    assert read_all(path) == expected
+    assert rows_by_table(path) == expected
 
 
 def test_database_damage_does_not_quarantine_valid_rescores(
@@ -158,4 +152,4 @@ def test_database_damage_does_not_quarantine_valid_rescores(
             ingest(tmp_path / "spool", path)
     assert list((tmp_path / "spool" / "rescores").glob("*/*/DONE"))
     assert ingest(tmp_path / "spool", path).quarantined == ()
-    assert len(read_all(path)["sample_rescore"]) == len(samples)
+    assert len(rows_by_table(path)["sample_rescore"]) == len(samples)

@@ -190,23 +190,6 @@ def test_plain_probes_flags_the_latest_probe_per_full_depth_and_the_largest(
     assert {row["attempt_id"] for row in rows if row["is_latest"]} == {largest, latest}
 
 
-def test_settled_tokens_of_probe_by_document_are_those_that_no_longer_change(
-    database: Database, records: list[AttemptRecord]
-) -> None:
-    for record in _ok(records, "probe"):
-        settled = [row["stable_from"] for row in _rows(record, "probe")]
-        rows = _query(
-            database,
-            "SELECT block, sum(settled) / sum(n) AS share, sum(n) AS n FROM probe_by_document "
-            "WHERE attempt_id = $id GROUP BY block ORDER BY block",
-            id=record.attempt.attempt_id,
-        )
-        assert rows == [
-            {"block": block, "share": sum(s <= block for s in settled) / len(settled), "n": len(settled)}
-            for block in range(1, record.cell["model"]["blocks"] + 1)
-        ]
-
-
 def test_exit_by_kind_of_a_probe_is_where_its_tokens_settle(database: Database, records: list[AttemptRecord]) -> None:
     record = _ok(records, "probe")[0]
     by_kind: dict[str, list[Json]] = defaultdict(list)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
+from stored_rows import imported_rows
 
 from exitbench.errors import UserError
 from exitbench.results.database.catalogue import ATTEMPT, CELL
@@ -20,7 +21,6 @@ from exitbench.results.ingest.manifest import Manifest
 from exitbench.results.ingest.snapshot import write_snapshot
 from exitbench.results.side_records.derived import TAG_SCHEMA, Rescore, record_rescore, record_tags
 from exitbench.results.spool.attempts import free_tables, scan_spool
-from exitbench.results.tables import TABLES as DECLARED
 
 
 @pytest.fixture
@@ -33,20 +33,6 @@ def path(spool: Path) -> Path:
     return spool.parent / "exitbench.duckdb"
 
 
-Rows = dict[str, list[str]]
-
-
-def rows(path: Path) -> Rows:
-    """Return every row as text, by table, without the tables that are never imported."""
-    with open_database(path) as database:
-        names = database.query("SELECT table_name FROM duckdb_tables()")["table_name"].to_pylist()
-        return {
-            name: [str(row) for row in database.rows(f"SELECT * FROM {name} ORDER BY ALL")[1]]
-            for name in names
-            if not DECLARED[name].local
-        }
-
-
 def snapshot_of(path: Path, folder: Path) -> Path:
     """A snapshot of a database."""
     with open_database(path) as database:
@@ -55,33 +41,21 @@ def snapshot_of(path: Path, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def exported(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a read-only snapshot of the example database."""
-    return snapshot_of(few_database, tmp_path_factory.mktemp("exported") / "exported")
-
-
-@pytest.fixture(scope="module")
-def imported(exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def imported(few_snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a runs folder into which the snapshot was imported; tests copy it."""
     runs = tmp_path_factory.mktemp("imported")
-    merge(exported, runs / "spool", runs / "exitbench.duckdb")
+    merge(few_snapshot, runs / "spool", runs / "exitbench.duckdb")
     return runs
 
 
-@pytest.fixture(scope="module")
-def few_rows(few_database: Path) -> Rows:
-    """Return the rows of the example database."""
-    return rows(few_database)
-
-
 @pytest.fixture(params=["spool", "snapshot"])
-def source(request: pytest.FixtureRequest, few_spool: Path, exported: Path) -> Path:
+def source(request: pytest.FixtureRequest, few_spool: Path, few_snapshot: Path) -> Path:
     """Return the example as a spool and as a snapshot, the two forms that can be imported."""
-    return few_spool if request.param == "spool" else exported
+    return few_spool if request.param == "spool" else few_snapshot
 
 
-def test_import_source_kind_is_detected_from_content(few_spool: Path, exported: Path, benchmarks: Path) -> None:
-    assert [kind_of(folder) for folder in (few_spool, exported, benchmarks)] == ["spool", "snapshot", "benchmarks"]
+def test_import_source_kind_is_detected_from_content(few_spool: Path, few_snapshot: Path, benchmarks: Path) -> None:
+    assert [kind_of(folder) for folder in (few_spool, few_snapshot, benchmarks)] == ["spool", "snapshot", "benchmarks"]
 
 
 @pytest.mark.parametrize("content", ["ours", "another program's", "another schema"])
@@ -124,16 +98,16 @@ def test_importing_a_runs_folder_suggests_its_spool(few_spool: Path, spool: Path
 
 
 def test_import_adds_every_row_once_and_survives_a_rebuild(
-    source: Path, spool: Path, path: Path, few_rows: Rows
+    source: Path, spool: Path, path: Path, few_database: Path
 ) -> None:
-    expected = few_rows
+    expected = imported_rows(few_database)
     report = merge(source, spool, path)
     assert (report.added, report.existing, report.problems) == (len(expected["attempt"]), 0, ())
-    assert rows(path) == expected
+    assert imported_rows(path) == expected
     report = merge(source, spool, path)
     assert (report.added, report.existing, report.problems) == (0, len(expected["attempt"]), ())
     rebuild(spool, path)
-    assert rows(path) == expected
+    assert imported_rows(path) == expected
     assert [entry.name for entry in spool.iterdir() if entry.name.startswith(".")] == []
 
 
@@ -165,11 +139,11 @@ def rescored_snapshot(rescored: Path) -> Path:
 def test_new_metric_versions_of_known_attempts_are_imported(
     rescored: Path, rescored_snapshot: Path, imported: Path, spool: Path, path: Path
 ) -> None:
-    expected, source = rows(rescored), rescored_snapshot
+    expected, source = imported_rows(rescored), rescored_snapshot
     shutil.copytree(imported, path.parent)
     report = merge(source, spool, path)
     assert (report.added, report.existing, report.rescored) == (0, len(expected["attempt"]), 2)
-    assert rows(path) == expected
+    assert imported_rows(path) == expected
     assert merge(source, spool, path).rescored == 0
     imports = sorted((spool / "imports").iterdir(), key=lambda folder: Manifest.read(folder).rows["attempt"])
     assert [Manifest.read(folder).rows["attempt"] for folder in imports] == [0, len(expected["attempt"])]
@@ -178,7 +152,7 @@ def test_new_metric_versions_of_known_attempts_are_imported(
     ):  # read in this order: scores before their attempts
         folder.rename(folder.with_name(name))
     rebuild(spool, path)
-    assert rows(path) == expected
+    assert imported_rows(path) == expected
 
 
 def test_rescores_and_tags_are_imported_with_a_spool(few_spool: Path, tmp_path: Path, spool: Path, path: Path) -> None:
@@ -194,7 +168,7 @@ def test_rescores_and_tags_are_imported_with_a_spool(few_spool: Path, tmp_path: 
     record_tags(other, attempt.attempt_id, "tagger", tags)
     report = merge(other, spool, path)
     assert (report.added, report.rescored, report.problems) == (0, 1, ())
-    rows_here = rows(path)
+    rows_here = imported_rows(path)
     assert len(rows_here["sample_rescore"]) == len(samples)
     assert len(rows_here["token_tag"]) == 1
     assert merge(other, spool, path).rescored == 0
@@ -211,7 +185,7 @@ def test_imported_scores_of_removed_attempts_are_left_out(
         )["a"].to_pylist()
     shutil.rmtree(next(attempt.path for attempt in scan_spool(spool) if attempt.attempt_id == removed))
     rebuild(spool, path, forget=True)
-    tables, rows_here = ("metric", "sample_rescore", "token_tag", "attempt"), rows(path)
+    tables, rows_here = ("metric", "sample_rescore", "token_tag", "attempt"), imported_rows(path)
     assert not any(removed in row for name in tables for row in rows_here[name])
     assert any(VERSION in row for row in rows_here["metric"])
 
@@ -224,19 +198,19 @@ def copy_some(few_spool: Path, spool: Path, every: int) -> int:
 
 
 def test_existing_attempts_are_not_imported_again(
-    source: Path, spool: Path, path: Path, few_spool: Path, few_rows: Rows
+    source: Path, spool: Path, path: Path, few_spool: Path, few_database: Path
 ) -> None:
     here = copy_some(few_spool, spool, every=3)  # not yet in a database
-    expected = few_rows
+    expected = imported_rows(few_database)
     report = merge(source, spool, path)
     assert (report.added, report.existing) == (len(expected["attempt"]) - here, here)
-    assert rows(path) == expected
+    assert imported_rows(path) == expected
     for imported in (spool / "imports").glob("*"):
         with duckdb.connect() as connection:
             (count,) = connection.execute(f"SELECT count(*) FROM '{imported}/attempt.parquet'").fetchone() or (None,)
         assert count == report.added
     rebuild(spool, path)
-    assert rows(path) == expected
+    assert imported_rows(path) == expected
 
 
 def test_attempt_with_conflicting_files_aborts_the_import(
@@ -247,10 +221,10 @@ def test_attempt_with_conflicting_files_aborts_the_import(
     done_file = attempt.path / "DONE"
     done_file.write_text(json.dumps(json.loads(done_file.read_text()), indent=4))  # as valid, and not the same
     ingest(spool, path)
-    before = rows(path)
+    before = imported_rows(path)
     with pytest.raises(UserError, match=f"already here with different files: 1 attempt, such as {attempt.attempt_id}"):
         merge(source, spool, path)
-    assert rows(path) == before
+    assert imported_rows(path) == before
 
 
 def test_damaged_and_unfinished_attempts_are_not_imported(
@@ -302,7 +276,7 @@ def test_training_records_are_imported_with_the_attempts(
     (other / "trainings" / ("a" * 64) / "card.json").write_text('{"recipe": {"name": "small"}}')
     (other / "trainings" / ("a" * 64) / "training_log.csv").write_text("step,block,metric,value\n10,,loss_nats,2.5\n")
     merge(other, spool, path)
-    assert len(rows(path)["training_log"]) == 1
+    assert len(imported_rows(path)["training_log"]) == 1
 
 
 def test_latest_attempt_names_its_cell_whether_local_or_imported(
@@ -330,7 +304,7 @@ def test_a_damaged_import_is_left_out_of_a_rebuild_with_a_message(imported: Path
     (snapshot / "metric.parquet").write_bytes(b"torn")
     (problem,) = rebuild(spool, path, forget=True).quarantined
     assert "metric.parquet: was changed after it was written" in problem
-    assert rows(path)["attempt"] == []
+    assert imported_rows(path)["attempt"] == []
 
 
 def benchmark_json(median: float, when: str = "2026-01-02T03:04:05.000006+00:00", **stats: Any) -> dict[str, Any]:
@@ -395,4 +369,4 @@ def test_benchmarks_are_imported_with_a_snapshot(benchmarks: Path, spool: Path, 
     merge(benchmarks, spool, path)
     target = tmp_path / "there"
     merge(snapshot_of(path, tmp_path / "exported"), target / "spool", target / "exitbench.duckdb")
-    assert rows(target / "exitbench.duckdb") == rows(path)
+    assert imported_rows(target / "exitbench.duckdb") == imported_rows(path)

@@ -10,6 +10,7 @@ from typing import Any
 import duckdb
 import pyarrow.parquet as pq
 import pytest
+from stored_rows import imported_rows
 
 from exitbench.errors import UserError
 from exitbench.results.database.catalogue import ATTEMPT
@@ -19,34 +20,12 @@ from exitbench.results.ingest.manifest import MANIFEST, Manifest
 from exitbench.results.ingest.snapshot import load_snapshot, write_snapshot
 from exitbench.results.queries import saved_query
 from exitbench.results.tables import SCHEMA_VERSION
-from exitbench.results.tables import TABLES as DECLARED
-
-TABLES = "SELECT table_name FROM duckdb_tables() ORDER BY ALL"
-COLUMNS = """
-    SELECT column_name FROM duckdb_columns()
-    WHERE table_name = ? AND database_name <> 'now' ORDER BY column_index
-"""
-
-
-def rows(database: Database) -> dict[str, list[str]]:
-    """Return every row as text (so that NaN equals NaN), by table, without the tables that are never imported."""
-    names = [name for name in database.query(TABLES)["table_name"].to_pylist() if not DECLARED[name].local]
-    return {name: [str(row) for row in database.rows(f"SELECT * FROM {name} ORDER BY ALL")[1]] for name in names}
-
-
-@pytest.fixture(scope="module")
-def written(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a read-only snapshot of the example."""
-    folder = tmp_path_factory.mktemp("written") / "taken"
-    with open_database(few_database) as database:
-        write_snapshot(database.engine, folder)
-    return folder
 
 
 @pytest.fixture
-def snapshot_folder(written: Path, tmp_path: Path) -> Path:
+def snapshot_folder(few_snapshot: Path, tmp_path: Path) -> Path:
     """Return a copy of the example's snapshot that a test may change."""
-    return Path(shutil.copytree(written, tmp_path / "taken"))
+    return Path(shutil.copytree(few_snapshot, tmp_path / "taken"))
 
 
 @pytest.fixture
@@ -63,7 +42,7 @@ def test_special_characters_in_a_snapshot_path_are_literal(
         damage(tmp_path / other / "attempt.parquet")
     with empty:
         added = load_snapshot(empty.engine, snapshot_folder.rename(tmp_path / name))
-        attempts = rows(empty)["attempt"]
+        attempts = imported_rows(empty)["attempt"]
         assert len(attempts) == len(set(attempts)) == added
 
 
@@ -93,16 +72,16 @@ def test_a_database_filled_from_a_snapshot_has_the_same_rows(
     snapshot_folder: Path, empty: Database, few_database: Path
 ) -> None:
     with open_database(few_database) as database:
-        expected = rows(database)
+        expected = imported_rows(database)
     with empty:
         assert load_snapshot(empty.engine, snapshot_folder) == len(expected["attempt"])
-        assert rows(empty) == expected
+        assert imported_rows(empty) == expected
         assert load_snapshot(empty.engine, snapshot_folder) == 0
-        assert rows(empty) == expected
+        assert imported_rows(empty) == expected
 
 
 def test_large_tables_are_written_in_row_groups_with_every_row(
-    few_database: Path, written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    few_database: Path, few_snapshot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot, "_BATCH_ROWS", 10)
     monkeypatch.setattr(snapshot, "_GROUP_BYTES", 2_000)
@@ -110,8 +89,9 @@ def test_large_tables_are_written_in_row_groups_with_every_row(
         write_snapshot(database.engine, tmp_path / "again")
     for table in ("token_exit", "sample"):
         assert pq.read_metadata(tmp_path / "again" / f"{table}.parquet").num_row_groups > 1
-        assert pq.read_metadata(written / f"{table}.parquet").num_row_groups == 1
-        assert pq.read_table(tmp_path / "again" / f"{table}.parquet") == pq.read_table(written / f"{table}.parquet")
+        assert pq.read_metadata(few_snapshot / f"{table}.parquet").num_row_groups == 1
+        expected = pq.read_table(few_snapshot / f"{table}.parquet")
+        assert pq.read_table(tmp_path / "again" / f"{table}.parquet") == expected
 
 
 def test_snapshot_bytes_do_not_depend_on_row_order(few_database: Path, snapshot_folder: Path, tmp_path: Path) -> None:
@@ -258,7 +238,7 @@ def test_damaged_snapshot_is_refused_and_no_row_is_added(
     with empty:
         with pytest.raises(UserError, match=says):
             load_snapshot(empty.engine, snapshot_folder)
-        assert not any(rows(empty).values())
+        assert not any(imported_rows(empty).values())
 
 
 def test_attempt_with_conflicting_files_is_refused_and_nothing_is_added(snapshot_folder: Path, empty: Database) -> None:
@@ -270,7 +250,7 @@ def test_attempt_with_conflicting_files_is_refused_and_nothing_is_added(snapshot
             connection.execute(ATTEMPT.update().values(spool_sha256="0" * 64))
         with pytest.raises(UserError, match=f"already here with different files: 1 attempt, such as {attempt_id}"):
             load_snapshot(empty.engine, snapshot_folder)
-        assert len(rows(empty)["attempt"]) == 1
+        assert len(imported_rows(empty)["attempt"]) == 1
 
 
 @pytest.mark.parametrize("version", [SCHEMA_VERSION + 1, 22, "1", None])

@@ -1,37 +1,14 @@
-"""Fixtures of the lake tests: `few_database` as a lake, and the rows of a database or a lake, for comparison."""
+"""Fixtures of the lake tests: databases of a part of `few_spool`."""
 
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from stored_rows import RowsByTable, rows_by_table
 
-from exitbench.results.database.connection import Database, open_database
-from exitbench.results.database.tables import declared_tables, quoted
 from exitbench.results.ingest.ingest import ingest
-from exitbench.results.lake.export import export_lake
 from exitbench.results.spool.attempts import scan_spool
-
-Rows = dict[str, list[str]]
-
-
-def rows(database: Database) -> Rows:
-    """Return the sorted rows of every table except `schema_version`, which has the date of creation."""
-    names = [name for name in declared_tables() if name != "schema_version"]
-    return {name: sorted(map(repr, database.duck.execute(f"FROM {quoted(name)}").fetchall())) for name in names}
-
-
-@pytest.fixture(scope="session")
-def rows_by_table() -> Callable[[Database], Rows]:
-    """Return a function that gives the rows of a database or a lake by table."""
-    return rows
-
-
-@pytest.fixture(scope="session")
-def few_rows(few_database: Path) -> Rows:
-    """Return the sorted rows of `few_database`, by table."""
-    with open_database(few_database) as database:
-        return rows(database)
 
 
 @pytest.fixture(scope="session")
@@ -55,17 +32,6 @@ def fewer_database(part_of_few: Callable[[int], Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
-def fewer_rows(fewer_database: Path) -> Rows:
-    """Return the sorted rows of `fewer_database`, by table."""
-    with open_database(fewer_database) as database:
-        return rows(database)
-
-
-@pytest.fixture(scope="session")
-def few_lake(few_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return `few_database` exported as a lake, which tests must not change."""
-    pytest.importorskip("deltalake", reason="deltalake is not installed (pip install 'exitbench[lake]')")
-    lake = tmp_path_factory.mktemp("few-lake") / "lake"
-    with open_database(few_database) as database:
-        export_lake(database.duck, str(lake))
-    return lake
+def fewer_rows(fewer_database: Path) -> RowsByTable:
+    """Return the rows of `fewer_database`."""
+    return rows_by_table(fewer_database)

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from stored_rows import RowsByTable, rows_by_table
 
 import exitbench as eb
 from exitbench.harness.cli.main import main
-from exitbench.results.database.connection import Database, open_database
+from exitbench.results.database.connection import open_database
 from exitbench.results.lake.export import export_lake
 from exitbench.results.lake.reading import open_lake
 
@@ -30,11 +31,8 @@ def fewest_database(part_of_few: Callable[[int], Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def fewest_rows(
-    fewest_database: Path, rows_by_table: Callable[[Database], dict[str, list[str]]]
-) -> dict[str, list[str]]:
-    with open_database(fewest_database) as database:
-        return rows_by_table(database)
+def fewest_rows(fewest_database: Path) -> RowsByTable:
+    return rows_by_table(fewest_database)
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +66,7 @@ def bucket(port: str, monkeypatch: pytest.MonkeyPatch) -> str:
 def test_concurrent_exports_to_a_bucket_give_the_rows_of_the_database(
     bucket: str,
     fewest_database: Path,
-    fewest_rows: dict[str, list[str]],
-    rows_by_table: Callable[[Database], dict[str, list[str]]],
+    fewest_rows: RowsByTable,
 ) -> None:
     """The store's conditional write decides which commit is first."""
     command = [sys.executable, str(EXPORTERS), "together", str(fewest_database), bucket, "2"]

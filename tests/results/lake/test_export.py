@@ -5,13 +5,13 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 
 import duckdb
 import pytest
+from stored_rows import RowsByTable, rows_by_table
 
-from exitbench.results.database.connection import Database, open_database
+from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.lake import reading, tables
 from exitbench.results.lake.export import export_lake
@@ -25,8 +25,6 @@ EXPORTERS = Path(__file__).with_name("exporters.py")
 SIGKILL = -9
 
 QUERIES = ("best_settings", "what_to_use", "block_curves", "exit_by_position", "signal_quality", "speed_beyond_noise")
-
-RowsOf = Callable[[Database], dict[str, list[str]]]
 
 
 def files(lake: Path) -> dict[str, int]:
@@ -42,9 +40,7 @@ def exported(how: str, database: Path, lake: Path, count: int) -> list[int]:
     return [int(code) for code in process.stdout.split()]
 
 
-def test_a_lake_has_every_row_of_the_database(
-    few_lake: Path, few_rows: dict[str, list[str]], rows_by_table: RowsOf
-) -> None:
+def test_a_lake_has_every_row_of_the_database(few_lake: Path, few_rows: RowsByTable) -> None:
     with open_lake(str(few_lake)) as lake:
         assert rows_by_table(lake) == few_rows
     assert sum(map(len, few_rows.values())) > 1000 and few_rows["quality_difference"]
@@ -78,7 +74,7 @@ def test_exporting_again_writes_nothing(few_lake: Path, few_database: Path) -> N
 
 
 def test_later_export_adds_new_attempts(
-    few_spool: Path, few_database: Path, few_rows: dict[str, list[str]], rows_by_table: RowsOf, tmp_path: Path
+    few_spool: Path, few_database: Path, few_rows: RowsByTable, tmp_path: Path
 ) -> None:
     with open_database(few_database) as database:
         part = "dense_rank() OVER (ORDER BY model_id, data_id) % 2"  # as shards: a model on a task is on one machine
@@ -98,7 +94,7 @@ def test_later_export_adds_new_attempts(
 
 @pytest.mark.parametrize("count", [4, pytest.param(10, marks=pytest.mark.exhaustive)])
 def test_concurrent_exports_lose_no_rows(
-    count: int, fewer_database: Path, fewer_rows: dict[str, list[str]], rows_by_table: RowsOf, tmp_path: Path
+    count: int, fewer_database: Path, fewer_rows: RowsByTable, tmp_path: Path
 ) -> None:
     assert exported("together", fewer_database, tmp_path / "lake", count) == [0] * count
     with open_lake(str(tmp_path / "lake")) as lake:
@@ -106,7 +102,7 @@ def test_concurrent_exports_lose_no_rows(
 
 
 def test_table_that_another_exporter_is_creating_does_not_exist_yet(
-    fewer_database: Path, fewer_rows: dict[str, list[str]], rows_by_table: RowsOf, tmp_path: Path
+    fewer_database: Path, fewer_rows: RowsByTable, tmp_path: Path
 ) -> None:
     log = Path(tables.table_url(str(tmp_path), "attempt"), "_delta_log")
     log.mkdir(parents=True)
@@ -120,7 +116,7 @@ def test_table_that_another_exporter_is_creating_does_not_exist_yet(
 
 @pytest.mark.parametrize("count", [5, pytest.param(10, marks=pytest.mark.exhaustive)])
 def test_killed_exports_leave_only_complete_attempts(
-    count: int, few_database: Path, few_rows: dict[str, list[str]], rows_by_table: RowsOf, tmp_path: Path
+    count: int, few_database: Path, few_rows: RowsByTable, tmp_path: Path
 ) -> None:
     assert exported("killed", few_database, tmp_path / "lake", count) == [SIGKILL] * count
     with open_lake(str(tmp_path / "lake")) as lake:
@@ -186,7 +182,7 @@ def test_non_redistributable_texts_are_not_exported(fewer_database: Path, tmp_pa
         assert none.duck.execute(texts).fetchall() < every.duck.execute(texts).fetchall()
 
 
-def test_lake_table_is_readable_as_a_plain_delta_table(few_lake: Path, few_rows: dict[str, list[str]]) -> None:
+def test_lake_table_is_readable_as_a_plain_delta_table(few_lake: Path, few_rows: RowsByTable) -> None:
     """Polars, Spark and Trino read it in this way: as a Delta table with the partition as a column."""
     (folder,) = few_lake.glob("schema=*/token_exit")
     table = deltalake.DeltaTable(folder).to_pyarrow_dataset().to_table(columns=["attempt_id", "exit_layer"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from stored_rows import rows_by_table
 
 from exitbench.errors import UserError
 from exitbench.results.database.connection import open_database
@@ -96,14 +97,8 @@ def is_whole(runs: Path) -> bool:
     return check(runs / "spool", runs / "exitbench.duckdb").problems == ()
 
 
-def all_rows(runs: Path) -> dict[str, list[str]]:
-    with open_database(runs / "exitbench.duckdb") as opened:
-        names = opened.query("SELECT table_name AS t FROM duckdb_tables() WHERE t <> 'schema_version'")["t"].to_pylist()
-        return {name: list(map(str, opened.rows(f"FROM {name} ORDER BY ALL")[1])) for name in names}
-
-
 def test_leftovers_of_killed_processes_are_found_and_removed(runs: Path, running: AttemptWriter) -> None:
-    before = all_rows(runs)
+    before = rows_by_table(runs / "exitbench.duckdb")
     garbage = find(runs)
     assert kinds(garbage) == {"killed attempt": 1, "quarantined attempt": 1, "leftover": 1}
     assert all(item.path.exists() for item in garbage)
@@ -113,7 +108,7 @@ def test_leftovers_of_killed_processes_are_found_and_removed(runs: Path, running
     assert find(runs) == []
     assert is_whole(runs)
     rebuild(runs / "spool", runs / "exitbench.duckdb")
-    assert all_rows(runs) == before
+    assert rows_by_table(runs / "exitbench.duckdb") == before
 
 
 def test_superseded_attempts_are_removed_from_spool_and_database(runs: Path) -> None:
@@ -124,10 +119,10 @@ def test_superseded_attempts_are_removed_from_spool_and_database(runs: Path) -> 
     assert latest_status(runs / "spool") == states
     assert len([attempt for attempt in scan_spool(runs / "spool") if attempt.finished]) == 2
     assert is_whole(runs)
-    before = all_rows(runs)
+    before = rows_by_table(runs / "exitbench.duckdb")
     assert (len(before["attempt"]), len(before["token_exit"])) == (2, 3)
     rebuild(runs / "spool", runs / "exitbench.duckdb")
-    assert all_rows(runs) == before
+    assert rows_by_table(runs / "exitbench.duckdb") == before
 
 
 def superseded(runs: Path) -> list[Path]:
@@ -144,7 +139,7 @@ def test_a_damaged_attempt_supersedes_nothing(runs: Path) -> None:
     (latest / "tokens.parquet").write_bytes(b"")
     assert superseded(runs) == []
     rebuild(runs / "spool", runs / "exitbench.duckdb", forget=True)
-    assert first.name in str(all_rows(runs)["attempt"])
+    assert first.name in str(rows_by_table(runs / "exitbench.duckdb")["attempt"])
 
 
 @pytest.mark.parametrize("sql", ["DELETE FROM token_exit", "UPDATE attempt SET spool_sha256 = 'x'"])
@@ -205,12 +200,12 @@ def test_partially_copied_file_is_removed(runs: Path, dead_pid: int) -> None:
 
 
 def test_traces_are_removed_if_the_database_has_every_row(runs: Path) -> None:
-    before, states = all_rows(runs), latest_status(runs / "spool")
+    before, states = rows_by_table(runs / "exitbench.duckdb"), latest_status(runs / "spool")
     garbage = [item for item in find(runs, traces=True) if item.kind == "traces"]
     assert len(garbage) == 2  # those of failed attempts are in no database
     remove_garbage(garbage, runs / "exitbench.duckdb")
     assert sum(1 for _ in (runs / "spool").glob("??/*/*/tokens.parquet")) == 2
-    assert all_rows(runs) == before
+    assert rows_by_table(runs / "exitbench.duckdb") == before
     assert latest_status(runs / "spool") == states
     assert is_whole(runs)
     assert kinds(find(runs, traces=True))["traces"] == 0
@@ -218,7 +213,7 @@ def test_traces_are_removed_if_the_database_has_every_row(runs: Path) -> None:
     with pytest.raises(UserError, match="removed the traces of 2 attempts"):
         require_whole_spool(runs / "spool", runs / "exitbench.duckdb")
     rebuild(runs / "spool", runs / "exitbench.duckdb")  # as --force does
-    after = all_rows(runs)
+    after = rows_by_table(runs / "exitbench.duckdb")
     assert (after["attempt"], after["token_exit"]) == (before["attempt"], [])
 
 

@@ -92,10 +92,6 @@ def entropy(z: Array) -> float:
     return float(-sum(share * math.log(share) for share in p if share > 0))
 
 
-Rule = Callable[[Array, dict[str, Any]], int]
-"""Function from the logits of all blocks for one text, [L, C], to its exit layer."""
-
-
 def first(holds: Callable[[Array], bool]) -> Callable[[Array], int]:
     return lambda said: next((block for block in range(1, L) if holds(said[block - 1])), L)
 

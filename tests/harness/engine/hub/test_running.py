@@ -18,7 +18,7 @@ from exitbench.results.database.connection import open_database
 pytestmark = pytest.mark.allow_hosts(["127.0.0.1"])
 
 NAME = "somebody/tiny-llama"
-FIRST, SECOND = "1" * 40, "2" * 40
+FIRST = "1" * 40
 SUITE = """\
 schema = 1
 name = "hubs"
