@@ -262,10 +262,16 @@ def test_failing_gpu_step_is_reported_and_other_steps_continue(gpu: Any, monkeyp
     assert [line.split("  ")[0] for line in table[2:]] == ["before", "after", unchecked, broken]
 
 
-def test_performance_table_has_one_column_per_thread_count(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def document(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the module that writes the tables of times."""
     monkeypatch.syspath_prepend(PERF)
     import document
 
+    return document
+
+
+def test_performance_table_has_one_column_per_thread_count(document: Any) -> None:
     told = {"measured": 2.25, "unit": "x transformers", "note": "of 3 rounds", "at_least": 2.5}
     by_name = {"full_depth/full_depth[a-random-16]": {1: told, 2: {**told, "measured": 2.75}}}
     by_name |= {"full_depth/full_depth[a-random-4]": {2: {"measured": 0.5, "unit": "%", "note": "", "at_most": 0.6}}}
@@ -277,10 +283,7 @@ def test_performance_table_has_one_column_per_thread_count(monkeypatch: pytest.M
     ]
 
 
-def test_performance_table_is_followed_by_machine_date_and_commit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(PERF)
-    import document
-
+def test_performance_table_is_followed_by_machine_date_and_commit(document: Any) -> None:
     told = {"measured": 1.0, "unit": "%", "note": "", "on": "A processor, 2 cores, AVX2; 2026-01-02; commit abc"}
     newer = {**told, "on": "Another, 4 cores, AMX; 2026-01-03; commit def and changes"}
     made = document.table({"gates/gate[a]": {1: told, 2: newer}, "gates/gate[b]": {1: told}}, "gates")
@@ -288,10 +291,7 @@ def test_performance_table_is_followed_by_machine_date_and_commit(monkeypatch: p
     assert below == ["", f"{told['on']}.", "", f"{newer['on']}."]
 
 
-def test_performance_table_without_new_measurements_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(PERF)
-    import document
-
+def test_performance_table_without_new_measurements_is_kept(document: Any) -> None:
     page = "<!-- measured: {} -->\n|  | 1 thread |\n| --- | ---: |\n| gate[b] | of before |\n<!-- end -->\n"
     told = {"gates/gate[b]": {1: {"measured": 0.5, "unit": "%", "note": ""}}}
     made = document.rewritten(page.format("gates") + page.format("bf16"), told)
@@ -299,10 +299,7 @@ def test_performance_table_without_new_measurements_is_kept(monkeypatch: pytest.
     assert "| gate[b] | 50.0% |" in document.rewritten("<!-- measured: gates -->\n<!-- end -->\n", told)
 
 
-def test_rows_without_new_measurements_are_kept_below_the_real_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(PERF)
-    import document
-
+def test_rows_without_new_measurements_are_kept_below_the_real_model(document: Any) -> None:
     told = {"measured": 0.5, "unit": "%", "note": "", "on": "A processor; 2026-01-02; commit abc"}
     first = document.table({"gates/gate[a]": {1: told}, "gates/gate[b]": {2: told}}, "gates")
     newer = {**told, "measured": 0.25, "on": "Another; 2026-01-03; commit def"}
@@ -329,10 +326,7 @@ def test_rows_without_new_measurements_are_kept_below_the_real_model(monkeypatch
 # ------------------------------------------------------------------------------------------ the document
 
 
-def test_every_measured_marker_names_a_benchmark_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(PERF)
-    import document
-
+def test_every_measured_marker_names_a_benchmark_file(document: Any) -> None:
     text = document.DOCUMENT.read_text(encoding="utf-8")
     tables = re.findall(r"<!-- measured: (\w+) -->", text)
     assert tables == [file for _, file, *_ in document.TABLE.findall(text)]

@@ -47,14 +47,7 @@ def test_every_quoted_message_exists_in_the_code() -> None:
 
 
 def test_message_that_differs_in_one_word_does_not_match() -> None:
-    (text,) = (
-        {text for text in texts('f"{model}: tensor {name} is missing from {place}."')}
-        - {": tensor "}
-        - {
-            " is missing from ",
-            ".",
-        }
-    )
+    (text,) = {*texts('f"{model}: tensor {name} is missing from {place}."')} - {": tensor ", " is missing from ", "."}
     assert is_of("…: tensor … is missing from ….", text)
     assert is_of("is missing from", text)
     assert not is_of("…: tensor … is absent from ….", text)

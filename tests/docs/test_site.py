@@ -71,7 +71,7 @@ def test_every_link_and_anchor_of_a_document_resolves(document: Path) -> None:
         if re.match(r"[a-z]+:", path):
             continue
         target = (document.parent / path).resolve() if path else document
-        if not target.exists():
+        if not target.is_file():
             wrong.append(path)
         elif anchor and anchor not in anchors(target):
             wrong.append(f"{path}#{anchor}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,8 @@ random_weights = true
 lines = {{ task = "wmt-en-fr", source = "local", files = {{ en = "text.en", fr = "text.fr" }}, max_new_tokens = 4 }}
 
 """
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `suite_runs` and `lm_eval_toys`
 
 SPECIAL_TOKENS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 

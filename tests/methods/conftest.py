@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib.util
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -28,6 +26,10 @@ from exitbench.harness.engine.checkpoints.exit_head_files import save_exit_heads
 from exitbench.harness.engine.checkpoints.files import EXIT_HEADS_FILE
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
 from exitbench.harness.engine.model.exit_heads import HeadKind
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the modules that tests share
+
+import slow_rules
 
 Array = NDArray[np.float64]
 N_BLOCKS = 6
@@ -153,16 +155,6 @@ def one_thread() -> Iterator[None]:
     with torch.no_grad():
         yield
     torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="session")
-def slow_rules() -> ModuleType:
-    """Return the module `slow_rules.py`, which tests cannot import by name."""
-    spec = importlib.util.spec_from_file_location("slow_rules", Path(__file__).parent / "slow_rules.py")
-    assert spec is not None and spec.loader is not None
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # ------------------------------------------------------------------------------------------ the slow decoder
@@ -324,13 +316,12 @@ SEMANTICS = {  # meaning of each KV policy, independent of its implementation
     "noisy": "noisy",
     "evict": "evict",
 }
-Choose = Callable[[Any], Any]
-"""Exit rule with bound parameters, from a SlowView to a SlowChoice (`slow_rules.py`)."""
+SAMPLING = {"full", "heads"}  # whose temperature is that of sampling; elsewhere it is the speed of a decay
 
 
 @pytest.fixture(scope="session")
-def slow_decode(slow_rules: ModuleType) -> Callable[..., list[Any]]:
-    """Return a function that decodes a prompt, greedily by default, with an exit rule: one SlowChoice per token."""
+def slow_decode() -> Callable[..., list[Any]]:
+    """Return a function that decodes a prompt with a method's rule of `slow_rules.py`: one SlowChoice per token."""
     begun: dict[tuple[int, tuple[int, ...]], SlowDecoder] = {}
     seen: dict[tuple[Any, ...], tuple[list[Array], tuple[Any, ...]]] = {}
 
@@ -357,15 +348,16 @@ def slow_decode(slow_rules: ModuleType) -> Callable[..., list[Any]]:
         prompt: list[int],
         seed: int,
         max_new_tokens: int,
-        choose: Choose,
-        kv_policy: str,
-        temperature: float = 0.0,
+        name: str,
+        params: dict[str, Any],
+        fitted: dict[str, Array] | None = None,
         gates_first_token: bool = False,
         given: Sequence[int] = (),
         views: list[Any] | None = None,
     ) -> list[Any]:
         """Decode; ``given`` are tokens fed in place of the chosen ones, and ``views`` collects each token's view."""
-        decoder, semantics = begin(model, prompt), SEMANTICS[kv_policy]
+        decoder, semantics = begin(model, prompt), SEMANTICS[params.get("kv_policy", "state-copy")]
+        temperature = params["temperature"] if name in SAMPLING else 0.0
         is_seq2seq = model.checkpoint.kind == "seq2seq"
         fed = 0 if is_seq2seq else prompt[-1]
         results: list[Any] = []
@@ -375,7 +367,7 @@ def slow_decode(slow_rules: ModuleType) -> Callable[..., list[Any]]:
             last = slow_rules.RULES["full"](view, {"temperature": temperature}, {})
             # The prompt runs at full depth; its pass gives the first token, unless that one is gated.
             in_prompt = position == 1 and not is_seq2seq and not gates_first_token
-            choice = last if in_prompt else choose(view)
+            choice = last if in_prompt else slow_rules.RULES[name](view, params, fitted or {})
             kept = N_BLOCKS if semantics == "exact" else choice.exit_layer
             decoder.commit(fed, states, kept, is_evicted=semantics == "evict")
             if semantics == "noisy":  # the cache is damaged as by copying, but the token is full depth's

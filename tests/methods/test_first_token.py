@@ -45,21 +45,13 @@ def with_single_tokens(prompts: list[list[int]]) -> list[list[int]]:
     ("name", "params"), CASES, ids=lambda case: "-".join(map(str, case.values())) if isinstance(case, dict) else case
 )
 def test_tokens_and_exits_equal_the_slow_decoders(
-    tiny: Any, prompts: Any, slow_decode: Any, slow_rules: Any, name: str, params: dict[str, Any]
+    tiny: Any, prompts: Any, slow_decode: Any, name: str, params: dict[str, Any]
 ) -> None:
     method, compared, first_exits = get_method(name).from_params(params), 0, set()
     rows, asked = with_single_tokens(prompts), method.params()
     together = answer(tiny, method.parts(L), rows)
     for seed, (prompt, ours) in enumerate(zip(rows, together, strict=True)):
-        theirs = slow_decode(
-            tiny,
-            prompt,
-            seed,
-            MAX_NEW_TOKENS,
-            lambda view: slow_rules.RULES[name](view, asked, {}),
-            asked.get("kv_policy", "state-copy"),
-            gates_first_token=True,
-        )
+        theirs = slow_decode(tiny, prompt, seed, MAX_NEW_TOKENS, name, asked, gates_first_token=True)
         n = next((at for at, choice in enumerate(theirs) if choice.gap < TOO_CLOSE), len(theirs))
         assert ours.exit_layers[:n] == [choice.exit_layer for choice in theirs[:n]]
         assert ours.token_ids[:n] == [choice.token for choice in theirs[:n]]

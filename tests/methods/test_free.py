@@ -75,7 +75,7 @@ def test_fitted_threshold_does_not_depend_on_document_order(tiny: Any, rule: str
     assert fit(method, data(tiny)) == fit(method, data(tiny, order=order))
 
 
-def test_adaptive_rule_uses_the_fitted_threshold_and_constant_rule_needs_no_fit(tiny: Any) -> None:
+def test_adaptive_rule_uses_the_fitted_threshold_and_constant_rule_needs_no_fit() -> None:
     adaptive = Free(exit_layer=5, rule="adaptive")
     fitted = {"threshold": torch.tensor(0.3666, dtype=torch.float64)}
     assert adaptive.parts(L, fitted).threshold == Constant(0.3666)

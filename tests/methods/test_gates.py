@@ -1,7 +1,4 @@
-"""Every gate on given logits and states: scores computed by hand, ties, first and last blocks.
-
-The model's read-out is the identity: states are logits, so that tests can set the logits of every block.
-"""
+"""Every gate on given logits and states: scores computed by hand, ties, first and last blocks."""
 
 from __future__ import annotations
 
@@ -13,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fake_model import Identity
 from numpy.typing import NDArray
+from slow_rules import softmax
 from torch import Tensor
 
 from exitbench.methods.base import ActiveRows, BlockView
@@ -26,27 +25,6 @@ from exitbench.methods.registry import get_method
 
 Array = NDArray[np.float64]
 INF = math.inf
-
-
-class Identity:
-    """Logits are the final-normed state; the final norm multiplies by a vector."""
-
-    def __init__(self, n_blocks: int, width: int, norm: Tensor | None = None) -> None:
-        self.n_blocks = n_blocks
-        self.d_model = self.vocab_size = self.kv_width = width
-        self.norm = torch.ones(width) if norm is None else norm
-
-    def final_normed(self, hidden: Tensor) -> Tensor:
-        return hidden * self.norm
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return self.final_normed(hidden)
-
-    def head_weights(self, ids_AK: Tensor) -> Tensor:
-        return torch.eye(self.vocab_size)[ids_AK]
-
-    def logits_of(self, hidden_AD: Tensor, weights_AKD: Tensor) -> Tensor:
-        return (weights_AKD @ self.final_normed(hidden_AD)[..., None])[..., 0]
 
 
 def view(logits_AV: Tensor, **about: Any) -> BlockView:
@@ -376,11 +354,6 @@ def test_hyperbolic_bound_falls_with_depth_and_with_previous_confidence() -> Non
     # Asked at block 2 first, there is no confidence before.
     first = scores_and_tokens("contrastive", states, alpha=0.66, alpha_decay=1.0, min_exit=2, **common)[0][1]
     assert first == pytest.approx(1, abs=1e-6)
-
-
-def softmax(z: Array) -> Array:
-    shares = np.exp(z - z.max())
-    return np.asarray(shares / shares.sum())
 
 
 def top_margin(s: Array) -> float:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import slow_rules
 import torch
 
 from exitbench.harness.engine.decoding.branches import Context
@@ -62,7 +63,7 @@ def log_softmax(z: Any) -> Any:
     return z - z.max() - np.log(np.exp(z - z.max()).sum())
 
 
-def emitted(rules: Any, name: str, params: dict[str, Any], view: Any, layer: int, policy: str) -> Any:
+def emitted(name: str, params: dict[str, Any], view: Any, layer: int, policy: str) -> Any:
     """Return the log-probabilities [V] from which a token that exits after ``layer`` blocks is chosen."""
     temperature = params.get("temperature", 0.0) if name in ("full", "heads") else 0.0
     if layer == L or policy == "noisy":
@@ -70,7 +71,7 @@ def emitted(rules: Any, name: str, params: dict[str, Any], view: Any, layer: int
     if name == "heads" and view.heads[layer] is not None:
         return log_softmax(view.heads[layer] / (temperature or 1.0))
     if params.get("emit_score", "plain") != "plain":
-        return np.log(rules.contrastive_emission(rules.RuleState(view, params, {}), layer))
+        return np.log(slow_rules.contrastive_emission(slow_rules.RuleState(view, params, {}), layer))
     return log_softmax(view.logits[layer])
 
 
@@ -78,7 +79,7 @@ def emitted(rules: Any, name: str, params: dict[str, Any], view: Any, layer: int
 @pytest.mark.parametrize("gated", [True, False], ids=["gated", "first-at-full-depth"])
 @pytest.mark.parametrize(("name", "params"), CASES, ids=name_of)
 def test_log_probabilities_and_exits_equal_the_slow_decoders(
-    tiny: Any, prompts: Any, slow_decode: Any, slow_rules: Any, name: str, params: dict[str, Any], gated: bool
+    tiny: Any, prompts: Any, slow_decode: Any, name: str, params: dict[str, Any], gated: bool
 ) -> None:
     method = get_method(name).from_params(params).bound_to(tiny.checkpoint.model.exit_blocks)
     asked, compared, layers = method.params(), 0, set()
@@ -89,22 +90,13 @@ def test_log_probabilities_and_exits_equal_the_slow_decoders(
     for context, ours in zip(asked_of, scored, strict=True):
         for given, mine in zip(context.continuations, ours, strict=True):
             views: list[Any] = []
-            theirs = slow_decode(
-                tiny,
-                list(context.context_ids),
-                context.seed,
-                MAX_NEW_TOKENS,
-                lambda view: slow_rules.RULES[name](view, asked, {}),
-                policy,
-                gates_first_token=gated,
-                given=given,
-                views=views,
-            )
+            start = tiny, list(context.context_ids), context.seed, MAX_NEW_TOKENS
+            theirs = slow_decode(*start, name, asked, gates_first_token=gated, given=given, views=views)
             n = next((at for at, choice in enumerate(theirs) if choice.gap < TOO_CLOSE), len(theirs))
             assert mine.token_ids == list(given)
             assert mine.exit_layers[:n] == [choice.exit_layer for choice in theirs[:n]]
             for at in range(n):
-                log_p = emitted(slow_rules, name, asked, views[at], theirs[at].exit_layer, policy)
+                log_p = emitted(name, asked, views[at], theirs[at].exit_layer, policy)
                 assert mine.logprobs[at] == pytest.approx(log_p[given[at]], abs=2e-4)
                 assert mine.greedy[at] == (int(log_p.argmax()) == given[at])
                 expected = None if theirs[at].score is None else pytest.approx(theirs[at].score, abs=1e-4)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from fake_model import Identity, random_states
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -25,23 +26,6 @@ INF = math.inf
 PUBLISHED = {"k_first": 35000, "k_min": 250, "schedule": "inverse"}  # VP: L = 24, V = 32128
 V_T5, L_T5 = 32128, 24
 KEEPINGS: tuple[Keeping, ...] = ("fixed", "decaying", "decaying-idsorted", "adaptive", "adaptive-code")
-
-
-class Identity:
-    """Fake model: logits are the state itself, and the weight of each row of the head is its id."""
-
-    def __init__(self, n_blocks: int, width: int) -> None:
-        self.n_blocks = n_blocks
-        self.d_model = self.vocab_size = width
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return hidden
-
-    def head_weights(self, ids_AK: Tensor) -> Tensor:
-        return ids_AK[..., None]
-
-    def logits_of(self, hidden_AD: Tensor, weights_AKD: Tensor) -> Tensor:
-        return hidden_AD.gather(1, weights_AKD[..., 0])
 
 
 def views(
@@ -82,10 +66,6 @@ def ids_read(view: BlockView) -> list[list[int]]:
 
 def pruned(keeping: Keeping, k_first: int = 6, k_min: int = 2, schedule: Any = "constant") -> PrunedHead:
     return PrunedHead(keeping, k_first, k_min, schedule)
-
-
-def random_states(n_blocks: int, n_rows: int, width: int, seed: int = 0) -> Tensor:
-    return torch.randn(n_blocks + 1, n_rows, width, generator=torch.Generator().manual_seed(seed))
 
 
 # ------------------------------------------------------------------------------------------ sizes

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fake_model import Identity, random_states
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from exitbench.errors import UserError
 from exitbench.methods import offline
@@ -19,24 +19,6 @@ from exitbench.methods.offline import epsilon_thresholds, score_states
 from exitbench.methods.registry import get_method
 
 INF = math.inf
-
-
-class Identity:
-    """Logits are the state."""
-
-    def __init__(self, n_blocks: int, width: int) -> None:
-        self.n_blocks = n_blocks
-        self.d_model = self.vocab_size = width
-
-    def final_normed(self, hidden: Tensor) -> Tensor:
-        return hidden
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return hidden
-
-
-def random_states(n_blocks: int, n_tokens: int, width: int) -> Tensor:
-    return torch.randn(n_blocks + 1, n_tokens, width, generator=torch.Generator().manual_seed(0))
 
 
 # ------------------------------------------------------------------------------------------ scores

@@ -102,7 +102,6 @@ def fitted_cases(name: str, *networks: dict[str, Any]) -> list[tuple[str, dict[s
 
 
 DRAWN = [{"temperature": 1.0}, {"temperature": 0.4}]
-SAMPLING = {"full", "heads"}  # whose temperature is that of sampling; elsewhere it is the speed of a decay
 
 CASES: list[tuple[str, dict[str, Any]]] = [
     *(("full", drawn) for drawn in ({}, *DRAWN)),
@@ -280,7 +279,6 @@ def test_tokens_exit_layers_and_scores_equal_the_slow_decoders(
     kind: str,
     prompts: Any,
     slow_decode: Any,
-    slow_rules: Any,
     name: str,
     params: dict[str, Any],
     request: pytest.FixtureRequest,
@@ -297,15 +295,7 @@ def test_tokens_exit_layers_and_scores_equal_the_slow_decoders(
     in_double = {key: tensor.double().numpy() for key, tensor in fitted.items()}
     compared, layers = 0, set()
     for asked, ours in zip(requests, answers, strict=True):
-        theirs = slow_decode(
-            tiny,
-            asked.prompt_ids,
-            asked.seed,
-            MAX_NEW_TOKENS,
-            lambda view: slow_rules.RULES[name](view, full_params, in_double),
-            full_params.get("kv_policy", "state-copy"),
-            full_params["temperature"] if name in SAMPLING else 0.0,
-        )
+        theirs = slow_decode(tiny, asked.prompt_ids, asked.seed, MAX_NEW_TOKENS, name, full_params, in_double)
         compared += compare(ours, theirs)
         layers |= {choice.exit_layer for choice in theirs}
     assert compared >= LEAST_COMPARED

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -165,7 +164,3 @@ def randomise(model: Any, seed: int) -> None:
         if name.endswith("logits_bias"):
             buffer.copy_(0.1 * torch.randn(buffer.shape, generator=draw))
     model.tie_weights()
-
-
-def save(model: Any, folder: Path) -> None:
-    model.save_pretrained(folder)

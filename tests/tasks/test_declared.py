@@ -13,12 +13,13 @@ import pytest
 from exitbench.errors import UserError
 from exitbench.harness.cells.job import DataRequest
 from exitbench.harness.planning.entries.declared_task import read_declaration
-from exitbench.tasks.base import Source, Task
+from exitbench.tasks.base import Source
 from exitbench.tasks.declared import Declaration, DeclaredTask
 from exitbench.tasks.document import Document
 from exitbench.tasks.registry import aggregation, get_task
 
 Write = Callable[[str, object], Path]
+Load = Callable[..., list[Document]]
 TOML = """\
 schema = 1
 name = "replies"
@@ -38,10 +39,6 @@ RECORDS = [
 ]
 
 
-def documents(task: Task, folder: Path, name: str) -> list[Document]:
-    return task.load(Source("local", folder, (("data", name),)), "test", None)
-
-
 @pytest.fixture
 def replies(write: Write) -> Declaration:
     return read_declaration(write("replies.toml", TOML))
@@ -50,23 +47,21 @@ def replies(write: Write) -> Declaration:
 # ------------------------------------------------------------------------------------------------------------- prompts
 
 
-def test_each_model_kind_uses_its_template_with_verbatim_fields(
-    replies: Declaration, write: Write, tmp_path: Path
-) -> None:
+def test_each_model_kind_uses_its_template_with_verbatim_fields(replies: Declaration, write: Write, load: Load) -> None:
     write("data.json", RECORDS)
     task = DeclaredTask(replies)
-    first, second = documents(task, tmp_path, "data.json")
+    first, second = load(task, data="data.json")
     assert task.prompt_for(first, "seq2seq") == "reply to Ada: {where {who} is}"
     assert task.prompt_for(second, "causal") == "two\nlines\nReply:"
     assert task.target(first) == "in London" and task.target(second) == "no"
     assert (task.name, task.headline, task.default_max_new_tokens) == ("toml:replies", "f1", 64)
 
 
-def test_decoder_only_prompt_defaults_to_the_seq2seq_template(write: Write, tmp_path: Path) -> None:
+def test_decoder_only_prompt_defaults_to_the_seq2seq_template(write: Write, load: Load) -> None:
     write("data.json", RECORDS)
     text = "".join(line for line in TOML.splitlines(keepends=True) if not line.startswith("causal"))
     task = DeclaredTask(read_declaration(write("one.toml", text)))
-    (first, _) = documents(task, tmp_path, "data.json")
+    (first, _) = load(task, data="data.json")
     assert task.prompt_for(first, "causal") == task.prompt_for(first, "seq2seq")
 
 
@@ -94,18 +89,18 @@ def test_template_with_anything_but_field_names_is_refused(write: Write, templat
         ("d.csv.gz", 'a,b\r\n"x, y",1\r\n"say ""no""",2\r\n'),
     ],
 )
-def test_record_format_follows_the_file_extension(write: Write, tmp_path: Path, name: str, content: str) -> None:
+def test_record_format_follows_the_file_extension(write: Write, load: Load, name: str, content: str) -> None:
     task = DeclaredTask(Declaration("t", (("a", "a"), ("b", "b")), "{a}", "b", ("exact_match",)))
     write(name, content)
-    result = documents(task, tmp_path, name)
+    result = load(task, data=name)
     assert [(document.fields["a"], document.fields["b"]) for document in result] == [("x, y", "1"), ('say "no"', "2")]
     assert [document.fields["id"] for document in result] == ["1", "2"]
 
 
-def test_csv_fields_may_contain_line_breaks(write: Write, tmp_path: Path) -> None:
+def test_csv_fields_may_contain_line_breaks(write: Write, load: Load) -> None:
     task = DeclaredTask(Declaration("t", (("a", "a"), ("b", "b")), "{a}", "b", ("exact_match",)))
     write("d.csv", 'a,b\n"two\nlines",1\n')
-    assert documents(task, tmp_path, "d.csv")[0].fields["a"] == "two\nlines"
+    assert load(task, data="d.csv")[0].fields["a"] == "two\nlines"
 
 
 @pytest.mark.parametrize(
@@ -126,28 +121,26 @@ def test_csv_fields_may_contain_line_breaks(write: Write, tmp_path: Path) -> Non
         ("d.json", '[{"a": "\\ud800", "b": "y"}]', "half of a surrogate pair"),
     ],
 )
-def test_invalid_record_error_names_the_record(
-    write: Write, tmp_path: Path, name: str, content: str, message: str
-) -> None:
+def test_invalid_record_error_names_the_record(write: Write, load: Load, name: str, content: str, message: str) -> None:
     task = DeclaredTask(Declaration("t", (("a", "a"), ("b", "b")), "{a}", "b", ("exact_match", "bleu")))
     write(name, content)
     with pytest.raises(UserError) as error:
-        documents(task, tmp_path, name)
+        load(task, data=name)
     assert message in str(error.value)
 
 
-def test_list_valued_column_in_a_prompt_is_refused(write: Write, tmp_path: Path) -> None:
+def test_list_valued_column_in_a_prompt_is_refused(write: Write, load: Load) -> None:
     task = DeclaredTask(Declaration("t", (("a", "a"), ("b", "b")), "{a} {b}", "b", ("em",)))
     write("d.json", [{"a": "x", "b": ["y"]}])
     with pytest.raises(UserError, match="column 'b': is a list, but stands in a prompt"):
-        documents(task, tmp_path, "d.json")
+        load(task, data="d.json")
 
 
-def test_hub_sources_and_files_outside_the_data_folder_are_refused(replies: Declaration, tmp_path: Path) -> None:
+def test_hub_sources_and_files_outside_the_data_folder_are_refused(replies: Declaration, load: Load) -> None:
     with pytest.raises(UserError, match='toml:replies: source is "hub"'):
         DeclaredTask(replies).load(Source("hub"), "test", None)
     with pytest.raises(UserError, match="leads out of --data-dir"):
-        documents(DeclaredTask(replies), tmp_path, "../data.json")
+        load(DeclaredTask(replies), data="../data.json")
 
 
 # -------------------------------------------------------------------------------------------------------------- scores

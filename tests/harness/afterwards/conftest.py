@@ -6,10 +6,8 @@ import shutil
 from pathlib import Path
 
 import pytest
+from suite_runs import plan_suite, worker_spec
 
-from exitbench.harness.cells.job import WorkerSpec
-from exitbench.harness.planning.plan import make_plan
-from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
 from exitbench.results.spool.attempts import latest_status
 
@@ -52,9 +50,8 @@ kinds = ["quality"]
 def finished(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder of runs with a finished suite. Its log names the checkpoint, as the log of `run` does."""
     runs = tmp_path_factory.mktemp("again")
-    (runs / "suite.toml").write_text(SUITE.format(model=worded_model))
-    (group,) = make_plan(load_suite(runs / "suite.toml"), runs / "spool", runs / "models", None).groups
-    spec = WorkerSpec(tuple(cell.item for cell in group.cells), worded_model, None, runs / "spool", "cpu", 1)
+    (group,) = plan_suite(runs, SUITE.format(model=worded_model)).groups
+    spec = worker_spec(group, runs / "spool")
     (runs / "logs").mkdir()
     (runs / "logs" / "one.json").write_text(spec.to_json())
     assert worker.run(spec, lambda event: None) == 0

@@ -48,6 +48,7 @@ name it takes our budget: 6, and the token that decoders start with."""
 
 def instances(manager: TaskManager, name: str, **gen_kwargs: Any) -> list[Instance]:
     (task,) = manager.load([name])["tasks"].values()
+    task.set_config("num_fewshot", 0)  # examples would differ from call to call
     if gen_kwargs:
         task.set_config("generation_kwargs", gen_kwargs, update=True)
     task.build_all_requests(rank=0, world_size=1)

@@ -7,11 +7,9 @@ from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+from suite_runs import plan_suite, worker_spec
 
-from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.cells.seeds import decode_seed, derivations
-from exitbench.harness.planning.plan import make_plan
-from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.work.kinds import work_of
 from exitbench.harness.work.loaded import LoadedModel
 
@@ -35,13 +33,12 @@ kinds = ["quality"]
 
 
 def test_all_methods_use_the_same_seeds_for_the_same_documents(worded_model: Path, tmp_path: Path) -> None:
-    (tmp_path / "suite.toml").write_text(SUITE.format(model=worded_model))
-    (group,) = make_plan(load_suite(tmp_path / "suite.toml"), tmp_path / "spool", tmp_path, None).groups
-    items = tuple(planned.item for planned in group.cells)
-    model = LoadedModel(WorkerSpec(items, worded_model, None, tmp_path / "spool", "cpu", 1))
-    works = [work_of(model, item) for item in items]
+    (group,) = plan_suite(tmp_path, SUITE.format(model=worded_model)).groups
+    spec = worker_spec(group, tmp_path / "spool")
+    model = LoadedModel(spec)
+    works = [work_of(model, item) for item in spec.cells]
     drawn = [[request.seed for request in work.requests(work.documents)] for work in works]
-    assert {item.cell.method.name for item in items} == {"full", "random", "static"}
+    assert {item.cell.method.name for item in spec.cells} == {"full", "random", "static"}
     (seeds,) = {tuple(each) for each in drawn}
     assert len(set(seeds)) == 4
     assert {work.bootstrap_seed for work in works} == {11}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from torch import Tensor
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
 from exitbench.harness.engine.decoding.decode import Batch, prefill
 from exitbench.harness.engine.decoding.generation import Request
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the modules that tests share
 
 VOCABULARY = 100
 PAD, FIRST_WORD = 0, 3
@@ -154,6 +158,11 @@ class Twin:
         """The checkpoint without end-of-sequence tokens, so that all rows of a batch stay in the cache."""
         return replace(self.checkpoint, eos_ids=frozenset())
 
+    @cached_property
+    def hosted(self) -> Checkpoint:
+        """The checkpoint in the hosted engine."""
+        return load_checkpoint(self.folder, engine="hosted")
+
     def start(self, prompts: Sequence[list[int]], max_new_tokens: int, first_seed: int = 0) -> Batch:
         """Return a batch after prefill whose unwritten cache is NaN: read, it would show in all later scores."""
         requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts, first_seed)]
@@ -165,6 +174,26 @@ class Twin:
     def padded(self, prompts: list[list[int]]) -> dict[str, Tensor]:
         """Return transformers' inputs, input_ids and attention_mask [B, S]; left-padded for decoder-only models."""
         return padded(prompts, left=not self.is_seq2seq)
+
+    @property
+    def reference_blocks(self) -> Any:
+        """The list of transformers' decoder blocks."""
+        if self.is_seq2seq:
+            return self.reference.decoder.block
+        return self.reference.transformer.h if hasattr(self.reference, "transformer") else self.reference.model.layers
+
+    def reference_normed(self, states: Tensor) -> Tensor:
+        """Return states after transformers' final norm."""
+        if self.is_seq2seq:
+            return self.reference.decoder.final_layer_norm(states)
+        is_gpt2 = hasattr(self.reference, "transformer")
+        return (self.reference.transformer.ln_f if is_gpt2 else self.reference.model.norm)(states)
+
+    def reference_read_out(self, states: Tensor) -> Tensor:
+        """Return the logits of states by transformers' final norm and LM head."""
+        config, normed = self.reference.config, self.reference_normed(states)
+        is_scaled = getattr(config, "scale_decoder_outputs", config.model_type == "umt5")
+        return self.reference.lm_head(normed * config.d_model**-0.5 if is_scaled else normed)
 
     def reference_logits(self, prompt: list[int], answer: list[int]) -> Tensor:
         """Return transformers' logits for each token of an answer, computed without a cache, [answer, V]."""

@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from checkpoint_edits import edit_config, edit_tensors
+from prompt_decoding import full_depth_tokens
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from exitbench.harness.cells.cell import EngineChoice
 from exitbench.harness.engine.checkpoints.files import checkpoint_remarks
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
-from exitbench.harness.engine.decoding.decode import decode, prefill
-from exitbench.harness.engine.decoding.generation import Request
-from exitbench.methods.registry import baseline_method
 
 V, NEW_TOKENS = 100, 3
 PROMPTS = sorted(([first, (7 * first) % V, (11 * first) % V][: 1 + first % 3] for first in range(3, 27, 2)), key=len)
@@ -122,10 +121,7 @@ def saved(model: Model, folder: Path, dtype: torch.dtype = torch.float32, **opti
 
 def answers(folder: Path, engine: EngineChoice = "lean") -> list[list[int]]:
     """Return an engine's answers with the checkpoint in a folder, in float32."""
-    checkpoint = load_checkpoint(folder, engine=engine)
-    batch = prefill(checkpoint.model, [Request(prompt) for prompt in PROMPTS], NEW_TOKENS)
-    result = decode(checkpoint, batch, baseline_method()().parts(checkpoint.model.n_blocks))
-    return [generation.token_ids for generation in result]
+    return full_depth_tokens(load_checkpoint(folder, engine=engine), PROMPTS, NEW_TOKENS)
 
 
 def reference_answers(folder: Path) -> list[list[int]]:
@@ -147,18 +143,6 @@ def agree(folder: Path, engine: EngineChoice = "lean") -> None:
     wanted = reference_answers(folder)
     assert len({token for row in wanted for token in row}) > 3
     assert answers(folder, engine) == wanted
-
-
-def edit_config(folder: Path, *without: str, **values: Any) -> None:
-    path = folder / "config.json"
-    config = {**json.loads(path.read_text()), **values}
-    path.write_text(json.dumps({key: value for key, value in config.items() if key not in without}))
-
-
-def edit_tensors(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    edit(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -41,7 +40,7 @@ def beginning(made: Generation, n: int) -> Generation:
 def test_declared_flops_equal_counted_flops_for_answers_of_1_to_16_tokens(
     twin: Any, prompts: Any, name: str, first_token: Any, method: Method
 ) -> None:
-    checkpoint = dataclasses.replace(twin(name).checkpoint, eos_ids=frozenset())
+    checkpoint = twin(name).endless
     prompt, parts, counted = prompts[1], method.parts(L), list[int]()
     gates_first = first_token == "gated" and checkpoint.kind == "causal"
     batch = prefill(checkpoint.model, [Request(prompt)], N_NEW, gates_first_token=gates_first)

@@ -15,7 +15,7 @@ from exitbench.methods.base import BlockView, Gate, Parts, blocks_from
 from exitbench.methods.heads import LMHead
 from exitbench.methods.kv_policies import StateCopy
 from exitbench.methods.thresholds import Constant
-from tests.harness.engine.test_stream import MODELS, Batches, alone, loaded, requests, streamed, without_scores
+from tests.harness.engine.test_stream import MODELS, Batches, alone, assert_as_alone, loaded, streamed
 
 
 class ExitBySum(Gate):
@@ -63,9 +63,7 @@ def test_batch_equals_its_rows_decoded_alone(name: str, rows: int, monkeypatch: 
     batches = Batches(monkeypatch)
     stream = streamed(name, [summing(name)], rows)
     assert batches.joined or rows == 64
-    assert without_scores([stream.answers_to(prompt)[0] for prompt in range(len(requests(name)))]) == without_scores(
-        alone(name, summing(name))
-    )
+    assert_as_alone(stream, name, [summing(name)])
 
 
 def test_gates_with_memory_do_not_support_given_tokens() -> None:

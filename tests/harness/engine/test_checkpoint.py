@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from checkpoint_edits import edit_config, edit_tensors
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import EngineChoice
@@ -28,17 +27,6 @@ def folder(twin: Twins, tmp_path: Path) -> Path:
     return Path(shutil.copytree(twin("llama").folder, tmp_path / "llama"))
 
 
-def edit_config(folder: Path, **values: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-
-
-def edit_tensors(folder: Path, edit: Callable[[dict[str, Tensor]], object]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    edit(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
 def complaint(folder: Path, engine: EngineChoice = "auto") -> str:
     with pytest.raises(UserError) as caught:
         load_checkpoint(folder, engine=engine)
@@ -50,19 +38,6 @@ def test_kind_and_special_tokens_come_from_the_files(twin: Twins) -> None:
     assert (seq2seq.checkpoint.kind, seq2seq.checkpoint.start_id) == ("seq2seq", 0)
     assert (causal.checkpoint.kind, causal.checkpoint.start_id) == ("causal", None)
     assert seq2seq.checkpoint.eos_ids == set(seq2seq.reference.config.eos_token_id)
-
-
-def test_generation_config_may_name_several_end_tokens(folder: Path) -> None:
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
-    assert load_checkpoint(folder).eos_ids == {7, 9}
-
-
-def test_sharded_checkpoint_loads_the_same_weights(twin: Twins, tmp_path: Path) -> None:
-    whole = twin("llama")
-    whole.reference.save_pretrained(tmp_path, max_shard_size="20KB")
-    assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    parts = load_checkpoint(tmp_path)
-    assert torch.equal(parts.model.weights.blocks[-1].qkv.weight, whole.checkpoint.model.weights.blocks[-1].qkv.weight)
 
 
 def test_folder_without_config_is_refused(tmp_path: Path) -> None:
@@ -91,6 +66,7 @@ def test_unsupported_family_is_refused_without_a_suggestion(folder: Path, family
     known = "gpt2, llama, mistral, mt5, olmo2, phi3, qwen2, qwen3, smollm3, t5, umt5"
     assert f"Allowed: {known}, and every family with which the installed transformers" in message
     assert "Did you mean" not in message
+    assert complaint(folder, "hosted") == message
 
 
 @pytest.mark.parametrize("family", ["starcoder2", "mamba", "gpt_neox"])
@@ -278,8 +254,7 @@ def test_sliding_layers_without_a_window_size_are_refused(twin: Twins, tmp_path:
 
 def test_missing_sliding_window_takes_the_family_default(twin: Twins, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(twin("mistral").folder, tmp_path / "mistral"))
-    path = folder / "config.json"
-    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "sliding_window"}))
+    edit_config(folder, "sliding_window")
     assert "sliding_window is 4096; allowed" in complaint(folder, "lean")
 
 

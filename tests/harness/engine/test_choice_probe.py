@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 from exitbench.harness.engine.decoding.branches import Context
 from exitbench.harness.engine.decoding.likelihood import score
 from exitbench.harness.engine.decoding.probe import choice_probe_table, choice_scores, probe, states_after, states_of
@@ -88,7 +87,7 @@ def test_replayed_single_token_choices_equal_decoded_ones(position_family: Any, 
 def test_both_engines_probe_the_same_states(twin: Any, prompts: Any) -> None:
     for name in ("llama", "t5"):
         asked = contexts(prompts)
-        lean, hosted = twin(name).checkpoint, load_checkpoint(twin(name).folder, engine="hosted")
+        engines = twin(name).checkpoint, twin(name).hosted
         with torch.inference_mode():
-            ours, theirs = (states_after(checkpoint, asked, rows=4) for checkpoint in (lean, hosted))
+            ours, theirs = (states_after(checkpoint, asked, rows=4) for checkpoint in engines)
         torch.testing.assert_close(ours, theirs, atol=2e-4, rtol=2e-4)

@@ -82,6 +82,14 @@ def start(family: Any, prompts: list[list[int]], seeds: list[int] | None = None,
     return prefill(family.checkpoint.model, requests, n)
 
 
+def step(family: Any, batch: Batch, gate: Gate, seeds: list[int], token: int = 7, observer: Any = None) -> None:
+    """Decode the token that follows the prompts, fed with one token for all rows."""
+    runner, n_rows = BlockRunner(family.checkpoint.model, batch.cache, parts(gate)), len(seeds)
+    with torch.inference_mode():
+        fed = torch.full((n_rows,), token)
+        decode_step(runner, fed, (1,) * n_rows, MAX_NEW_TOKENS, tuple(seeds), observer=observer)
+
+
 def decoded_tokens(family: Any, generations: list[Generation]) -> list[tuple[int, int]]:
     """Return (exit layer, blocks run) of every token from a decode step, without tokens read from a prompt's pass."""
     skip = 0 if family.is_seq2seq else 1
@@ -243,14 +251,9 @@ def test_rows_exiting_at_different_blocks_share_one_lm_head_product(
     logits = Transformer.logits
     monkeypatch.setattr(Transformer, "logits", lambda model, hidden: read.append(len(hidden)) or logits(model, hidden))
     seeds = [1 + i % L for i in range(10)]
-    batch = start(position_family, prompts[:10], seeds)
-    token = torch.full((10,), 7)
     model = position_family.checkpoint.model
     trace = Trace(model)
-    with torch.inference_mode():
-        decode_step(
-            BlockRunner(model, batch.cache, parts(gate)), token, (1,) * 10, MAX_NEW_TOKENS, tuple(seeds), observer=trace
-        )
+    step(position_family, start(position_family, prompts[:10], seeds), gate, seeds, observer=trace)
     assert read == ([10] if type(gate) is ExitAtSeed else [2] * L)
     assert trace.exit_layers == seeds
     assert trace.head_rows == [model.vocab_size] * 10
@@ -263,33 +266,21 @@ def test_each_exit_selects_exiting_and_remaining_rows_once(
     sizes: list[int] = []
     take = ActiveRows.take
     monkeypatch.setattr(ActiveRows, "take", lambda rows, index, *on: sizes.append(len(index)) or take(rows, index, *on))
-    seeds, model = [1 + i % L for i in range(10)], position_family.checkpoint.model
-    batch = start(position_family, prompts[:10], seeds)
-    with torch.inference_mode():
-        decode_step(
-            BlockRunner(model, batch.cache, parts(ExitAtSeed())),
-            torch.full((10,), 7),
-            (1,) * 10,
-            MAX_NEW_TOKENS,
-            (*seeds,),
-        )
+    seeds = [1 + i % L for i in range(10)]
+    step(position_family, start(position_family, prompts[:10], seeds), ExitAtSeed(), seeds)
     assert sizes == [2, 8, 2, 6, 2, 4, 2, 2]
 
 
 def test_skipped_blocks_hold_keys_and_values_of_the_exit_state(family: Any, prompts: Any) -> None:
     """The prompts have mixed lengths, so that left padding and rotary positions differ between rows."""
     rows, seeds = prompts[:10], [1 + i % L for i in range(10)]
-    model = family.checkpoint.model
     batch = start(family, rows, seeds)
-    token = torch.full((10,), family.checkpoint.start_id if family.is_seq2seq else 7)
-    with torch.inference_mode():
-        decode_step(
-            BlockRunner(model, batch.cache, parts(ExitAtSeed())), token, (1,) * len(token), MAX_NEW_TOKENS, tuple(seeds)
-        )
+    token = family.checkpoint.start_id if family.is_seq2seq else 7
+    step(family, batch, ExitAtSeed(), seeds, token)
     newest = batch.cache.length - 1
     compared = 0
     for row, (prompt, exit_layer) in enumerate(zip(rows, seeds, strict=True)):
-        state = exit_state(family, prompt, int(token[row]), exit_layer)
+        state = exit_state(family, prompt, token, exit_layer)
         place = 0 if family.is_seq2seq else len(prompt)
         for block in range(exit_layer + 1, L + 1):
             key, value = keys_and_values(family, block, state, place)
@@ -327,20 +318,10 @@ def test_fill_equals_running_each_skipped_block_on_the_exit_state(family: Any, p
 @pytest.mark.parametrize("exit_layer", [1, 3])
 def test_executed_blocks_hold_the_keys_and_values_of_full_depth(family: Any, prompts: Any, exit_layer: int) -> None:
     """An exit must not touch the keys and values of the blocks that did run."""
-    rows = prompts[:6]
-    token = torch.full((6,), 7)
     caches = []
     for depth in (exit_layer, L):
-        batch = start(family, rows, [depth] * 6)
-        with torch.inference_mode():
-            model = family.checkpoint.model
-            decode_step(
-                BlockRunner(model, batch.cache, parts(ExitAtSeed())),
-                token,
-                (1,) * len(token),
-                MAX_NEW_TOKENS,
-                (depth,) * 6,
-            )
+        batch = start(family, prompts[:6], [depth] * 6)
+        step(family, batch, ExitAtSeed(), [depth] * 6)
         caches.append(batch.cache.self_kv[..., : batch.cache.length, :])
     early, full = caches
     assert torch.equal(early[:exit_layer], full[:exit_layer])

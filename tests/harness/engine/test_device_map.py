@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
-import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,12 @@ def test_two_devices_decode_as_one_without_mixing_their_tensors(twin: Any) -> No
 
 
 def ways_on_two_devices(folder: Path) -> set[str]:
-    sys.path.insert(0, str(Path(__file__).parent))
     ways: set[str] = importlib.import_module("two_devices").compare(folder)
     return ways
 
 
 def test_all_modules_but_the_later_blocks_are_on_the_first_device(twin: Any) -> None:
-    stack = load_checkpoint(twin("t5").folder, engine="hosted").model.stack  # type: ignore[attr-defined]
+    stack = twin("t5").hosted.model.stack
     places = modules_on(stack.lm, stack.blocks, (("cuda:0", 2), ("cuda:1", 3)))
     assert {name for name, device in places.items() if device == "cuda:1"} == {f"decoder.block.{n}" for n in (2, 3, 4)}
     assert {places[name] for name in ("encoder", "decoder.block.0", "decoder.final_layer_norm", "lm_head")} == {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Callable, Mapping
@@ -11,17 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from checkpoint_edits import edit_config
+from prompt_decoding import full_depth_tokens
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
-from exitbench.harness.engine.decoding.decode import decode, prefill
-from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.inspecting.inspection import inspect_folder
-from exitbench.methods.registry import baseline_method
 
-FULL = baseline_method()().parts(5)
 Tensors = Mapping[str, Tensor]
 
 
@@ -50,8 +47,7 @@ def changed(twin: Any, tmp_path: Path) -> Callable[..., Path]:
         shutil.copytree(twin(family).folder, folder)
         tensors = {name: tensor.clone() for name, tensor in change(load_file(folder / "model.safetensors")).items()}
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        path = folder / "config.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), **config}))
+        edit_config(folder, **config)
         return folder
 
     return change
@@ -65,12 +61,7 @@ def test_hosted_engine_runs_checkpoints_that_the_lean_engine_cannot_read(
     checkpoint = load_checkpoint(folder)
     assert checkpoint.engine == "hosted" and checkpoint.fallback is not None
     assert f"tensor {MISSING[family]!r} is missing" in checkpoint.fallback
-    requests = [Request(prompt) for prompt in prompts[:3]]
-    expected, ours = (
-        [answer.token_ids for answer in decode(one, prefill(one.model, requests, 5), FULL)]
-        for one in (twin(family).checkpoint, checkpoint)
-    )
-    assert ours == expected
+    assert full_depth_tokens(checkpoint, prompts[:3], 5) == full_depth_tokens(twin(family).checkpoint, prompts[:3], 5)
     result = inspect_folder(folder)
     assert [(one.engine, one.is_proved) for one in result.engines] == [("hosted", True), ("lean", False)]
     assert result.engines[1].why_not == checkpoint.fallback

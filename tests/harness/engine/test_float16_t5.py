@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from prompt_decoding import decode_prompts, full_depth_tokens
 from torch import Tensor
 
 from exitbench.harness.cells.cell import EngineName
 from exitbench.harness.engine.checkpoints.exit_head_files import new_exit_heads, save_exit_heads
 from exitbench.harness.engine.checkpoints.files import EXIT_HEADS_FILE
 from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
-from exitbench.harness.engine.decoding.decode import decode, prefill
-from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.decoding.probe import states_of
 from exitbench.harness.engine.model.exit_heads import KINDS
 from exitbench.methods.registry import get_method
@@ -50,19 +49,11 @@ ROWS = 4
 ENGINES: tuple[EngineName, ...] = ("lean", "hosted")
 
 
-def answers(checkpoint: Checkpoint, prompts: list[list[int]], method: str = "full", **params: Any) -> list[Any]:
-    """Return a method's answers to a batch of prompts."""
-    parts = get_method(method).from_params(params).parts(checkpoint.model.n_blocks)
-    requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts)]
-    return decode(checkpoint, prefill(checkpoint.model, requests, NEW), parts)
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 def test_tokens_and_logits_equal_transformers(overflowing: Any, prompts: Any, engine: Any) -> None:
     reference, folder = overflowing
     checkpoint = load_checkpoint(folder, torch.float16, engine=engine)
-    ours = [answer.token_ids for answer in answers(checkpoint, prompts[:ROWS])]
-    for prompt, answer in zip(prompts, ours, strict=False):
+    for prompt, answer in zip(prompts, full_depth_tokens(checkpoint, prompts[:ROWS], NEW), strict=False):
         ids = torch.tensor([prompt])
         expected = reference.generate(input_ids=ids, max_new_tokens=NEW, do_sample=False, use_cache=False)
         assert expected[0, 1:].tolist() == answer
@@ -96,15 +87,13 @@ def on_both_engines(request: pytest.FixtureRequest, twin: Any) -> tuple[Checkpoi
 @pytest.mark.parametrize("kv_policy", ["state-copy", "recompute-backlog", "sync-parallel"])
 def test_early_exits_decode_equally_on_both_engines(on_both_engines: Any, prompts: Any, kv_policy: str) -> None:
     """All code that stores or moves states must handle fp32 states."""
-    lean, hosted = on_both_engines
-    ours, theirs = (
-        answers(checkpoint, prompts[:ROWS], "random", mean_exit=3.0, kv_policy=kv_policy)
-        for checkpoint in (lean, hosted)
-    )
+    n_blocks = on_both_engines[0].model.n_blocks
+    parts = get_method("random")(mean_exit=3.0, kv_policy=kv_policy).parts(n_blocks)
+    ours, theirs = (decode_prompts(checkpoint, prompts[:ROWS], NEW, parts) for checkpoint in on_both_engines)
     assert [(answer.token_ids, answer.exit_layers) for answer in ours] == [
         (answer.token_ids, answer.exit_layers) for answer in theirs
     ]
-    assert len({layer for answer in ours for layer in answer.exit_layers}) == lean.model.n_blocks
+    assert len({layer for answer in ours for layer in answer.exit_layers}) == n_blocks
 
 
 @pytest.mark.sampled(2)

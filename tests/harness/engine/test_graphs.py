@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 import torch
+from prompt_decoding import decode_prompts
 from torch import Tensor
 
-from exitbench.harness.engine.decoding.decode import decode, prefill
-from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.model import graphs, model
 from exitbench.methods.base import Method
 from exitbench.methods.calm_saturation import CalmSaturation
@@ -64,11 +63,6 @@ def replays(family: Any) -> Iterator[list[int]]:
         yield replayed
 
 
-def answers(family: Any, prompts: list[list[int]], method: Method) -> list[Generation]:
-    requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts)]
-    return decode(family.checkpoint, prefill(family.checkpoint.model, requests, N_NEW), method.parts(L))
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("part", [0, 1], ids=["even", "odd"])
 def test_captured_blocks_give_the_same_tokens_and_exits(
@@ -76,11 +70,11 @@ def test_captured_blocks_give_the_same_tokens_and_exits(
 ) -> None:
     batches = [prompts[:1], prompts[5:6], prompts[:4], prompts[4:12]]
     cases = [(batch, method) for batch in batches for method in METHODS[part::2]]
-    expected = [answers(family, *case) for case in cases]
+    expected = [decode_prompts(family.checkpoint, batch, N_NEW, method.parts(L)) for batch, method in cases]
     replays = request.getfixturevalue("replays")
     for (batch, method), reference in zip(cases, expected, strict=True):
         n_before = len(replays)
-        captured = answers(family, batch, method)
+        captured = decode_prompts(family.checkpoint, batch, N_NEW, method.parts(L))
         assert [(g.token_ids, g.exit_layers) for g in captured] == [(g.token_ids, g.exit_layers) for g in reference]
         if method.parts(L).kv_policy.deferred is not None:
             assert len(replays) == n_before, "deferred tokens keep states beyond their step"

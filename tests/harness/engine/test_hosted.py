@@ -6,7 +6,6 @@ Every family is tested by `nox -s models`. These tests use a few families with v
 from __future__ import annotations
 
 import functools
-import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -16,21 +15,19 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from checkpoint_edits import edit_config, edit_tensors
+from prompt_decoding import full_depth_tokens
 from transformers.utils import logging
 
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints import hosted_loading
-from exitbench.harness.engine.checkpoints.families import FAMILIES as LEAN
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
-from exitbench.harness.engine.decoding.decode import decode, prefill
-from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.hosted.cache import HostedCache
 from exitbench.harness.engine.hosted.calls import SparedLinear
 from exitbench.harness.engine.hosted.model import HostedTransformer
 from exitbench.harness.engine.hosted.read_out import ReadOut
 from exitbench.harness.engine.model.cost import TokenPlace
-from exitbench.methods.registry import baseline_method, get_method
+from exitbench.methods.registry import get_method
 
 FOLDER = Path(__file__).parents[2] / "models"
 MODULES = ("tiny", "checks", "run", "families_page")
@@ -119,17 +116,10 @@ def test_pruned_head_is_refused_if_the_model_modifies_its_lm_head_logits(make_tw
 )
 def test_both_engines_give_the_same_answers_and_costs(twin: Any, prompts: Any, name: str) -> None:
     """The hosted engine counts the cost that the lean engine computes analytically."""
-    lean = twin(name).checkpoint
-    hosted = load_checkpoint(twin(name).folder, engine="hosted")
+    lean, hosted = twin(name).checkpoint, twin(name).hosted
     assert (lean.engine, hosted.engine) == ("lean", "hosted")
     assert (hosted.eos_ids, hosted.start_id, hosted.kind) == (lean.eos_ids, lean.start_id, lean.kind)
-    full = baseline_method()().parts(lean.model.n_blocks)
-    requests = [Request(prompt) for prompt in prompts[:12]]
-    answers = [
-        [result.token_ids for result in decode(checkpoint, prefill(checkpoint.model, requests, 8), full)]
-        for checkpoint in (lean, hosted)
-    ]
-    assert answers[0] == answers[1]
+    assert full_depth_tokens(lean, prompts[:12], 8) == full_depth_tokens(hosted, prompts[:12], 8)
     place = TokenPlace(context=23, source=9 if lean.kind == "seq2seq" else 0)
     ours, theirs = lean.model.block_cost(place), hosted.model.block_cost(place)
     assert theirs.matmul_flops == pytest.approx(ours.matmul_flops)
@@ -145,7 +135,7 @@ def test_skipped_blocks_run_only_projections_that_keys_and_values_need(twin: Any
 
     Block 1 is never skipped, so that all its projections run.
     """
-    blocks = load_checkpoint(twin(name).folder, engine="hosted").model.stack.blocks  # type: ignore[attr-defined]
+    blocks = twin(name).hosted.model.stack.blocks
     result = [{n for n, m in block.named_modules() if isinstance(m.forward, SparedLinear)} for block in blocks]
     assert result == [set()] + [spared] * (len(blocks) - 1)
 
@@ -219,8 +209,7 @@ def test_family_that_cannot_be_split_into_blocks_is_refused(folder: Path, monkey
     ids=["list", "number", "deep"],
 )
 def test_config_numbers_are_bounded_at_any_nesting_depth(folder: Path, values: Any, says: str) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **values}))
+    edit_config(folder, **values)
     assert says in load_error(folder)
 
 
@@ -247,17 +236,13 @@ def test_recurrent_blocks_are_refused(scripts: Any, tmp_path: Path) -> None:
     ids=["missing", "unexpected", "misshapen"],
 )
 def test_missing_unexpected_and_misshapen_tensors_are_refused(folder: Path, change: Any, says: str) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    edit_tensors(folder, change)
     assert says in load_error(folder)
 
 
 def test_code_bundled_with_a_checkpoint_never_runs(folder: Path, tmp_path: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    config["auto_map"] = {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}
-    config["attn_implementation"] = config["_attn_implementation"] = "kernels-community/evil"
-    (folder / "config.json").write_text(json.dumps(config))
+    attention = dict.fromkeys(("attn_implementation", "_attn_implementation"), "kernels-community/evil")
+    edit_config(folder, auto_map={"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}, **attention)
     (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     assert load_checkpoint(folder).engine == "hosted"
     assert not (tmp_path / "ran").exists()
@@ -270,19 +255,10 @@ def test_lean_engine_lists_its_families_when_it_refuses_one(folder: Path) -> Non
         load_checkpoint(folder, engine="lean")
 
 
-def test_unknown_family_is_refused(folder: Path) -> None:
-    (folder / "config.json").write_text('{"model_type": "nonesuch"}')
-    assert (
-        f"model_type 'nonesuch' is not supported. Allowed: {', '.join(sorted(LEAN))}, and every family"
-        in load_error(folder)
-    )
-
-
 def test_stored_position_ids_are_ignored_only_if_they_are_a_range(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    save_file({**load_file(path), "model.position_ids": torch.arange(8)[None]}, path, {"format": "pt"})
+    edit_tensors(folder, lambda tensors: tensors.update({"model.position_ids": torch.arange(8)[None]}))
     load_checkpoint(folder)
-    save_file({**load_file(path), "model.position_ids": torch.ones(1, 8)}, path, {"format": "pt"})
+    edit_tensors(folder, lambda tensors: tensors.update({"model.position_ids": torch.ones(1, 8)}))
     assert "1 tensor is not part of the model" in load_error(folder)
 
 

@@ -7,27 +7,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from prompt_decoding import full_depth_tokens
 from torch import Tensor
 
 from exitbench.harness.engine.decoding import sublayers as inside_blocks
-from exitbench.harness.engine.decoding.decode import decode, prefill
-from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.decoding.probe import teacher_forced
 from exitbench.harness.engine.decoding.sublayers import layer_pairs, sublayer_read_outs, sublayer_states
-from exitbench.methods.registry import baseline_method
 
 
 def longest_answer(family: Any, prompts: list[list[int]]) -> tuple[list[int], list[int]]:
     """Return the prompt with the longest greedy answer, and this answer."""
-    parts = baseline_method()().parts(family.checkpoint.model.n_blocks)
-    batch = prefill(family.checkpoint.model, [Request(prompt) for prompt in prompts], 9)
-    outputs = [result.token_ids for result in decode(family.checkpoint, batch, parts)]
+    outputs = full_depth_tokens(family.checkpoint, prompts, 9)
     return max(zip(prompts, outputs, strict=True), key=lambda pair: len(pair[1]))
 
 
-def hooked_blocks(reference: Any) -> list[dict[str, Any]]:
+def hooked_blocks(family: Any) -> list[dict[str, Any]]:
     """Return for each block and part a module, and whether the part's state is the module's input or output."""
-    if reference.config.is_encoder_decoder:
+    blocks = family.reference_blocks
+    if family.is_seq2seq:
         return [
             {
                 "self-attention": (block.layer[0].SelfAttention, "out"),
@@ -37,10 +34,9 @@ def hooked_blocks(reference: Any) -> list[dict[str, Any]]:
                 "feed-forward": (block.layer[2].DenseReluDense, "out"),
                 "block": (block, "out"),
             }
-            for block in reference.decoder.block
+            for block in blocks
         ]
-    gpt2 = hasattr(reference, "transformer")
-    blocks = reference.transformer.h if gpt2 else reference.model.layers
+    gpt2 = hasattr(family.reference, "transformer")
     if hasattr(blocks[0], "post_feedforward_layernorm"):  # what is added has been normed
         return [
             {
@@ -66,7 +62,7 @@ def reference_states(family: Any, prompt: list[int], output: list[int]) -> list[
     """Return for each block the states of its parts, [N, D], at the N positions that predict the answer's tokens."""
     results: list[dict[str, Tensor]] = []
     hooks = []
-    for modules in hooked_blocks(family.reference):
+    for modules in hooked_blocks(family):
         results.append(own := dict.fromkeys(modules))
         for part, (module, side) in modules.items():
 
@@ -101,24 +97,12 @@ def test_sublayer_read_outs_use_the_models_final_norm_and_lm_head(family: Any, p
     read_outs = list(sublayer_read_outs(family.checkpoint, prompt, output))
     assert [(r.block, r.part) for r in read_outs] == [(b, p) for b, parts in enumerate(expected, 1) for p in parts]
     for read_out in read_outs:
-        logits = reference_head(family.reference, expected[read_out.block - 1][read_out.part])
+        logits = family.reference_read_out(expected[read_out.block - 1][read_out.part])
         p_NV = torch.softmax(logits.double(), dim=-1).numpy()
         ids = np.argsort(-p_NV, axis=-1)[:, : inside_blocks.KEPT]
         np.testing.assert_allclose(read_out.top_p_NK, np.take_along_axis(p_NV, ids, -1), atol=1e-5)
         np.testing.assert_allclose(np.take_along_axis(p_NV, read_out.top_ids_NK, -1), read_out.top_p_NK, atol=1e-5)
         np.testing.assert_allclose(read_out.entropy_N, -(p_NV * np.log(p_NV)).sum(-1), atol=1e-4)
-
-
-def reference_normed(reference: Any, states: Tensor) -> Tensor:
-    if reference.config.is_encoder_decoder:
-        return reference.decoder.final_layer_norm(states)
-    return (reference.transformer.ln_f if hasattr(reference, "transformer") else reference.model.norm)(states)
-
-
-def reference_head(reference: Any, states: Tensor) -> Tensor:
-    scaled = getattr(reference.config, "scale_decoder_outputs", reference.config.model_type == "umt5")
-    normed = reference_normed(reference, states)
-    return reference.lm_head(normed * reference.config.d_model**-0.5 if scaled else normed)
 
 
 @pytest.mark.parametrize("budget", [1, 2**28])
@@ -128,8 +112,8 @@ def test_block_pair_measures_equal_means_over_the_tokens(
     monkeypatch.setattr(inside_blocks, "LOGITS_BUDGET_BYTES", budget)
     prompt, output = longest_answer(family, prompts[:8])
     states = [parts["block"] for parts in reference_states(family, prompt, output)]
-    normed = [reference_normed(family.reference, state).double().numpy() for state in states]
-    p = [torch.softmax(reference_head(family.reference, state).double(), dim=-1).numpy() for state in states]
+    normed = [family.reference_normed(state).double().numpy() for state in states]
+    p = [torch.softmax(family.reference_read_out(state).double(), dim=-1).numpy() for state in states]
     found_cosine, found_jsd = layer_pairs(family.checkpoint, prompt, output)
     for a in range(len(states)):
         for b in range(len(states)):

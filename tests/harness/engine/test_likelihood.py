@@ -6,6 +6,7 @@ The scores of every method are tested in `tests/methods/test_given_tokens.py`.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import math
 from typing import Any
 
@@ -14,7 +15,6 @@ import torch
 from torch import Tensor
 
 from exitbench.errors import UserError
-from exitbench.harness.engine.checkpoints.loading import Checkpoint, load_checkpoint
 from exitbench.harness.engine.decoding import likelihood
 from exitbench.harness.engine.decoding.block_runner import BlockRunner
 from exitbench.harness.engine.decoding.branches import Branch, Context, batches, branches_of, packs
@@ -126,13 +126,11 @@ def test_greedy_continuation_is_flagged_greedy_and_a_changed_one_is_not(position
 
 def truncated_model(family: Any, depth: int) -> Any:
     """Return the same model without the blocks after `depth`."""
-    reference = copy.deepcopy(family.reference)
-    if family.is_seq2seq:
-        del reference.decoder.block[depth:]
-    else:
-        del (reference.transformer.h if hasattr(reference, "transformer") else reference.model.layers)[depth:]
-        reference.config.num_hidden_layers = depth
-    return type(family)(reference, family.folder, family.checkpoint)
+    result = dataclasses.replace(family, reference=copy.deepcopy(family.reference))
+    del result.reference_blocks[depth:]
+    if not family.is_seq2seq:
+        result.reference.config.num_hidden_layers = depth
+    return result
 
 
 @pytest.mark.sampled(2)
@@ -379,41 +377,33 @@ def test_contexts_too_long_when_padded_together_are_scored_separately(twin: Any)
 # ---------------------------------------------------------------------------------------------------- hosted engine
 
 
-@pytest.fixture(scope="module")
-def hosted(twin: Any) -> dict[str, Checkpoint]:
-    return {name: load_checkpoint(twin(name).folder, engine="hosted") for name in ("llama", "gpt2", "t5", "umt5")}
-
-
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("scope", ["token", "context"])
 @pytest.mark.parametrize("name", ["llama", "gpt2", "t5", "umt5"])
-def test_both_engines_score_the_same(twin: Any, hosted: Any, prompts: Any, name: str, scope: Any) -> None:
+def test_both_engines_score_the_same(twin: Any, prompts: Any, name: str, scope: Any) -> None:
     asked = contexts(prompts, 6)
     settings = (full(), static(2), leaving(), leaving("exact"), leaving("sync-parallel"))
     for number, parts in enumerate(settings):
         rows = (1, 4)[(number + (scope == "context")) % 2]  # in turn: each setting with either, in one of the scopes
         ours, theirs = (
             score(checkpoint, asked, parts, rows=rows, scope=scope)
-            for checkpoint in (twin(name).checkpoint, hosted[name])
+            for checkpoint in (twin(name).checkpoint, twin(name).hosted)
         )
         assert_same(ours, theirs)
 
 
-def test_copied_hosted_cache_contains_the_fed_tokens(hosted: Any) -> None:
+def test_copied_hosted_cache_contains_the_fed_tokens(twin: Any) -> None:
     """The copy also contains the tokens fed so far. KV policies need them to run blocks at earlier positions."""
-    cache, _ = hosted["llama"].model.start([[5, 6, 7], [8, 9, 10]], 3)
+    cache, _ = twin("llama").hosted.model.start([[5, 6, 7], [8, 9, 10]], 3)
     copied = cache.copied(torch.tensor([1, 1, 0]))
     assert copied.fed_BS[:, :3].tolist() == [[8, 9, 10], [8, 9, 10], [5, 6, 7]]
     assert (cache.n_rows, cache.layers[0].kv[0].shape[0], copied.layers[0].kv[0].shape[0]) == (2, 2, 3)
 
 
-def test_scores_are_equal_without_left_padding(twin: Any, hosted: Any, prompts: Any) -> None:
-    asked, model = contexts(prompts, 6), hosted["llama"].model
-    model.pads_left = False
-    try:
-        assert_same(score(twin("llama").checkpoint, asked, leaving()), score(hosted["llama"], asked, leaving(), rows=8))
-    finally:
-        model.pads_left = True
+def test_scores_are_equal_without_left_padding(twin: Any, prompts: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, llama = contexts(prompts, 6), twin("llama")
+    monkeypatch.setattr(llama.hosted.model, "pads_left", False)
+    assert_same(score(llama.checkpoint, asked, leaving()), score(llama.hosted, asked, leaving(), rows=8))
 
 
 # --------------------------------------------------------------------------------------------------------- bad input

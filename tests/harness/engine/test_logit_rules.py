@@ -6,11 +6,11 @@ import copy
 from typing import Any
 
 import pytest
+from prompt_decoding import decode_prompts
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import GenerationSettings
-from exitbench.harness.engine.decoding.decode import decode, prefill
-from exitbench.harness.engine.decoding.generation import Generation, Request
+from exitbench.harness.engine.decoding.generation import Generation
 from exitbench.harness.engine.decoding.logit_rules import why_not
 from exitbench.methods.registry import baseline_method, get_method, method_names
 
@@ -44,9 +44,8 @@ def answers_of_transformers(family: Any, model: Any, prompts: list[list[int]], *
 
 
 def run(family: Any, prompts: list[list[int]], method: Any, rules: dict[str, Any]) -> list[Generation]:
-    batch = prefill(family.checkpoint.model, [Request(prompt) for prompt in prompts], LONGEST)
     settings = GenerationSettings(LONGEST, **rules)
-    return decode(family.checkpoint, batch, method.parts(family.checkpoint.model.n_blocks), settings=settings)
+    return decode_prompts(family.checkpoint, prompts, LONGEST, method.parts(DEPTH), settings=settings)
 
 
 def tokens(generations: list[Generation]) -> list[list[int]]:

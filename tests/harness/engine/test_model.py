@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from prompt_decoding import decode_prompts, full_depth_tokens
 from torch import Tensor
 
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
-from exitbench.harness.engine.decoding.decode import decode, prefill
+from exitbench.harness.engine.decoding.decode import prefill
 from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.model import model as model_module
 from exitbench.harness.engine.model.cache import Cache
@@ -99,10 +100,8 @@ def assert_same_unless_tied(family: Any, prompt: list[int], ours: list[int], the
 
 
 def test_greedy_answers_to_200_prompts_equal_transformers(family: Any, prompts: Any) -> None:
-    parts = baseline_method()().parts(family.checkpoint.model.n_blocks)
     theirs = reference_answers(family, prompts, MAX_NEW_TOKENS)
-    batch = prefill(family.checkpoint.model, [Request(p) for p in prompts], MAX_NEW_TOKENS)
-    ours = [generation.token_ids for generation in decode(family.checkpoint, batch, parts)]
+    ours = full_depth_tokens(family.checkpoint, prompts, MAX_NEW_TOKENS)
     assert len({len(answer) for answer in theirs}) >= 4, "end of sequence must come at different places"
     assert len({token for answer in theirs for token in answer}) >= 15, "answers must differ"
     for prompt, mine, reference in zip(prompts, ours, theirs, strict=True):
@@ -114,8 +113,7 @@ def test_greedy_answers_to_200_prompts_equal_transformers(family: Any, prompts: 
 def test_answers_stop_at_the_length_limit(family: Any, prompts: Any, max_new_tokens: int) -> None:
     rows = prompts[:40]
     parts = baseline_method()().parts(family.checkpoint.model.n_blocks)
-    batch = prefill(family.checkpoint.model, [Request(p) for p in rows], max_new_tokens)
-    generations = decode(family.checkpoint, batch, parts)
+    generations = decode_prompts(family.checkpoint, rows, max_new_tokens, parts)
     assert [g.token_ids for g in generations] == reference_answers(family, rows, max_new_tokens)
     eos = family.checkpoint.eos_ids
     assert all((g.stop_reason == "eos") == (g.token_ids[-1] in eos) for g in generations)

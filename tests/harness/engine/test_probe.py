@@ -8,33 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from prompt_decoding import full_depth_tokens
 
 from exitbench.harness.engine.decoding import probe as probe_module
-from exitbench.harness.engine.decoding.decode import decode, prefill
-from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.decoding.probe import probe
 from exitbench.harness.engine.decoding.signals import STRETCH, _three_largest, jensen_shannon
-from exitbench.methods.registry import baseline_method
 
-
-def generated(checkpoint: Any, prompts: list[list[int]], max_new_tokens: int = 9) -> list[list[int]]:
-    parts = baseline_method()().parts(checkpoint.model.n_blocks)
-    batch = prefill(checkpoint.model, [Request(prompt) for prompt in prompts], max_new_tokens)
-    return [result.token_ids for result in decode(checkpoint, batch, parts)]
+N_NEW = 9
 
 
 def raw_states(family: Any, prompt: list[int], output: list[int]) -> np.ndarray:
     """Return the states after embedding and blocks, [L+1, N, D], at the positions that predict the answer's tokens."""
-    reference = family.reference
-    if family.is_seq2seq:
-        blocks = reference.decoder.block
-        inputs = {
-            "input_ids": torch.tensor([prompt]),
-            "decoder_input_ids": torch.tensor([[family.checkpoint.start_id, *output[:-1]]]),
-        }
-    else:
-        blocks = reference.transformer.h if hasattr(reference, "transformer") else reference.model.layers
-        inputs = {"input_ids": torch.tensor([[*prompt, *output[:-1]]])}
+    blocks = family.reference_blocks
     states: list[torch.Tensor] = []
     hooks = [blocks[0].register_forward_pre_hook(lambda module, args: states.append(args[0]))]
     for block in blocks:
@@ -43,7 +28,7 @@ def raw_states(family: Any, prompt: list[int], output: list[int]) -> np.ndarray:
                 lambda module, args, out: states.append(out[0] if isinstance(out, tuple) else out)
             )
         )
-    reference(**inputs, use_cache=False)
+    family.reference_logits(prompt, output)
     for hook in hooks:
         hook.remove()
     return torch.stack([state[0, -len(output) :] for state in states]).numpy().astype(np.float64)
@@ -51,16 +36,8 @@ def raw_states(family: Any, prompt: list[int], output: list[int]) -> np.ndarray:
 
 def read_out(family: Any, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the final-normed state and the logits of one state, computed by transformers' norm and LM head."""
-    reference = family.reference
     hidden = torch.tensor(state, dtype=torch.float32)
-    if family.is_seq2seq:
-        normed = reference.decoder.final_layer_norm(hidden)
-        is_scaled = getattr(reference.config, "scale_decoder_outputs", reference.config.model_type == "umt5")
-        scale = reference.config.d_model**-0.5 if is_scaled else 1.0
-        return normed.numpy().astype(np.float64), reference.lm_head(normed * scale).numpy().astype(np.float64)
-    norm = reference.transformer.ln_f if hasattr(reference, "transformer") else reference.model.norm
-    normed = norm(hidden)
-    return normed.numpy().astype(np.float64), reference.lm_head(normed).numpy().astype(np.float64)
+    return family.reference_normed(hidden).double().numpy(), family.reference_read_out(hidden).double().numpy()
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
@@ -120,7 +97,7 @@ def expected(family: Any, states_LD: np.ndarray) -> dict[str, Any]:
 
 def test_every_signal_of_every_token_equals_the_slow_reference(family: Any, prompts: list[list[int]]) -> None:
     some = prompts[:12]
-    outputs = generated(family.checkpoint, some)
+    outputs = full_depth_tokens(family.checkpoint, some, N_NEW)
     assert len({len(output) for output in outputs}) > 1, "rows of different length are what padding can break"
     signals = probe(family.checkpoint, some, outputs)
     token = 0
@@ -133,18 +110,13 @@ def test_every_signal_of_every_token_equals_the_slow_reference(family: Any, prom
                 )
             token += 1
     assert all(len(values) == token for values in signals.values())
-
-
-def test_full_token_ids_equal_the_generated_tokens(family: Any, prompts: list[list[int]]) -> None:
-    outputs = generated(family.checkpoint, prompts[:20])
-    signals = probe(family.checkpoint, prompts[:20], outputs)
-    assert signals["full_token_id"].tolist() == [token for output in outputs for token in output]
+    assert signals["full_token_id"].tolist() == [token_id for output in outputs for token_id in output]
 
 
 def test_chunk_size_does_not_change_signals(
     family: Any, prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outputs = generated(family.checkpoint, prompts[:5])
+    outputs = full_depth_tokens(family.checkpoint, prompts[:5], N_NEW)
     whole = probe(family.checkpoint, prompts[:5], outputs)
     monkeypatch.setattr(probe_module, "LOGITS_BUDGET_BYTES", 1)
     token_by_token = probe(family.checkpoint, prompts[:5], outputs)

@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from prompt_decoding import decode_prompts
 from torch import nn
 
 from exitbench.harness.cells.texts import EncodedText
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
-from exitbench.harness.engine.decoding.decode import decode, prefill
-from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.encoders.classify import classify
 from exitbench.harness.engine.encoders.model import EncoderClassifier
 from exitbench.harness.engine.encoders.stack import find_encoder_stack
@@ -74,7 +73,7 @@ def test_rows_are_multiplied_packed_or_not_with_equal_results(
 @pytest.mark.parametrize("name", ["t5", "gpt2", "qwen3", "olmo2"])
 def test_hosted_model_gives_the_usual_answers_and_fills(name: str, twin: Any, packs: list[list[str]]) -> None:
     """Blocks that only store keys and values leave projections out, packed or not."""
-    usual, packed = (load_checkpoint(twin(name).folder, engine="hosted") for _ in range(2))
+    usual, packed = twin(name).hosted, load_checkpoint(twin(name).folder, engine="hosted")
     choices = use_fastest(packed.model)
     linears = [layer for layer in packed.model.stack.lm.modules() if type(layer) is nn.Linear]
     assert choices is not None and set(choices.values()) == {"packed"} and len(packs) == 4
@@ -85,10 +84,9 @@ def test_hosted_model_gives_the_usual_answers_and_fills(name: str, twin: Any, pa
     assert bool(spared) == (name != "gpt2")  # it has no such layers
     for method, params in (("full", {}), ("static", {"exit_layer": 2})):
         parts = get_method(method).from_params(params).parts(usual.model.n_blocks)
-        for requests in ([Request([5, 6, 7], 0)], [Request([9, 8, 7, 6], 0), Request([5, 6], 1)]):
+        for prompts in ([[5, 6, 7]], [[9, 8, 7, 6], [5, 6]]):
             ours, theirs = (
-                [each.token_ids for each in decode(used, prefill(used.model, requests, 6), parts)]
-                for used in (packed, usual)
+                [each.token_ids for each in decode_prompts(used, prompts, 6, parts)] for used in (packed, usual)
             )
             assert ours == theirs
 

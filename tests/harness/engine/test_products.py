@@ -13,12 +13,11 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from prompt_decoding import full_depth_tokens
 from torch import Tensor
 
 from exitbench.errors import UserError
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
-from exitbench.harness.engine.decoding.decode import decode, prefill
-from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.model.exit_heads import ExitHeads
 from exitbench.harness.engine.model.weights import Linear
 from exitbench.harness.engine.products import choice_store, choosing, timing
@@ -37,7 +36,6 @@ from exitbench.harness.engine.products.forms import (
 )
 from exitbench.harness.engine.products.int8 import Int8
 from exitbench.harness.engine.products.timing import BUDGET_S, LEAST_ROUNDS, TimedProduct, fastest
-from exitbench.methods.registry import baseline_method
 
 EVERY_FORM = [(dtype, role, name) for dtype, forms in FORMS.items() for role in forms for name in forms[role]]
 
@@ -331,11 +329,8 @@ def choose(monkeypatch: pytest.MonkeyPatch, form: str) -> None:
 
 def answers(checkpoint: Any) -> list[list[int]]:
     """Return full depth's answers to a batch of two prompts and to a batch of one."""
-    parts = baseline_method()().parts(checkpoint.model.n_blocks)
-    batches = [[Request([5, 6, 7], 0), Request([9, 8], 1)], [Request([11, 12, 13, 14], 2)]]
-    return [
-        each.token_ids for batch in batches for each in decode(checkpoint, prefill(checkpoint.model, batch, 6), parts)
-    ]
+    batches = [[5, 6, 7], [9, 8]], [[11, 12, 13, 14]]
+    return [token_ids for batch in batches for token_ids in full_depth_tokens(checkpoint, batch, 6)]
 
 
 @pytest.mark.parametrize("name", ["t5", "llama-rope3-biases", "gpt2", "olmo2", "qwen3"])
@@ -483,6 +478,12 @@ def test_form_packed_for_one_row_is_used_for_all_without_a_copy(
     assert answers(dataclasses.replace(twin("t5").checkpoint, model=model)) == answers(twin("t5").checkpoint)
 
 
+def weights_of_each_token(model: Any) -> list[Tensor]:
+    """Return the weights that the decoder multiplies for each token."""
+    parts = [getattr(block, name) for block in model.weights.blocks for name in EACH_TOKEN]
+    return [part.weight for part in [*parts, model.lm_head]]
+
+
 @pytest.mark.parametrize(("lacking", "is_offered"), [(0, True), (1, False), (None, False)])
 def test_packed_copies_are_offered_only_within_a_quarter_of_machine_memory(
     lacking: int | None,
@@ -494,13 +495,7 @@ def test_packed_copies_are_offered_only_within_a_quarter_of_machine_memory(
 ) -> None:
     """Packed copies may take a quarter of the machine's memory. None are made if that memory is unknown."""
     model = load_checkpoint(twin("t5").folder).model
-    decoded = [
-        getattr(block, name)
-        for block in model.weights.blocks
-        for names in choosing._EACH_TOKEN.values()
-        for name in names
-    ]
-    copied = sum(part.weight.nbytes for part in [*decoded, model.lm_head])
+    copied = sum(weight.nbytes for weight in weights_of_each_token(model))
     monkeypatch.setattr(choosing, "machine_bytes", lambda: None if lacking is None else 4 * copied - lacking)
     choices = use_fastest(model)
     assert choices is not None and any(place.endswith(SEVERAL) for place in choices) == is_offered
@@ -514,13 +509,7 @@ def test_copies_in_fp16_are_offered_only_within_a_quarter_of_machine_memory(
     if not can_copy_to_fp16():
         pytest.skip("torch has no such product here")
     model = load_checkpoint(twin("t5").folder, torch.bfloat16).model
-    decoded = [
-        getattr(block, name)
-        for block in model.weights.blocks
-        for names in choosing._EACH_TOKEN.values()
-        for name in names
-    ]
-    weights = [part.weight for part in [*decoded, model.lm_head]]
+    weights = weights_of_each_token(model)
     assert fp16_copy_bytes((33, 513)) == 2 * 64 * 1024
     copied = sum(fp16_copy_bytes(weight.shape) + can_pack(torch.bfloat16) * weight.nbytes for weight in weights)
     monkeypatch.setattr(choosing, "machine_bytes", lambda: None if lacking is None else 4 * copied - lacking)

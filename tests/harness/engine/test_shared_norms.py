@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from prompt_decoding import decode_prompts
 from torch import Tensor
 
-from exitbench.harness.engine.decoding.decode import decode, prefill
-from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.methods.base import Method
 from exitbench.methods.calm_classifier import CalmClassifier
@@ -18,6 +17,10 @@ from exitbench.methods.calm_saturation import CalmSaturation
 from exitbench.methods.calm_softmax import CalmSoftmax
 from exitbench.methods.full import Full
 from exitbench.methods.mee_mlp3 import MeeMlp3
+from exitbench.methods.thresholds import Constant
+
+# An encoder-decoder and a decoder-only model: the decode loop is the same for all families.
+pytestmark = pytest.mark.parametrize("family", ["t5", "llama"], indirect=True)
 
 L, WIDTH, N_NEW = 5, 32, 6
 NEVER = 2.0
@@ -29,31 +32,14 @@ READERS: list[Method] = [
 ]
 
 
-@pytest.fixture(params=["t5", "llama"])
-def family(request: pytest.FixtureRequest, twin: Any) -> Any:
-    """Return an encoder-decoder or a decoder-only model; the decode loop is the same for all families."""
-    return twin(request.param)
-
-
-def answers(family: Any, prompts: Any, method: Method, threshold: float | None = None, rows: int = 3) -> Any:
+def answers(family: Any, prompts: Any, method: Method, threshold: float | None = None) -> Any:
     """Return the traced answers to a few prompts; a gate's network has random weights."""
     torch.manual_seed(0)
     network = method.build_network(WIDTH).state_dict() if hasattr(method, "build_network") else {}
     parts = method.parts(L, network)
     if threshold is not None:
-        parts = dataclasses.replace(parts, threshold=_Level(threshold))
-    requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts[:rows])]
-    return decode(family.checkpoint, prefill(family.checkpoint.model, requests, N_NEW), parts)
-
-
-class _Level:
-    """Threshold with one value for all blocks and positions."""
-
-    def __init__(self, level: float) -> None:
-        self.level = level
-
-    def value(self, block: int, position: int, max_new_tokens: int) -> float:
-        return self.level
+        parts = dataclasses.replace(parts, threshold=Constant(threshold))
+    return decode_prompts(family.checkpoint, prompts[:3], N_NEW, parts)
 
 
 @pytest.mark.parametrize("method", READERS, ids=lambda method: method.name)

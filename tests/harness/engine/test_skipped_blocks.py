@@ -19,6 +19,7 @@ from torch import Tensor
 
 from exitbench.harness.engine.decoding.block_runner import BlockRunner
 from exitbench.harness.engine.decoding.decode import decode, decode_step
+from exitbench.harness.engine.decoding.generation import Generation
 from exitbench.harness.engine.decoding.trace import Trace
 from exitbench.harness.engine.model.cache import Cache
 from exitbench.harness.engine.model.model import Transformer
@@ -46,6 +47,11 @@ def schedule(n_rows: int, seed: int = 0) -> dict[int, list[int]]:
 
 def parts(policy: str, layers: dict[int, list[int]]) -> Parts:
     return Parts(Scheduled(layers), Constant(0.5), LMHead(), KV_POLICIES[policy], blocks_from(1, L))
+
+
+def decode_endless(family: Any, prompts: Sequence[list[int]], method: Parts) -> list[Generation]:
+    """Return answers of the longest length to the prompts, as one batch."""
+    return decode(family.endless, family.start(prompts, N_NEW), method)
 
 
 def skip_prompt(family: Any, values: list[Any]) -> list[Any]:
@@ -77,7 +83,7 @@ def read_depth(exit_layers: list[int], at: int) -> int:
 @pytest.mark.parametrize("policy", EXACT)
 def test_tokens_equal_a_full_run_read_out_at_the_exit_layers(family: Any, prompts: Any, policy: str) -> None:
     rows, layers = prompts[:N_ROWS], schedule(N_ROWS)
-    result = decode(family.endless, family.start(rows, N_NEW), parts(policy, layers))
+    result = decode_endless(family, rows, parts(policy, layers))
     _, states_LBTD = full_run(family, rows, [g.token_ids for g in result])
     logits = family.checkpoint.model.logits(states_LBTD)
     for row, generation in enumerate(result):
@@ -288,7 +294,7 @@ def test_static_exit_writes_no_unread_keys_and_values(
     if policy != "recompute-backlog":
         assert not any(batch.cache.waiting)
     monkeypatch.setattr(Parts, "may_read_skipped_keys", True)
-    assert decode(position_family.endless, position_family.start(rows, N_NEW), static) == result
+    assert decode_endless(position_family, rows, static) == result
 
 
 def test_rows_with_equally_deferred_tokens_need_no_index_and_give_equal_answers(
@@ -298,14 +304,10 @@ def test_rows_with_equally_deferred_tokens_need_no_index_and_give_equal_answers(
     for policy in ("sync-parallel", "recompute-backlog"):
         with monkeypatch.context() as patch:
             patch.setattr(BlockRunner, "_are_newest", lambda *_: False)
-            indexed = decode(
-                position_family.endless, position_family.start(prompts[:N_ROWS], N_NEW), parts(policy, layers)
-            )
+            indexed = decode_endless(position_family, prompts[:N_ROWS], parts(policy, layers))
         with monkeypatch.context() as patch:
             patch.setattr(Transformer, "places", None)
-            result = decode(
-                position_family.endless, position_family.start(prompts[:N_ROWS], N_NEW), parts(policy, layers)
-            )
+            result = decode_endless(position_family, prompts[:N_ROWS], parts(policy, layers))
         assert result == indexed
 
 
@@ -383,14 +385,9 @@ def test_tokens_that_have_run_all_blocks_are_no_longer_deferred(position_family:
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("policy", KV_POLICIES)
 def test_oracle_runs_every_block_under_every_policy(position_family: Any, prompts: Any, policy: str) -> None:
-    gate = FullAgreement(stable=False)
-    oracle = dataclasses.replace(parts(policy, {}), gate=gate)
-    result = decode(position_family.endless, position_family.start(prompts[:N_ROWS], N_NEW), oracle)
-    full = decode(
-        position_family.endless,
-        position_family.start(prompts[:N_ROWS], N_NEW),
-        dataclasses.replace(oracle, blocks=frozenset()),
-    )
+    oracle = dataclasses.replace(parts(policy, {}), gate=FullAgreement(stable=False))
+    result = decode_endless(position_family, prompts[:N_ROWS], oracle)
+    full = decode_endless(position_family, prompts[:N_ROWS], dataclasses.replace(oracle, blocks=frozenset()))
     assert {ran for g in result for ran in g.blocks_run} == {L}
     assert min(layer for g in result for layer in g.exit_layers) < L
     if policy in EXACT:  # the token is the full model's, and so is the cache

@@ -77,6 +77,15 @@ def streamed(
     return stream
 
 
+def assert_as_alone(
+    stream: Stream, name: str, settings: Sequence[Parts], asked: GenerationSettings | None = None
+) -> None:
+    """Assert that each prompt has the answer and trace that it has in a separate batch, for every setting."""
+    for number, parts in enumerate(settings):
+        answers = [stream.answers_to(prompt)[number] for prompt in range(len(requests(name)))]
+        assert without_scores(answers) == without_scores(alone(name, parts, asked))
+
+
 def without_scores(generations: Sequence[Generation]) -> list[Any]:
     """Return answers, stop reasons and traces without scores, whose last digits may differ."""
     return [
@@ -136,9 +145,7 @@ def test_rows_join_batches_with_rejected_drafts_without_changing_answers(
     parts, batches = parts_of(name, method, **params[method]), Batches(monkeypatch)
     stream = streamed(name, [parts], 3)
     assert batches.joined
-    assert without_scores([stream.answers_to(prompt)[0] for prompt in range(len(requests(name)))]) == without_scores(
-        alone(name, parts)
-    )
+    assert_as_alone(stream, name, [parts])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -146,10 +153,7 @@ def test_logit_rules_follow_each_row_when_rows_join_a_batch(name: str, monkeypat
     settings, batches = swept(name), Batches(monkeypatch)
     stream = streamed(name, settings, 5, RULES)
     assert batches.joined
-    for number, parts in enumerate(settings):
-        assert without_scores(
-            [stream.answers_to(prompt)[number] for prompt in range(len(requests(name)))]
-        ) == without_scores(alone(name, parts, RULES))
+    assert_as_alone(stream, name, settings, RULES)
 
 
 def test_a_prompt_is_prefilled_once_for_all_thresholds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,10 +204,7 @@ def test_out_of_memory_halves_the_rows_without_changing_answers(monkeypatch: pyt
     stream = streamed(name, settings, 12)
     assert (stream.rows, most[0]) == (3, 3)
     monkeypatch.undo()
-    for number, parts in enumerate(settings):
-        assert without_scores(
-            [stream.answers_to(prompt)[number] for prompt in range(len(requests(name)))]
-        ) == without_scores(alone(name, parts))
+    assert_as_alone(stream, name, settings)
 
 
 def test_persistent_memory_errors_and_other_errors_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +228,4 @@ def test_hosted_engine_decodes_several_thresholds_without_joining_batches(
     settings, batches, hosted = swept(name), Batches(monkeypatch), loaded(name, "hosted")
     stream = streamed(name, settings, 6, checkpoint=hosted)
     assert batches.joined == []
-    for number, parts in enumerate(settings):
-        assert without_scores(
-            [stream.answers_to(prompt)[number] for prompt in range(len(requests(name)))]
-        ) == without_scores(alone(name, parts))
+    assert_as_alone(stream, name, settings)

@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
+from prompt_decoding import decode_prompts
 
 from exitbench.harness.cells.cell import GenerationSettings, TimingSettings
-from exitbench.harness.engine.decoding.decode import decode, prefill
 from exitbench.harness.engine.decoding.generation import Generation, Request
 from exitbench.harness.engine.decoding.trace import Trace
 from exitbench.harness.engine.model.token_record import TokenRecord
@@ -25,6 +25,9 @@ from exitbench.methods.full import Full
 from exitbench.methods.oracle import Oracle
 from exitbench.methods.patience import Patience
 from exitbench.methods.self_speculation import SelfSpeculation
+
+# An encoder-decoder and a decoder-only model: the decode loop is the same for all families.
+pytestmark = pytest.mark.parametrize("family", ["t5", "llama"], indirect=True)
 
 L = 5
 N_NEW = 5
@@ -45,17 +48,11 @@ def requests(prompts: list[list[int]], first: int, n: int) -> tuple[Request, ...
     return tuple(Request(prompt, seed) for seed, prompt in enumerate(prompts[first : first + n], first))
 
 
-@pytest.fixture(params=["t5", "llama"])
-def family(request: pytest.FixtureRequest, twin: Any) -> Any:
-    """Return an encoder-decoder or a decoder-only model; the decode loop is the same for all families."""
-    return twin(request.param)
-
-
 def test_tokens_are_the_same_without_a_trace(family: Any, prompts: Any) -> None:
-    model, rejected = family.checkpoint.model, 0
+    rejected = 0
     for method in METHODS:
         traced, bare = (
-            decode(family.checkpoint, prefill(model, requests(prompts, 0, 8), N_NEW), method.parts(L), traced=traced)
+            decode_prompts(family.checkpoint, prompts[:8], N_NEW, method.parts(L), traced=traced)
             for traced in (True, False)
         )
         answers = [Generation(g.token_ids, stop_reason=g.stop_reason) for g in traced]
@@ -140,7 +137,6 @@ def test_timed_answers_end_at_stop_strings_without_searching_for_them(
 def test_traced_decode_calls_the_functions_forbidden_while_timing(
     family: Any, prompts: Any, forbid: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    batch = prefill(family.checkpoint.model, requests(prompts, 0, 2), N_NEW)
     forbid(monkeypatch)
     with torch.inference_mode(), pytest.raises(AssertionError, match="for a trace"):
-        decode(family.checkpoint, batch, SOFTMAX.parts(L))
+        decode_prompts(family.checkpoint, prompts[:2], N_NEW, SOFTMAX.parts(L))

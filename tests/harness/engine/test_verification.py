@@ -17,14 +17,15 @@ from typing import Any
 
 import pytest
 import torch
+from prompt_decoding import decode_prompts
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from exitbench.errors import UserError
 from exitbench.harness.engine.decoding.block_runner import BlockRunner
-from exitbench.harness.engine.decoding.decode import decode, prefill
-from exitbench.harness.engine.decoding.generation import Generation, Request
+from exitbench.harness.engine.decoding.decode import decode
+from exitbench.harness.engine.decoding.generation import Generation
 from exitbench.harness.engine.model.cache import Cache
 from exitbench.harness.engine.model.model import Transformer
 from exitbench.harness.work.generation import answer_costs
@@ -552,8 +553,8 @@ def test_bfloat16_decodes_with_verification(position_family: Any, prompts: Any) 
     from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 
     half = load_checkpoint(position_family.folder, dtype=torch.bfloat16)
-    batch = prefill(half.model, [Request(prompt) for prompt in prompts[:N_ROWS]], N_NEW)
-    result = decode(dataclasses.replace(half, eos_ids=frozenset()), batch, parts(SPECULATIONS[2]))
+    endless = dataclasses.replace(half, eos_ids=frozenset())
+    result = decode_prompts(endless, prompts[:N_ROWS], N_NEW, parts(SPECULATIONS[2]))
     assert {len(g.token_ids) for g in result} == {N_NEW}
 
 

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from prompt_decoding import decode_prompts
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 from exitbench.harness.engine.decoding.branches import Context
-from exitbench.harness.engine.decoding.decode import decode, prefill
-from exitbench.harness.engine.decoding.generation import Request
 from exitbench.harness.engine.decoding.likelihood import score
 from exitbench.harness.engine.decoding.probe import states_of
 from exitbench.methods.base import Parts, blocks_from
@@ -120,12 +119,11 @@ def answers(checkpoint: Any) -> dict[str, Any]:
     """Return the tokens and exit layers of every method, the scores of two choices, and the states of a probe."""
     draw = torch.Generator().manual_seed(1)
     prompts = [torch.randint(3, 90, (7 - row,), generator=draw).tolist() for row in range(3)]
-    requests = [Request(prompt, seed) for seed, prompt in enumerate(prompts)]
     results: dict[str, Any] = {}
     for name, parts in methods(len(prompts), checkpoint.model.n_blocks).items():
         if checkpoint.model.why_not(parts, len(prompts)):
             continue
-        decoded = decode(checkpoint, prefill(checkpoint.model, requests, 4), parts)
+        decoded = decode_prompts(checkpoint, prompts, 4, parts)
         results[name] = [(result.token_ids, result.exit_layers) for result in decoded]
     contexts = [Context(prompts[0], [[5, 6, 7], [8, 9]])]
     scored = score(checkpoint, contexts, methods(1, checkpoint.model.n_blocks)["saturation"])

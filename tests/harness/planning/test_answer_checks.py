@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from suite_runs import plan_suite
 
 from exitbench.errors import UserError
-from exitbench.harness.planning.plan import Plan, make_plan
-from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.planning.plan import Plan
 
 pytestmark = pytest.mark.usefixtures("toy_classification")
 
@@ -27,8 +27,7 @@ def plan(classifier_folder: Callable[..., Path], toy_texts: Path, tmp_path: Path
     def make(model: Any, task: str, sweep: str = 'method = "static"', also: str = "") -> Plan:
         folder = model if isinstance(model, Path) else classifier_folder(model)
         text = HEAD.format(model=folder) + task + also + " }\n[[sweep]]\n" + sweep + "\n"
-        (tmp_path / "suite.toml").write_text(text)
-        return make_plan(load_suite(tmp_path / "suite.toml"), tmp_path / "spool", tmp_path / "models", toy_texts)
+        return plan_suite(tmp_path, text, toy_texts)
 
     return make
 

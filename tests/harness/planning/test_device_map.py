@@ -8,13 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from suite_runs import plan_suite, worker_spec
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import Cell
-from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.engine.checkpoints.device_maps import require_gpus
-from exitbench.harness.planning.plan import Plan, make_plan
-from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.planning.plan import Plan
 from exitbench.harness.running import worker
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest
@@ -49,10 +48,8 @@ def planned(worded_model: Path, tmp_path: Path) -> Planned:
     """Return a function that plans the suite with the given options for its second model."""
 
     def plan(options: str, device: str = "cpu") -> Plan:
-        path = tmp_path / "suite.toml"
         suite = SUITE.replace("MODEL", str(worded_model)).replace("OPTIONS", options).replace("DEVICE", device)
-        path.write_text(suite)
-        return make_plan(load_suite(path), tmp_path / "spool", tmp_path / "models", None)
+        return plan_suite(tmp_path, suite)
 
     return plan
 
@@ -118,12 +115,8 @@ def test_device_map_with_a_missing_gpu_is_refused() -> None:
 
 def test_device_map_is_stored_with_the_run(planned: Planned, tmp_path: Path) -> None:
     plan = planned(f"device_map = {{ cpu = {depth(planned(''))} }}")
-    group = plan.groups[1]
-    assert group.folder is not None
-    spool = tmp_path / "spool"
-    spec = WorkerSpec(group.to_run("stale"), group.folder, None, spool, "cpu", 1)
-    assert worker.run(spec, lambda event: None) == 0
-    ingest(spool, tmp_path / "exitbench.duckdb")
+    assert worker.run(worker_spec(plan.groups[1], tmp_path / "spool"), lambda event: None) == 0
+    ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb")
     answer = open_database(tmp_path / "exitbench.duckdb").query("SELECT DISTINCT device_map, conditions FROM runs")
     assert answer.to_pylist() == [
         {

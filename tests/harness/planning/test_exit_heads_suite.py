@@ -10,16 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
+from suite_runs import plan_suite, run_plan
 
 from exitbench.errors import UserError
-from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.cli import main as cli
 from exitbench.harness.engine.checkpoints.exit_head_files import new_exit_heads, save_exit_heads
 from exitbench.harness.engine.checkpoints.files import EXIT_HEADS_FILE
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
-from exitbench.harness.planning.plan import Plan, make_plan
-from exitbench.harness.planning.suite import load_suite
-from exitbench.harness.running import worker
+from exitbench.harness.planning.plan import Plan
 from exitbench.results.spool.attempts import latest_status
 
 SUITE = """
@@ -64,9 +62,7 @@ def folder(worded_model: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def planner(folder: Path, tmp_path: Path) -> Planner:
     def plan(parameters: str = "", kinds: str = '"quality"') -> Plan:
-        suite = tmp_path / "suite.toml"
-        suite.write_text(SUITE.format(model=folder, parameters=parameters, kinds=kinds))
-        return make_plan(load_suite(suite), tmp_path / "spool", tmp_path / "models", None)
+        return plan_suite(tmp_path, SUITE.format(model=folder, parameters=parameters, kinds=kinds))
 
     return plan
 
@@ -113,12 +109,9 @@ def test_quality_replay_scores_and_fit_cells_with_exit_heads_succeed(
 ) -> None:
     write_heads(folder)
     plan = planner('grid = { threshold = [0.4], rule = ["constant", "epsilon"] }', '"quality", "replay"')
-    (group,) = plan.groups
-    items = tuple(cell.item for cell in group.cells)
-    spool = tmp_path / "spool"
-    spec = WorkerSpec(items, folder, None, spool, "cpu", 1)
-    assert worker.run(spec, lambda event: None) == 0
-    statuses = latest_status(spool)
+    run_plan(plan, tmp_path / "spool")
+    statuses = latest_status(tmp_path / "spool")
+    items = [cell.item for cell in plan.groups[0].cells]
     for item in items:
         status = statuses[item.cell.cell_id]
         assert status.status == "ok", f"{item.label}: {status.reason}"

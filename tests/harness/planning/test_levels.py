@@ -7,9 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from suite_runs import plan_suite
 
 from exitbench.errors import UserError
-from exitbench.harness.planning.plan import Plan, make_plan
+from exitbench.harness.planning.plan import Plan
 from exitbench.harness.planning.suite import load_suite
 
 SUITE = """\
@@ -34,13 +35,7 @@ method = "full"
 @pytest.fixture
 def plan(tmp_path: Path) -> Callable[..., Plan]:
     """Return a function that plans a suite of one model on one level of the built-in data."""
-
-    def made(recipe: str, level: object) -> Plan:
-        path = tmp_path / "levels.toml"
-        path.write_text(SUITE.format(recipe=recipe, level=level))
-        return make_plan(load_suite(path), tmp_path / "runs", tmp_path / "models", None)
-
-    return made
+    return lambda recipe, level: plan_suite(tmp_path, SUITE.format(recipe=recipe, level=level))
 
 
 @pytest.mark.parametrize("recipe", ["builtin-weighted", "builtin-exit-heads"])
@@ -60,7 +55,7 @@ def test_trained_levels_and_models_of_other_data_are_planned(plan: Callable[...,
 
 @pytest.mark.parametrize(("level", "message"), [(4, "is 4. Allowed: 1, 2, 3"), ("'two'", "whole number")])
 def test_unknown_level_is_reported_with_its_line(plan: Callable[..., Plan], level: object, message: str) -> None:
-    with pytest.raises(UserError, match=rf"levels\.toml:12: .*{message}"):
+    with pytest.raises(UserError, match=rf"suite\.toml:12: .*{message}"):
         plan("builtin-weighted", level)
 
 

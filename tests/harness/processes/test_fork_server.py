@@ -9,7 +9,6 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,17 @@ import pytest
 
 from exitbench.harness.processes import fork_server
 from exitbench.harness.processes.fork_server import PRELOADED, ForkedProcess, Process, prepare, start
+from exitbench.harness.running import worker
 
-WITHOUT_IMPORTS = f"""
-import os, sys, types
 
-sys.modules |= {{name: types.ModuleType(name) for name in {PRELOADED}}}
-sys.modules["torch"].home = os.environ.get("HF_HOME")
-"""
-"""A `sitecustomize` module, with which a fork server starts at once: all that it preloads is there, and empty."""
+def write_empty_modules(folder: Path) -> None:
+    """Write modules with which a fork server starts at once: an empty torch to import, and the others there already."""
+    others = [name for name in PRELOADED if name != "torch"]
+    (folder / "sitecustomize.py").write_text(f"""
+import sys, types
+sys.modules |= {{name: types.ModuleType(name) for name in {others}}}
+""")
+    (folder / "torch.py").write_text("import os; home = os.environ.get('HF_HOME')")
 
 
 class Started:
@@ -45,22 +47,18 @@ class Started:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of the source files, one for all tests: each value of PYTHONPATH needs another fork server."""
-    return tmp_path_factory.mktemp("modules")
-
-
-@pytest.fixture
-def asked(folder: Path) -> Iterator[Started]:
-    yield Started(folder)
-
-
-@pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> Started:
-    """Return a starter whose fork server starts at once, for tests that start it again."""
-    folder = tmp_path_factory.mktemp("without-imports")
-    (folder / "sitecustomize.py").write_text(WITHOUT_IMPORTS)
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Started:
+    """Return a starter with one folder for all tests: each value of PYTHONPATH needs another fork server."""
+    folder = tmp_path_factory.mktemp("modules")
+    write_empty_modules(folder)
     return Started(folder)
+
+
+# First, since earlier files may have started this server.
+def test_server_with_the_real_imports_forks() -> None:
+    assert isinstance(start("this", (), (), output=subprocess.DEVNULL), ForkedProcess)
+    assert fork_server._server is not None and fork_server._server._imported is not None
+    assert worker.__file__ in fork_server._server._imported["files"]
 
 
 def test_process_has_the_imports_arguments_variables_folder_and_stdin(
@@ -132,43 +130,43 @@ def test_process_can_be_signalled_and_waited_for(asked: Started) -> None:
 
 
 def test_changed_environment_variables_reach_the_process_and_its_imports(
-    quick: Started, monkeypatch: pytest.MonkeyPatch
+    asked: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = "import os, sys; print(os.environ.get('HF_HOME'), sys.modules['torch'].home)"
     monkeypatch.setenv("HF_HOME", "elsewhere")
-    assert quick.run(source) == (0, "elsewhere elsewhere\n")
+    assert asked.run(source) == (0, "elsewhere elsewhere\n")
     monkeypatch.delenv("HF_HOME")
-    assert quick.run(source) == (0, "None None\n")
-    assert isinstance(quick.begin("pass"), ForkedProcess)
+    assert asked.run(source) == (0, "None None\n")
+    assert isinstance(asked.begin("pass"), ForkedProcess)
 
 
-def server_after(quick: Started) -> object:
-    assert quick.run("pass")[0] == 0
+def server_after(asked: Started) -> object:
+    assert asked.run("pass")[0] == 0
     return fork_server._server
 
 
-def test_variable_set_by_an_import_does_not_restart_the_server(quick: Started, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = server_after(quick)
+def test_variable_set_by_an_import_does_not_restart_the_server(asked: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = server_after(asked)
     assert isinstance(first, fork_server._Server) and first._imported is not None
     first._imported["variables"]["SET_BY_AN_IMPORT"] = "1"
     monkeypatch.setenv("SET_BY_AN_IMPORT", "1")
-    assert server_after(quick) is first
+    assert server_after(asked) is first
     monkeypatch.setenv("SET_BY_AN_IMPORT", "2")
-    assert server_after(quick) is not first
+    assert server_after(asked) is not first
 
 
-def test_changed_source_file_restarts_the_server(quick: Started, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = server_after(quick)
+def test_changed_source_file_restarts_the_server(asked: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = server_after(asked)
     monkeypatch.setattr(fork_server, "_modified", lambda files: {file: 0 for file in files})
-    assert server_after(quick) is not first
+    assert server_after(asked) is not first
 
 
-def test_a_dead_server_is_replaced(quick: Started) -> None:
-    quick.run("pass")
+def test_a_dead_server_is_replaced(asked: Started) -> None:
+    asked.run("pass")
     assert fork_server._server is not None
     fork_server._server._process.kill()
     fork_server._server._process.wait()
-    assert isinstance(quick.begin("pass"), ForkedProcess)
+    assert isinstance(asked.begin("pass"), ForkedProcess)
 
 
 def test_regular_process_is_started_if_the_server_cannot_start(asked: Started, tmp_path: Path) -> None:
@@ -202,7 +200,7 @@ ctypes.PyDLL(None).sleep(600)
 def test_a_process_and_its_children_do_not_outlive_the_client(tmp_path: Path) -> None:
     (tmp_path / "client.py").write_text(CLIENT)
     (tmp_path / "hangs.py").write_text(HANGS)
-    (tmp_path / "sitecustomize.py").write_text(WITHOUT_IMPORTS)
+    write_empty_modules(tmp_path)
     variables = {**os.environ, "PYTHONPATH": str(tmp_path)}
     command = [sys.executable, str(tmp_path / "client.py"), str(tmp_path / "log")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=variables) as client:

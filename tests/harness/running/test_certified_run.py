@@ -11,13 +11,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from suite_runs import plan_suite, run_plan
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import Cell
-from exitbench.harness.cells.job import CellJob, WorkerSpec
-from exitbench.harness.planning.plan import Plan, make_plan
-from exitbench.harness.planning.suite import load_suite
-from exitbench.harness.running import worker
+from exitbench.harness.cells.job import CellJob
+from exitbench.harness.planning.plan import Plan
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import latest_status
@@ -61,9 +60,7 @@ documents = 3
 def planned(
     root: Path, sweeps: str, defaults: str = "", model: str = 'recipe = "builtin-weighted"', task: str = BUILTIN
 ) -> Plan:
-    path = root / "precision.toml"
-    path.write_text(SUITE.format(defaults=defaults, model=model, task=task) + sweeps)
-    return make_plan(load_suite(path), root / "spool", root / "models", None)
+    return plan_suite(root, SUITE.format(defaults=defaults, model=model, task=task) + sweeps)
 
 
 def cells(plan: Plan) -> dict[str, CellJob]:
@@ -77,9 +74,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, CellJ
     root, result = tmp_path_factory.mktemp("precision"), []
     for defaults in ("", CERTIFIED):
         plan = planned(root, GATED, defaults)
-        (group,) = plan.groups
-        assert group.folder is not None
-        worker.run(WorkerSpec(group.to_run("failed"), group.folder, None, root / "spool", "cpu", 1), lambda event: None)
+        run_plan(plan, root / "spool")
         result.append(cells(plan))
     return root, result[0], result[1]
 
@@ -189,7 +184,7 @@ def test_methods_without_certified_bounds_are_refused_by_name(tmp_path: Path, sw
     with pytest.raises(UserError, match=why) as refused:
         planned(tmp_path, f"[[sweep]]\n{sweep}\nkinds = ['quality']\n", CERTIFIED)
     message = str(refused.value)
-    assert "precision.toml" in message and 'head_precision = "certified"' in message and named in message
+    assert "suite.toml" in message and 'head_precision = "certified"' in message and named in message
     assert "Allowed: calm-softmax, entropy, free, full, max-prob, self-speculation, static" in message
 
 

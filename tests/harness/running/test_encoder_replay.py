@@ -6,11 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from suite_runs import plan_suite, run_plan
 
-from exitbench.harness.cells.job import WorkerSpec
-from exitbench.harness.planning.plan import make_plan
-from exitbench.harness.planning.suite import load_suite
-from exitbench.harness.running import worker
 from exitbench.methods.registry import get_method
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.ingest.ingest import ingest
@@ -33,7 +30,7 @@ recipe = "builtin-encoder-last"
 task = "sst2"
 source = "builtin"
 split = "test"
-limit = 60
+limit = 24
 """
 SWEEPS: dict[str, tuple[str, list[float]]] = {
     "max-prob": ("threshold", [0.6, 0.7, 0.95]),
@@ -51,12 +48,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Database:
     sweeps = [
         f'[[sweep]]\nmethod = "{method}"\ngrid = {{ {name} = {levels} }}\n' for method, (name, levels) in SWEEPS.items()
     ]
-    (folder / "suite.toml").write_text(SUITE + "".join(sweeps))
-    suite = load_suite(folder / "suite.toml")
-    for group in make_plan(suite, folder / "spool", folder / "models", folder).groups:
-        assert group.folder is not None
-        spec = WorkerSpec(group.to_run("stale"), group.folder, folder, folder / "spool", "cpu", 1)
-        assert worker.run(spec, lambda event: None) == 0
+    run_plan(plan_suite(folder, SUITE + "".join(sweeps)), folder / "spool")
     assert ingest(folder / "spool", folder / "exitbench.duckdb").quarantined == ()
     return open_database(folder / "exitbench.duckdb")
 
@@ -92,13 +84,13 @@ def test_replay_of_the_deepest_run_equals_real_exits_at_lower_thresholds(
             "ORDER BY doc_key",
             {"run": run["attempt_id"]},
         ).to_pylist()
-        assert len(real) == 60 and replayed == real
+        assert len(real) == 24 and replayed == real
 
 
 def test_encoder_replay_query_equals_depth_and_score_of_a_real_run(database: Database) -> None:
     """The query replays the run with patience 3. At patience 1, it gives the numbers of the run with patience 1."""
     result = database.query(saved_query("encoder_replay").with_defaults()).to_pylist()
-    assert {row["method"] for row in result} == set(SWEEPS) and {row["n"] for row in result} == {60}
+    assert {row["method"] for row in result} == set(SWEEPS) and {row["n"] for row in result} == {24}
     shallow = _runs(database, "joint", "pabee")[0]
     (row,) = (row for row in result if (row["model"], row["method"], row["level"]) == ("joint", "pabee", 1))
     assert row["mean_exit_layer"] == pytest.approx(shallow["mean_exit_layer"])

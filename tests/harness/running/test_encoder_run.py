@@ -8,18 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from suite_runs import plan_suite, run_plan
 
 from exitbench.harness.cells.cell import GenerationSettings
-from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.cells.texts import TextEncoding
 from exitbench.harness.engine.checkpoints.encoder_loading import load_encoder
 from exitbench.harness.engine.checkpoints.exit_head_files import new_off_ramps, save_off_ramps
 from exitbench.harness.engine.checkpoints.files import OFF_RAMPS_FILE
 from exitbench.harness.engine.checkpoints.tokenizer_files import load_tokenizer
 from exitbench.harness.engine.encoders.classify import pooled_states
-from exitbench.harness.planning.plan import Plan, make_plan
-from exitbench.harness.planning.suite import load_suite
-from exitbench.harness.running import worker
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.maintenance.integrity import check
@@ -97,17 +94,9 @@ def folder(classifier_folder: Callable[..., Path], toy_texts: Path, tmp_path_fac
     draw = torch.Generator().manual_seed(1)
     save_off_ramps(three / OFF_RAMPS_FILE, "linear", new_off_ramps("linear", (1, 3), 16, 3, draw))
     suite = SUITE.replace("THREE", str(three)).replace("NUMBER", str(classifier_folder(("LABEL_0",))))
-    (folder / "suite.toml").write_text(suite)
-    for group in planned(folder, toy_texts).groups:
-        assert group.folder is not None
-        spec = WorkerSpec(group.to_run("stale"), group.folder, toy_texts, folder / "spool", "cpu", 1)
-        assert worker.run(spec, lambda event: None) == 0
+    run_plan(plan_suite(folder, suite, toy_texts), folder / "spool", toy_texts)
     assert ingest(folder / "spool", folder / "exitbench.duckdb").quarantined == ()
     return folder
-
-
-def planned(folder: Path, data_dir: Path) -> Plan:
-    return make_plan(load_suite(folder / "suite.toml"), folder / "spool", folder / "models", data_dir)
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +108,8 @@ def test_every_cell_succeeds_and_the_database_passes_its_check(
     folder: Path, toy_texts: Path, database: Database
 ) -> None:
     assert database.query("SELECT DISTINCT status FROM attempt").to_pylist() == [{"status": "ok"}]
-    assert set(+planned(folder, toy_texts).states()) == {"done"}
+    plan = plan_suite(folder, (folder / "suite.toml").read_text(), toy_texts)
+    assert set(+plan.states()) == {"done"}
     assert check(folder / "spool", folder / "exitbench.duckdb").problems == ()
 
 

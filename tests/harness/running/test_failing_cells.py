@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,24 +11,23 @@ from typing import Any
 
 import pytest
 import torch
+from suite_runs import plan_suite, worker_spec
 
 from exitbench.harness.cells.job import WorkerSpec
-from exitbench.harness.planning.plan import make_plan
-from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
 from exitbench.harness.running.cell_lock import hold
 from exitbench.results.spool.attempts import AttemptWriter, latest_status, read_attempt, scan_spool
+from exitbench.results.spool.schema import ENV_KEYS
 
+ENV = {section: dict.fromkeys(keys) for section, keys in ENV_KEYS.items() if section}
 SWEEP = '[[sweep]]\nmethod = "static"\ngrid = { exit_layer = [1] }\nkinds = ["quality"]\n'
 
 
 @pytest.fixture
 def spec(write_suite: Callable[..., Path], data_dir: Path, tmp_path: Path) -> WorkerSpec:
     """Return the specification of a worker with two cells."""
-    plan = make_plan(load_suite(write_suite(SWEEP)), tmp_path / "spool", tmp_path / "models", data_dir)
-    (group,) = plan.groups
-    assert group.folder is not None
-    return WorkerSpec(group.to_run("failed"), group.folder, data_dir, tmp_path / "spool", "cpu", 1)
+    (group,) = plan_suite(tmp_path, write_suite(SWEEP).read_text(), data_dir).groups
+    return worker_spec(group, tmp_path / "spool", data_dir)
 
 
 def raising(error: BaseException) -> Callable[..., None]:
@@ -120,23 +118,15 @@ def test_full_disk_ends_the_worker_and_names_the_path(
 def test_cell_timeout_is_stored_but_not_part_of_the_identity(
     spec: WorkerSpec, write_suite: Callable[..., Path], data_dir: Path, tmp_path: Path
 ) -> None:
-    path = write_suite(SWEEP)
-    path.write_text(path.read_text().replace("[models.tiny]", "[defaults]\ncell_timeout_s = 90\n[models.tiny]"))
-    plan = make_plan(load_suite(path), tmp_path / "spool", tmp_path / "models", data_dir)
-    items = plan.groups[0].to_run("failed")
+    suite = write_suite(SWEEP).read_text().replace("[models.tiny]", "[defaults]\ncell_timeout_s = 90\n[models.tiny]")
+    items = plan_suite(tmp_path, suite, data_dir).groups[0].to_run("failed")
     assert [item.cell.cell_id for item in items] == [item.cell.cell_id for item in spec.cells]
     assert {item.timeout_s for item in items} == {90.0} and {item.timeout_s for item in spec.cells} == {6 * 3600.0}
     given = WorkerSpec.from_json(replace(spec, cells=items).to_json())
     assert given.cells == items
-    with AttemptWriter(spec.spool, items[0].cell_record(), json.loads(json.dumps(_env()))) as writer:
+    with AttemptWriter(spec.spool, items[0].cell_record(), ENV) as writer:
         writer.finish("ok")
     assert read_attempt(writer.path).cell["cell_timeout_s"] == 90.0
-
-
-def _env() -> dict[str, Any]:
-    from exitbench.results.spool.schema import ENV_KEYS
-
-    return {section: dict.fromkeys(keys) for section, keys in ENV_KEYS.items() if section}
 
 
 def test_worker_reports_waiting_for_a_cell_locked_by_another_process(spec: WorkerSpec, tmp_path: Path) -> None:
@@ -144,7 +134,7 @@ def test_worker_reports_waiting_for_a_cell_locked_by_another_process(spec: Worke
     first = spec.cells[0]
     held = hold(spec.spool, first.cell.cell_id, wait=False)
     assert held.__enter__()
-    other = AttemptWriter(spec.spool, first.cell_record(), _env())
+    other = AttemptWriter(spec.spool, first.cell_record(), ENV)
     events: list[dict[str, Any]] = []
 
     def emit(event: dict[str, Any]) -> None:

@@ -11,17 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
+from suite_runs import plan_suite, run_plan, successful_attempts
 from transformers import PreTrainedTokenizerFast
 
 from exitbench.errors import UserError
-from exitbench.harness.cells.job import WorkerSpec
-from exitbench.harness.planning.plan import Plan, make_plan
-from exitbench.harness.planning.suite import load_suite
-from exitbench.harness.running import worker
+from exitbench.harness.planning.plan import Plan
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.queries import saved_query
-from exitbench.results.spool.attempts import attempt_status
 from exitbench.tasks.builtin.corpus import build_tokenizer
 
 L = 4
@@ -96,25 +93,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 
 def planned(folder: Path, checkpoint: Path, tasks: list[str], sweeps: str) -> Plan:
-    path = folder / "suite.toml"
     head = f'schema = 1\nname = "first"\nseed = 3\n[defaults]\nbatch_size = 3\n[models.m]\npath = "{checkpoint}"\n'
-    path.write_text(head + "".join(TASKS[task] for task in tasks) + sweeps)
-    return make_plan(load_suite(path), folder / "spool", folder / "models", folder / "data")
+    return plan_suite(folder, head + "".join(TASKS[task] for task in tasks) + sweeps, folder / "data")
 
 
 def run(folder: Path, checkpoint: Path, tasks: list[str], sweeps: str) -> dict[str, Path]:
     """Run a suite; return the folder of each cell's attempt, by the cell's label."""
-    (group,) = planned(folder, checkpoint, tasks, sweeps).groups
-    items = tuple(cell.item for cell in group.cells)
-    assert (
-        worker.run(WorkerSpec(items, checkpoint, folder / "data", folder / "spool", "cpu", 1), lambda event: None) == 0
-    )
-    results = {}
-    for item in items:
-        status = attempt_status(folder / "spool", item.cell.cell_id)
-        assert status is not None and status.status == "ok", status
-        results[item.label] = status.path
-    return results
+    plan = planned(folder, checkpoint, tasks, sweeps)
+    run_plan(plan, folder / "spool", folder / "data")
+    return successful_attempts(plan, folder / "spool")
 
 
 def exits(attempt: Path) -> dict[tuple[str, int], tuple[int, int]]:

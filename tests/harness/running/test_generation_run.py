@@ -10,15 +10,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from suite_runs import plan_suite, run_plan, successful_attempts
 from transformers import AutoTokenizer, GPT2LMHeadModel, T5ForConditionalGeneration
 
-from exitbench.harness.cells.job import CellJob, WorkerSpec
-from exitbench.harness.planning.plan import make_plan
-from exitbench.harness.planning.suite import load_suite
-from exitbench.harness.running import worker
+from exitbench.harness.cells.job import CellJob
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest
-from exitbench.results.spool.attempts import attempt_status
 from exitbench.tasks.registry import get_task
 
 LONGEST = 8
@@ -42,6 +39,7 @@ kinds = ["quality"]
 [fit]
 documents = 6
 """
+FULL_DEPTH = '[[sweep]]\nmethod = "full"\nkinds = ["quality"]\n'
 
 Ran = dict[str, tuple[CellJob, Path]]
 
@@ -51,22 +49,17 @@ def run(tmp_path: Path) -> Callable[..., Ran]:
     """Return a function that runs a suite of one model on 20 documents and returns cells and attempts by label."""
 
     def go(model: Path, *lines: str, sweeps: str = SWEEPS) -> Ran:
-        task = "\n".join(["[tasks.wmt-en-fr]", "limit = 20", f"max_new_tokens = {LONGEST}", *lines])
-        path, spool = tmp_path / "asked.toml", tmp_path / "spool"
-        path.write_text(f'schema = 1\nname = "asked"\nseed = 3\n[models.m]\npath = "{model}"\n{task}\n{sweeps}')
-        (group,) = make_plan(load_suite(path), spool, tmp_path / "models", None).groups
-        items = tuple(planned.item for planned in group.cells)
-        spec = WorkerSpec(items, model, None, spool, "cpu", 1)
-        assert worker.run(WorkerSpec.from_json(spec.to_json()), lambda event: None) == 0
-        ran = {}
-        for item in items:
-            status = attempt_status(spool, item.cell.cell_id)
-            assert status is not None
-            assert status.status == "ok", status.reason
-            ran[item.label] = (item, status.path)
-        return ran
+        plan, spool = plan_suite(tmp_path, suite(model, *lines, sweeps=sweeps)), tmp_path / "spool"
+        run_plan(plan, spool)
+        attempts = successful_attempts(plan, spool)
+        return {cell.item.label: (cell.item, attempts[cell.item.label]) for cell in plan.groups[0].cells}
 
     return go
+
+
+def suite(model: Path, *lines: str, sweeps: str) -> str:
+    task = "\n".join(["[tasks.wmt-en-fr]", "limit = 20", f"max_new_tokens = {LONGEST}", *lines])
+    return f'schema = 1\nname = "asked"\nseed = 3\n[models.m]\npath = "{model}"\n{task}\n{sweeps}'
 
 
 def answers(ran: Ran, method: str) -> dict[str, list[int]]:
@@ -144,15 +137,12 @@ def test_generation_settings_that_are_not_applied_are_stored_with_the_run(
     folder = Path(shutil.copytree(causal_model, tmp_path / "own"))
     config = json.loads((folder / "generation_config.json").read_text())
     settings: dict[str, Any] = {"repetition_penalty": 1.3, "num_beams": 4}
-    plain = run(folder, sweeps='[[sweep]]\nmethod = "full"\nkinds = ["quality"]\n')
+    (plain,) = plan_suite(tmp_path, suite(folder, sweeps=FULL_DEPTH)).groups[0].cells
     (folder / "generation_config.json").write_text(json.dumps({**config, **settings}))
     asked = run(folder, sweeps='[[sweep]]\nmethod = "full"\nkinds = ["quality", "probe"]\n')
-    assert set(plain) < set(asked)
-    item = asked["m/wmt-en-fr/full/quality"][0]
-    assert item.cell.cell_id == plain["m/wmt-en-fr/full/quality"][0].cell.cell_id, "nothing else is asked"
-    assert (
-        item.cell.identity == json.loads((asked["m/wmt-en-fr/full/quality"][1] / "cell.json").read_text())["identity"]
-    )
+    item, attempt = asked["m/wmt-en-fr/full/quality"]
+    assert item.cell.cell_id == plain.item.cell.cell_id, "nothing else is asked"
+    assert item.cell.identity == json.loads((attempt / "cell.json").read_text())["identity"]
     ingest(tmp_path / "spool", tmp_path / "x.duckdb")
     with open_database(tmp_path / "x.duckdb") as database:
         runs = database.query("SELECT kind, not_applied FROM runs ORDER BY kind").to_pylist()
@@ -169,9 +159,7 @@ def test_generation_settings_that_are_not_applied_are_stored_with_the_run(
 def test_checkpoint_without_generation_settings_has_none_stored_as_not_applied(
     run: Callable[..., Ran], causal_model: Path, tmp_path: Path
 ) -> None:
-    (attempt,) = (
-        path for _, path in run(causal_model, sweeps='[[sweep]]\nmethod = "full"\nkinds = ["quality"]\n').values()
-    )
+    ((_, attempt),) = run(causal_model, sweeps=FULL_DEPTH).values()
     assert "not_applied" not in json.loads((attempt / "cell.json").read_text())
     ingest(tmp_path / "spool", tmp_path / "x.duckdb")
     with open_database(tmp_path / "x.duckdb") as database:

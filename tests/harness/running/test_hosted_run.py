@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from suite_runs import plan_suite, run_plan
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.cell import Cell
-from exitbench.harness.cells.job import WorkerSpec
-from exitbench.harness.planning.plan import Plan, make_plan
-from exitbench.harness.planning.suite import load_suite
-from exitbench.harness.running import worker
+from exitbench.harness.planning.plan import Plan
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.maintenance.integrity import check
@@ -54,18 +52,14 @@ record = ["sublayers"]
 
 
 def planned(folder: Path, model: Path) -> Plan:
-    (folder / "suite.toml").write_text(SUITE.replace("MODEL", str(model)))
-    return make_plan(load_suite(folder / "suite.toml"), folder / "spool", folder / "models", None)
+    return plan_suite(folder, SUITE.replace("MODEL", str(model)))
 
 
 @pytest.fixture(scope="module")
 def folder(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run a suite of one checkpoint on both engines, and return its folder."""
     folder = tmp_path_factory.mktemp("engines")
-    for group in planned(folder, worded_model).groups:
-        assert group.folder is not None
-        items = group.to_run("stale")
-        assert worker.run(WorkerSpec(items, group.folder, None, folder / "spool", "cpu", 1), lambda event: None) == 0
+    run_plan(planned(folder, worded_model), folder / "spool")
     ingest(folder / "spool", folder / "exitbench.duckdb")
     return folder
 
@@ -103,10 +97,9 @@ def test_model_not_supported_by_the_lean_engine_is_planned_on_the_hosted_one(
     (model / "config.json").write_text(json.dumps({**config, "dense_act_fn": "tanh"}))
     plan = planned(tmp_path, model)
     assert {cell.item.cell.engine for group in plan.groups for cell in group.cells} == {"hosted"}
-    suite = tmp_path / "suite.toml"
-    suite.write_text(suite.read_text().replace("random_weights = true", 'random_weights = true\nengine = "lean"', 1))
+    lean = SUITE.replace("MODEL", str(model)).replace("[models.any]", 'engine = "lean"\n[models.any]')
     with pytest.raises(UserError, match=r"activation is 'tanh'; allowed with engine = \"lean\": gelu, "):
-        make_plan(load_suite(suite), tmp_path / "spool", tmp_path / "models", None)
+        plan_suite(tmp_path, lean)
 
 
 def test_lean_and_hosted_runs_give_equal_answers(database: Database) -> None:

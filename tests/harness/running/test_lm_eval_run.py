@@ -2,165 +2,31 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-import torch
 import yaml
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
-from tokenizers import ByteLevelBPETokenizer
-from tokenizers.processors import TemplateProcessing
-from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
+from lm_eval_toys import POSITIONS, TASKS, gpt2, save_models, write_tasks
+from suite_runs import plan_suite, worker_spec
 
 from exitbench.errors import UserError
-from exitbench.harness.cells.job import WorkerSpec
-from exitbench.harness.planning.plan import make_plan
-from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
 from exitbench.harness.service.outcome import print_left_out
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest
-
-DEPTH, POSITIONS = 4, 80
-WORDS = "the a small old red dog cat house man sings reads runs sees and in near one two three blue".split()  # noqa: SIM905
-TOKENS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
-JSON = {
-    "dataset_path": "json",
-    "test_split": "test",
-    "training_split": "train",
-    "fewshot_split": "train",
-    "num_fewshot": 2,
-}
-TASKS: dict[str, dict[str, Any]] = {
-    "toy_text": {
-        **JSON,
-        "output_type": "generate_until",
-        "doc_to_text": "{{question}}\nA:",
-        "doc_to_target": " {{answers[0]}}",
-        "generation_kwargs": {"until": [*"aeiw+"], "max_gen_toks": 20, "do_sample": False},
-        "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}, {"metric": "bleu"}],
-    },
-    "toy_choice": {
-        **JSON,
-        "output_type": "multiple_choice",
-        "doc_to_text": "{{question}}\nA:",
-        "doc_to_choice": "{{answers}}",
-        "doc_to_target": "{{right}}",
-        "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}],
-    },
-    "toy_letter": {
-        **JSON,
-        "num_fewshot": 0,
-        "output_type": "multiple_choice",
-        "doc_to_text": "{{question}}\nA:",
-        "doc_to_choice": ["A", "B", "C"],
-        "target_delimiter": "",
-        "doc_to_target": "{{right}}",
-        "metric_list": [{"metric": "acc"}],
-    },
-    "toy_rolling": {
-        **JSON,
-        "num_fewshot": 0,
-        "output_type": "loglikelihood_rolling",
-        "doc_to_text": "",
-        "doc_to_target": "{{text}}",
-        "metric_list": [{"metric": "word_perplexity"}, {"metric": "byte_perplexity"}, {"metric": "bits_per_byte"}],
-    },
-}
-for _config in TASKS.values():
-    for _metric in _config["metric_list"]:
-        _metric["higher_is_better"] = _metric.get("higher_is_better", "perplexity" not in _metric["metric"])
-
-
-def _records(n: int, seed: int) -> list[dict[str, Any]]:
-    rng = np.random.default_rng(seed)
-
-    def text(least: int, most: int) -> str:
-        return " ".join(rng.choice(WORDS, rng.integers(least, most)))
-
-    return [
-        {
-            "question": text(3, 14),
-            "answers": [text(1, 6) for _ in range(3)],
-            "right": int(rng.integers(3)),
-            "text": text(4, 120),
-        }
-        for _ in range(n)
-    ]
-
-
-def _tokenizer(*, ends: bool) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer; with ``ends``, it appends the end-of-sequence token as T5's does."""
-    bpe = ByteLevelBPETokenizer()
-    texts = [record["question"] + "\nA: " + record["text"] for record in _records(40, 5)]
-    bpe.train_from_iterator(texts, vocab_size=330, special_tokens=["<s>", "</s>", "<pad>"], show_progress=False)
-    if ends:
-        bpe._tokenizer.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
-    return PreTrainedTokenizerFast(tokenizer_object=bpe._tokenizer, **special)
-
-
-def _is_text(tokenizer: PreTrainedTokenizerFast, token_id: int) -> bool:
-    """Return whether a token consists of letters, so that answers contain words and can end at one of them."""
-    text = tokenizer.decode([token_id])
-    return text.isascii() and text.isprintable() and "<" not in text
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return a random decoder-only model and a random encoder-decoder whose blocks sometimes disagree."""
-    torch.manual_seed(3)
-    root = tmp_path_factory.mktemp("models")
-    causal, seq2seq = _tokenizer(ends=False), _tokenizer(ends=True)
-    gpt2 = GPT2Config(vocab_size=len(causal), n_positions=POSITIONS, n_embd=32, n_layer=DEPTH, n_head=4, **TOKENS)
-    t5 = T5Config(
-        vocab_size=len(seq2seq), d_model=32, d_kv=8, d_ff=48, num_layers=DEPTH, num_heads=4,
-        decoder_start_token_id=2, **TOKENS,
-    )  # fmt: skip
-    for name, tokenizer, model, scale, block_scale in (
-        ("causal", causal, GPT2LMHeadModel(gpt2), 0.5, 0.25),
-        ("seq2seq", seq2seq, T5ForConditionalGeneration(t5), 1.0, 0.4),
-    ):
-        for place, parameter in model.named_parameters():
-            if parameter.dim() > 1:
-                is_block = any(part in place for part in (".h.", "block."))
-                own = 2.0 if "relative" in place else block_scale if is_block else scale
-                parameter.data = torch.randn_like(parameter) * own
-        model.get_input_embeddings().weight.data[
-            [not _is_text(tokenizer, place) for place in range(len(tokenizer))]
-        ] /= 20
-        model.save_pretrained(root / name)
-        tokenizer.save_pretrained(root / name)
-    return {name: root / name for name in ("causal", "seq2seq")}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write random records and the lm-eval tasks that read them; return the folder.
-
-    The tasks for this project name files relative to the data folder, and those for lm-eval absolute paths.
-    """
-    root = tmp_path_factory.mktemp("data")
-    for split, n, seed in (("test", 11, 1), ("train", 6, 2)):
-        lines = [json.dumps(record) for record in _records(n, seed)]
-        (root / f"{split}.jsonl").write_text("\n".join(lines) + "\n")
-    for folder, start in (("ours", Path()), ("theirs", root)):
-        (root / folder).mkdir()
-        for name, config in TASKS.items():
-            files = {split: str(start / f"{split}.jsonl") for split in ("test", "train")}
-            text = yaml.safe_dump({"task": name, **config, "dataset_kwargs": {"data_files": files}})
-            (root / folder / f"{name}.yaml").write_text(text)
-    return root
-
+from exitbench.results.spool.attempts import latest_status
 
 SUITE = """
 schema = 1
@@ -179,17 +45,22 @@ warm_up = 1
 """
 
 
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return save_models(tmp_path_factory.mktemp("models"), gpt2)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tasks(tmp_path_factory.mktemp("data"), documents=11, new_tokens=20)
+
+
 def planned(
     root: Path, model: Path, data: Path, tasks: str, sweeps: str, batch_size: int = 1, dtype: str = "float32"
 ) -> Any:
-    path = root / "suite.toml"
     root.mkdir(exist_ok=True)
-    path.write_text(
-        SUITE.format(model=model, batch_size=batch_size, dtype=dtype)
-        + tasks.replace("OURS", str(data / "ours"))
-        + sweeps
-    )
-    return make_plan(load_suite(path), root / "spool", root / "models", data)
+    head = SUITE.format(model=model, batch_size=batch_size, dtype=dtype)
+    return plan_suite(root, head + tasks.replace("OURS", str(data / "ours")) + sweeps, data)
 
 
 def entry(name: str, more: str = "") -> str:
@@ -208,15 +79,10 @@ def run(
 ) -> dict[str, Path]:
     """Run a suite; return the folder of each cell's attempt, by the cell's label without the model."""
     (group,) = planned(root, model, data, tasks, sweeps, batch_size, dtype).groups
-    items = tuple(cell.item for cell in group.cells)
-    spec = WorkerSpec(items, model, data, root / "spool", "cpu", 1, shares=shares)
+    spec = replace(worker_spec(group, root / "spool", data), shares=shares)
     assert worker.run(spec, lambda event: None) == 0
-    results = {}
-    for item in items:
-        (results[item.label.partition("/")[2]],) = (
-            root / "spool" / item.cell.cell_id[:2] / item.cell.cell_id
-        ).iterdir()
-    return results
+    ended = latest_status(root / "spool")
+    return {item.label.partition("/")[2]: ended[item.cell.cell_id].path for item in spec.cells}
 
 
 def status(attempt: Path) -> tuple[str, str]:
@@ -242,14 +108,16 @@ kinds = ["quality", "probe", "replay"]
 @pytest.fixture(scope="module")
 def theirs(models: dict[str, Path], data: Path) -> Callable[[str, str], dict[str, Any]]:
     """Return a function that returns the results of lm-eval's own backend on a task."""
-    backends: dict[str, Any] = {}
 
+    @functools.cache
+    def backend(kind: str) -> HFLM:
+        return HFLM(pretrained=str(models[kind]), device="cpu", dtype="float32", batch_size=1)
+
+    @functools.cache
     def ask(kind: str, task: str) -> dict[str, Any]:
-        if kind not in backends:
-            backends[kind] = HFLM(pretrained=str(models[kind]), device="cpu", dtype="float32", batch_size=1)
         manager = TaskManager(include_path=str(data / "theirs"), include_defaults=False)
         result: dict[str, Any] = simple_evaluate(
-            model=backends[kind], tasks=[task], task_manager=manager, bootstrap_iters=0, log_samples=True
+            model=backend(kind), tasks=[task], task_manager=manager, bootstrap_iters=0, log_samples=True
         )
         return result
 

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from suite_runs import plan_suite, run_plan
 from transformers import AutoTokenizer, BertForSequenceClassification, T5ForConditionalGeneration
 
 from exitbench.harness.cells.job import CellJob, WorkerSpec
@@ -19,9 +20,7 @@ from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 from exitbench.harness.engine.decoding.likelihood import Scored
 from exitbench.harness.engine.decoding.probe import states_of
 from exitbench.harness.engine.encoders.classify import pooled_states
-from exitbench.harness.planning.plan import make_plan
-from exitbench.harness.planning.suite import load_suite
-from exitbench.harness.running import passes, worker
+from exitbench.harness.running import passes
 from exitbench.harness.work import metrics as metrics_module
 from exitbench.harness.work.kinds import work_of
 from exitbench.harness.work.loaded import LoadedModel
@@ -74,15 +73,12 @@ def run_format(tmp_path: Path) -> Callable[..., FormatRun]:
     """
 
     def run(dtype: str, model: Path, task: str, data: Path | None = None) -> FormatRun:
-        (tmp_path / "suite.toml").write_text(
-            SUITE.replace("DTYPE", dtype).replace("MODEL", str(model)).replace("TASK", task)
-        )
-        (group,) = make_plan(load_suite(tmp_path / "suite.toml"), tmp_path / "spool", tmp_path / "models", data).groups
-        spec = WorkerSpec(group.to_run("stale"), model, data, tmp_path / "spool", "cpu", 1)
-        assert worker.run(spec, lambda event: None) == 0
+        suite = SUITE.replace("DTYPE", dtype).replace("MODEL", str(model)).replace("TASK", task)
+        plan = plan_suite(tmp_path, suite, data)
+        run_plan(plan, tmp_path / "spool", data)
         ended = latest_status(tmp_path / "spool")
         assert {one.status for one in ended.values()} == {"ok"}
-        items = {one.item.cell.full_depth_cell_id is None: one.item for one in group.cells}
+        items = {one.item.cell.full_depth_cell_id is None: one.item for one in plan.groups[0].cells}
         full, static = (
             {
                 row["metric"]: row

@@ -15,13 +15,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
+from suite_runs import plan_suite, worker_spec
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, T5ForConditionalGeneration
 
 from exitbench.harness.cells.cell import Cell, Consistency, MethodRef
 from exitbench.harness.cells.job import CellJob, WorkerSpec
-from exitbench.harness.planning.plan import make_plan
-from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
 from exitbench.harness.running.passes import quality_pass
 from exitbench.harness.work import generation
@@ -137,17 +136,14 @@ class Run:
 @pytest.fixture(scope="module")
 def ran(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("passes")
-    (folder / "suite.toml").write_text(SUITE.replace("MODEL", str(worded_model)))
-    (group,) = make_plan(load_suite(folder / "suite.toml"), folder / "spool", folder / "models", None).groups
-    assert group.folder is not None
-    items = tuple(planned.item for planned in group.cells)
-    spec = WorkerSpec(items, group.folder, None, folder / "spool", "cpu", 1)
+    (group,) = plan_suite(folder, SUITE.replace("MODEL", str(worded_model))).groups
+    spec = worker_spec(group, folder / "spool")
     events: list[dict[str, Any]] = []
     scored: list[tuple[str, str, str, DocumentScore]] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(worker.PASSES, "quality", partial(watched_quality_pass, scored))
-        assert worker.run(WorkerSpec.from_json(spec.to_json()), events.append) == 0
-    return Run({item.label: item for item in items}, spec, events, scored)
+        assert worker.run(spec, events.append) == 0
+    return Run({item.label: item for item in spec.cells}, spec, events, scored)
 
 
 def watched_quality_pass(scored: list[Any], work: Work[Any], *rest: Any) -> None:

@@ -8,15 +8,13 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from suite_runs import plan_suite, run_plan
 
 from exitbench.errors import UserError
-from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.cli.main import main
 from exitbench.harness.engine.products import modules
 from exitbench.harness.engine.products.choosing import SWITCH
-from exitbench.harness.planning.plan import Plan, make_plan
-from exitbench.harness.planning.suite import load_suite
-from exitbench.harness.running import worker
+from exitbench.harness.planning.plan import Plan
 from exitbench.results.analysis.repeats import find
 from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import Attempt, scan_spool
@@ -46,21 +44,16 @@ Planned = Callable[..., Plan]
 def planned(worded_model: Path, tmp_path: Path) -> Planned:
     """Return a function that makes the plan of this file's `SUITE` in a given number format."""
 
-    def plan(dtype: str = "float32", options: str = "", spool: str = "spool") -> Plan:
+    def plan(dtype: str = "float32", options: str = "") -> Plan:
         suite = SUITE.replace("MODEL", str(worded_model)).replace("OPTIONS", options).replace("DTYPE", dtype)
-        (tmp_path / "suite.toml").write_text(suite)
-        return make_plan(load_suite(tmp_path / "suite.toml"), tmp_path / spool, tmp_path / "models", None)
+        return plan_suite(tmp_path, suite)
 
     return plan
 
 
 def run(plan: Plan, spool: Path) -> list[Attempt]:
     """Run all cells of a plan in this process; return the attempts."""
-    (group,) = plan.groups
-    assert group.folder is not None
-    worker.run(
-        WorkerSpec(tuple(cell.item for cell in group.cells), group.folder, None, spool, "cpu", 1), lambda event: None
-    )
+    run_plan(plan, spool)
     return list(scan_spool(spool))
 
 

@@ -9,14 +9,11 @@ from statistics import median
 
 import pyarrow.parquet as pq
 import pytest
+from suite_runs import plan_suite, run_plan
 
 from exitbench.harness.cells.cell import GenerationSettings, TimingSettings
-from exitbench.harness.cells.job import WorkerSpec
 from exitbench.harness.engine.checkpoints.loading import load_checkpoint
 from exitbench.harness.engine.decoding.generation import Request
-from exitbench.harness.planning.plan import make_plan
-from exitbench.harness.planning.suite import load_suite
-from exitbench.harness.running import worker
 from exitbench.harness.running.energy.readings import Energy
 from exitbench.harness.running.timing import (
     ORDER,
@@ -192,12 +189,10 @@ kinds = ["timing"]
 
 
 def test_ms_per_request_counts_documents_of_an_incomplete_last_batch(worded_model: Path, tmp_path: Path) -> None:
-    (tmp_path / "suite.toml").write_text(BATCHES.format(model=worded_model))
-    (group,) = make_plan(load_suite(tmp_path / "suite.toml"), tmp_path, tmp_path / "models", None).groups
-    items = tuple(planned.item for planned in group.cells if planned.item.cell.kind == "timing")
-    spec = WorkerSpec(items, worded_model, None, tmp_path / "spool", "cpu", 1)
-    assert worker.run(WorkerSpec.from_json(spec.to_json()), lambda event: None) == 0
-    folder = latest_status(tmp_path / "spool")[items[0].cell.cell_id].path
+    plan = plan_suite(tmp_path, BATCHES.format(model=worded_model))
+    run_plan(plan, tmp_path / "spool")
+    (timed,) = (one.item.cell for one in plan.groups[0].cells if one.item.cell.kind == "timing")
+    folder = latest_status(tmp_path / "spool")[timed.cell_id].path
     metrics = {row["metric"]: row["value"] for row in pq.read_table(folder / "metrics.parquet").to_pylist()}
     for prefix, arm in (("", "method"), ("full_", "full")):
         wall_ns: dict[str, list[int]] = {}

@@ -10,12 +10,12 @@ from typing import Any
 import duckdb
 import pytest
 import torch
+from suite_runs import plan_suite, worker_spec
 
 from exitbench import __version__
 from exitbench.harness.cells.cell import Cell
 from exitbench.harness.cells.job import WorkerSpec
-from exitbench.harness.planning.plan import Plan, make_plan
-from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.planning.plan import Plan
 from exitbench.harness.running import worker
 from exitbench.methods.registry import get_method
 from exitbench.results.ingest.ingest import ingest
@@ -63,18 +63,15 @@ kinds = ["quality"]
 @pytest.fixture(scope="module")
 def plan(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Plan, Path]:
     folder = tmp_path_factory.mktemp("run")
-    (folder / "suite.toml").write_text(SUITE.format(model=worded_model))
-    return make_plan(load_suite(folder / "suite.toml"), folder / "spool", folder / "models", None), folder
+    return plan_suite(folder, SUITE.format(model=worded_model)), folder
 
 
 @pytest.fixture(scope="module")
 def ran(plan: tuple[Plan, Path]) -> tuple[list[dict[str, Any]], Path]:
     """Run the plan; return the worker's events, and the folder with spool and database."""
     (group,), folder = plan[0].groups, plan[1]
-    assert group.folder is not None
-    spec = WorkerSpec(tuple(cell.item for cell in group.cells), group.folder, None, folder / "spool", "cpu", 1)
     events: list[dict[str, Any]] = []
-    assert worker.run(WorkerSpec.from_json(spec.to_json()), events.append) == 0
+    assert worker.run(worker_spec(group, folder / "spool"), events.append) == 0
     ingest(folder / "spool", folder / "x.duckdb")
     return events, folder
 

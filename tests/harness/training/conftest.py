@@ -2,11 +2,14 @@
 
 import gzip
 import random
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the module `tiny_families`
 
 RECIPE = """\
 name = "tiny"

@@ -5,28 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
+from tiny_families import BLOCKS, FAMILIES, ROPE, VOCABULARY, WIDTH, causal, t5
 from torch import Tensor, nn
-from transformers import (
-    Gemma2Config,
-    Gemma2ForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MarianConfig,
-    MarianMTModel,
-    PegasusConfig,
-    PegasusForConditionalGeneration,
-    PhiConfig,
-    PhiForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 
 from exitbench.errors import UserError
 from exitbench.harness.training.block_states import (
@@ -39,76 +19,6 @@ from exitbench.harness.training.block_states import (
 from exitbench.harness.training.losses import IGNORED, block_weights, head_loss
 
 Inputs = dict[str, Tensor]
-BLOCKS, WIDTH, VOCABULARY = 4, 16, 50
-SPECIAL = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
-ROPE = {
-    "vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 32, "num_hidden_layers": BLOCKS,
-    "num_attention_heads": 4, "num_key_value_heads": 2, **SPECIAL,
-}  # fmt: skip
-
-
-def t5(tied: bool = True, dropout: float = 0.0) -> Any:
-    config = T5Config(
-        vocab_size=VOCABULARY, d_model=WIDTH, d_kv=4, d_ff=32, num_heads=4, num_layers=2, num_decoder_layers=BLOCKS,
-        dropout_rate=dropout, tie_word_embeddings=tied, decoder_start_token_id=0,
-    )  # fmt: skip
-    return T5ForConditionalGeneration(config)
-
-
-def mt5() -> Any:
-    config = transformers.MT5Config(
-        vocab_size=VOCABULARY, d_model=WIDTH, d_kv=4, d_ff=32, num_heads=4, num_layers=2, num_decoder_layers=BLOCKS,
-        dropout_rate=0.0,
-    )  # fmt: skip
-    return transformers.MT5ForConditionalGeneration(config)
-
-
-def like_llama(family: str) -> Any:
-    return getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**ROPE))
-
-
-def gpt2() -> Any:
-    config = GPT2Config(vocab_size=VOCABULARY, n_embd=WIDTH, n_layer=BLOCKS, n_head=4, n_positions=32, **SPECIAL)
-    return GPT2LMHeadModel(config)
-
-
-def encoder_decoder(config: Any, cls: Any) -> Any:
-    stacks = {
-        f"{stack}_{part}": n
-        for stack in ("encoder", "decoder")
-        for part, n in (("ffn_dim", 32), ("attention_heads", 4))
-    }
-    result = cls(
-        config(
-            vocab_size=VOCABULARY, d_model=WIDTH, encoder_layers=2, decoder_layers=BLOCKS, decoder_start_token_id=0,
-            max_position_embeddings=16, dropout=0.0, scale_embedding=True, pad_token_id=0, eos_token_id=1, **stacks,
-        )
-    )  # fmt: skip
-    result.final_logits_bias.normal_()  # published translators have one
-    return result
-
-
-PARALLEL = {key: value for key, value in ROPE.items() if key != "num_key_value_heads"} | {"num_attention_heads": 2}
-"""Heads of 8, of which a part is turned."""
-
-FAMILIES: dict[str, Callable[[], Any]] = {
-    "t5": t5,
-    "t5-untied": lambda: t5(tied=False),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**ROPE)),
-    "llama-tied": lambda: LlamaForCausalLM(LlamaConfig(**ROPE, tie_word_embeddings=True)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**ROPE)),
-    "gpt2": gpt2,
-    "marian": lambda: encoder_decoder(MarianConfig, MarianMTModel),
-    "pegasus": lambda: encoder_decoder(PegasusConfig, PegasusForConditionalGeneration),
-    "gpt_neox": lambda: GPTNeoXForCausalLM(GPTNeoXConfig(**PARALLEL)),
-    "phi": lambda: PhiForCausalLM(PhiConfig(**PARALLEL)),
-    "mistral": lambda: like_llama("Mistral"),
-    "qwen3": lambda: like_llama("Qwen3"),
-    "phi3": lambda: like_llama("Phi3"),
-    "smollm3": lambda: like_llama("SmolLM3"),
-    "olmo2": lambda: like_llama("Olmo2"),
-    "mt5": mt5,
-}
 
 
 @pytest.fixture(params=FAMILIES)
@@ -256,7 +166,7 @@ def test_finding_the_final_norm_draws_no_random_numbers() -> None:
 
 
 def test_model_with_logit_softcapping_is_refused() -> None:
-    model = Gemma2ForCausalLM(Gemma2Config(**ROPE, head_dim=4, final_logit_softcapping=0.05))
+    model = causal("Gemma2", **ROPE, head_dim=4, final_logit_softcapping=0.05)
     with pytest.raises(UserError, match="model_type 'gemma2': its logits are not those of its decoder's ending"):
         check_read_out(model)
 

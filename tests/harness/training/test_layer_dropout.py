@@ -1,25 +1,14 @@
 """LayerSkip's training: rates and weights by its formulas, and the effect of a skipped block on a model."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import transformers
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_families import BLOCKS, FAMILIES, VOCABULARY
 from torch import Tensor
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    T5Config,
-    T5ForConditionalGeneration,
-)
 
 from exitbench.harness.training.block_states import decoder_blocks, decoder_states, final_norm
 from exitbench.harness.training.losses import head_loss
@@ -30,48 +19,10 @@ from exitbench.harness.training.objectives import (
     early_exit_weights,
 )
 
-BLOCKS, VOCABULARY, BATCH = 4, 50, 6
-SPECIAL = {"bos_token_id": 1, "eos_token_id": 1, "pad_token_id": 0}
-ROPE = {
-    "vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": BLOCKS,
-    "num_attention_heads": 4, "num_key_value_heads": 2, **SPECIAL,
-}  # fmt: skip
+BATCH = 6
 
 
-def like_llama(family: str) -> Any:
-    return getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**ROPE))
-
-
-FAMILIES: dict[str, Callable[[], Any]] = {
-    "t5": lambda: T5ForConditionalGeneration(
-        T5Config(
-            vocab_size=VOCABULARY, d_model=16, d_kv=4, d_ff=32, num_heads=4, num_layers=1, num_decoder_layers=BLOCKS,
-            dropout_rate=0.0, decoder_start_token_id=0,
-        )
-    ),
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**ROPE)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**ROPE)),
-    "gpt2": lambda: GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCABULARY, n_embd=16, n_layer=BLOCKS, n_head=4, n_positions=32,
-            resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, **SPECIAL,
-        )
-    ),
-    "mt5": lambda: transformers.MT5ForConditionalGeneration(
-        transformers.MT5Config(
-            vocab_size=VOCABULARY, d_model=16, d_kv=4, d_ff=32, num_heads=4, num_layers=1, num_decoder_layers=BLOCKS,
-            dropout_rate=0.0,
-        )
-    ),
-    "mistral": lambda: like_llama("Mistral"),
-    "qwen3": lambda: like_llama("Qwen3"),
-    "phi3": lambda: like_llama("Phi3"),
-    "smollm3": lambda: like_llama("SmolLM3"),
-    "olmo2": lambda: like_llama("Olmo2"),
-}  # fmt: skip
-
-
-@pytest.fixture(params=FAMILIES)
+@pytest.fixture(params=["t5", "llama", "qwen2", "gpt2", "mt5", "mistral", "qwen3", "phi3", "smollm3", "olmo2"])
 def model(request: pytest.FixtureRequest) -> Any:
     torch.manual_seed(1)
     return FAMILIES[request.param]().train()

@@ -315,7 +315,8 @@ def test_shallow_deep_recipe_logs_its_distillation_loss(write_recipe: WriteRecip
     objective = (
         'loss = "shallow-deep"\nshallow_blocks = 1\ndistillation = "closest-code"\ndistillation_transform = true'
     )
-    folder = trained(write_recipe(('loss = "weighted"', objective)), data_dir / "models", data_dir)
+    path = write_recipe(('loss = "weighted"', objective), ("steps = 40", "steps = 15"))
+    folder = trained(path, data_dir / "models", data_dir)
     log = log_of(folder)
     assert log["distillation_loss", ""][-1] < log["distillation_loss", ""][0]
     assert {block for metric, block in log if metric == "block_loss_nats"} == {"1", "3"}
@@ -327,7 +328,7 @@ def test_training_can_start_from_any_checkpoint_folder(
     write_recipe: WriteRecipe, data_dir: Path, models: Path, tmp_path: Path
 ) -> None:
     shutil.copytree(trained(write_recipe(), models, data_dir), data_dir / "start")
-    text = write_recipe().read_text()
+    text = write_recipe(("steps = 40", "steps = 6")).read_text()
     path = tmp_path / "further.toml"
     path.write_text(
         text[: text.index("[tokenizer]")] + '[start]\ncheckpoint = "start"\n' + text[text.index("[objective]") :]
@@ -547,12 +548,10 @@ def test_missing_data_is_a_user_error_and_leaves_no_folder(write_recipe: WriteRe
     assert not (data_dir / "models").exists()
 
 
-def test_every_block_steps_train_all_blocks_before_the_chosen_loss(
-    write_recipe: WriteRecipe, data_dir: Path, models: Path
-) -> None:
-    asked = ('loss = "weighted"', 'loss = "last"\nevery_block_steps = 25')
-    both = log_of(trained(write_recipe(asked), data_dir / "models", data_dir))
-    every = log_of(trained(write_recipe(), models, data_dir))
-    assert both["loss_nats", ""][:25] == every["loss_nats", ""][:25]
-    assert [len(both["block_loss_nats", block]) for block in "123"] == [25, 25, 40]
-    assert both["loss_nats", ""][26] == pytest.approx(both["block_loss_nats", "3"][26])
+def test_every_block_steps_train_all_blocks_before_the_chosen_loss(write_recipe: WriteRecipe, data_dir: Path) -> None:
+    short, asked = ("steps = 40", "steps = 9"), ('loss = "weighted"', 'loss = "last"\nevery_block_steps = 7')
+    both = log_of(trained(write_recipe(short, asked), data_dir / "models", data_dir))
+    every = log_of(trained(write_recipe(short), data_dir / "models", data_dir))
+    assert both["loss_nats", ""][:7] == every["loss_nats", ""][:7]
+    assert [len(both["block_loss_nats", block]) for block in "123"] == [7, 7, 9]
+    assert both["loss_nats", ""][8] == pytest.approx(both["block_loss_nats", "3"][8])

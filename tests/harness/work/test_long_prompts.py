@@ -9,14 +9,12 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from suite_runs import plan_suite, run_plan, worker_spec
 from transformers import AutoTokenizer, GPT2LMHeadModel
 
 from exitbench.harness.cells.cell import Cell
 from exitbench.harness.cells.corpus import Corpora
-from exitbench.harness.cells.job import CellJob, DataRequest, WorkerSpec
-from exitbench.harness.planning.plan import make_plan
-from exitbench.harness.planning.suite import load_suite
-from exitbench.harness.running import worker
+from exitbench.harness.cells.job import CellJob, DataRequest
 from exitbench.harness.service.outcome import print_left_out
 from exitbench.harness.work.kinds import work_of
 from exitbench.harness.work.loaded import LoadedModel
@@ -84,13 +82,10 @@ class Run:
 def run(causal_model: Path, tmp_path: Path) -> Callable[..., Run]:
     """Plan and run a suite of one causal model on `DOCUMENTS` documents."""
 
-    def go(sweeps: str, *lines: str, model: Path = causal_model) -> Run:
-        (tmp_path / "long.toml").write_text(text(model, sweeps, *lines))
-        (group,) = make_plan(load_suite(tmp_path / "long.toml"), tmp_path / "spool", tmp_path / "models", None).groups
-        items = tuple(planned.item for planned in group.cells)
-        spec = WorkerSpec(items, model, None, tmp_path / "spool", "cpu", 1)
-        assert worker.run(WorkerSpec.from_json(spec.to_json()), lambda event: None) == 0
-        return Run(tmp_path, items, model)
+    def go(sweeps: str, *lines: str) -> Run:
+        plan = plan_suite(tmp_path, text(causal_model, sweeps, *lines))
+        run_plan(plan, tmp_path / "spool")
+        return Run(tmp_path, tuple(cell.item for cell in plan.groups[0].cells), causal_model)
 
     return go
 
@@ -156,16 +151,16 @@ def test_documents_dropped_by_the_suites_limit_are_a_minor_finding(run: Callable
     assert result.findings() == [("quality", "documents_dropped", 1, said)] * 2
 
 
-def test_decoder_only_models_get_the_causal_prompt(run: Callable[..., Run]) -> None:
-    result = run(ALL_KINDS, "max_prompt_tokens = 47", 'truncate = "drop"')
-    model = LoadedModel(WorkerSpec(result.items, result.model, None, result.folder / "other", "cpu", 1))
-    tokenizer, item = AutoTokenizer.from_pretrained(result.model), result.items[0]
-    work = work_of(model, item)
+def test_decoder_only_models_get_the_causal_prompt(causal_model: Path, tmp_path: Path) -> None:
+    suite = text(causal_model, ALL_KINDS, "max_prompt_tokens = 47", 'truncate = "drop"')
+    spec = worker_spec(plan_suite(tmp_path, suite).groups[0], tmp_path / "spool")
+    tokenizer, item = AutoTokenizer.from_pretrained(causal_model), spec.cells[0]
+    work = work_of(LoadedModel(spec), item)
     for document in work.documents:
         (request,) = work.requests([document])
         assert request.prompt_ids == tokenizer(Squad().causal_prompt(document))["input_ids"]
-    (config,) = {item.cell.task.prompts_sha256 for item in result.items if item.data == result.items[0].data}
-    described = Corpora(result.folder / "other").describe(item.data, None).prompts_sha256
+    (config,) = {other.cell.task.prompts_sha256 for other in spec.cells if other.data == item.data}
+    described = Corpora(tmp_path / "other").describe(item.data, None).prompts_sha256
     assert config == described["causal"] != described["seq2seq"]
 
 
@@ -192,15 +187,12 @@ def test_truncated_prompts_and_answers_equal_transformers(run: Callable[..., Run
     assert result.findings() == [said] * 2
 
 
-def test_cell_in_which_no_document_fits_fails_with_a_reason(causal_model: Path, tmp_path: Path) -> None:
-    (tmp_path / "long.toml").write_text(text(causal_model, ONE_KIND, "max_prompt_tokens = 9", 'truncate = "drop"'))
-    (group,) = make_plan(load_suite(tmp_path / "long.toml"), tmp_path / "spool", tmp_path / "models", None).groups
-    items = tuple(planned.item for planned in group.cells)
-    worker.run(WorkerSpec(items, causal_model, None, tmp_path / "spool", "cpu", 1), lambda event: None)
-    status = attempt_status(tmp_path / "spool", items[0].cell.cell_id)
+def test_cell_in_which_no_document_fits_fails_with_a_reason(run: Callable[..., Run]) -> None:
+    result = run(ONE_KIND, "max_prompt_tokens = 9", 'truncate = "drop"')
+    status = attempt_status(result.folder / "spool", result.items[0].cell.cell_id)
     assert status is not None
     assert status.status == "failed"
-    shortest = min(lengths(Run(tmp_path, items, causal_model), items[0].data).values())
+    shortest = min(lengths(result, result.items[0].data).values())
     said = f"none of the {DOCUMENTS} prompts fits: the shortest has {shortest} tokens, 9 fit next to 8 new ones"
     assert said in str(status.reason)
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from suite_runs import plan_suite, run_plan, worker_spec
 from transformers import AutoTokenizer
 
-from exitbench.harness.cells.job import CellJob, WorkerSpec
-from exitbench.harness.planning.plan import Plan, make_plan
-from exitbench.harness.planning.suite import load_suite
+from exitbench.harness.cells.job import CellJob
+from exitbench.harness.planning.plan import Plan
 from exitbench.harness.running import worker
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.ingest.ingest import ingest
@@ -63,12 +64,7 @@ LABEL = f"tiny/squad/full:record=sublayers;layer-pairs,documents={RECORDED}/prob
 
 
 def planned(folder: Path, model: Path, text: str) -> Plan:
-    (folder / "suite.toml").write_text(text.replace("MODEL", str(model)))
-    return make_plan(load_suite(folder / "suite.toml"), folder / "spool", folder / "models", None)
-
-
-def states(plan: Plan) -> dict[str, tuple[str, str]]:
-    return {cell.item.label: (cell.state, cell.why) for group in plan.groups for cell in group.cells}
+    return plan_suite(folder, text.replace("MODEL", str(model)))
 
 
 @pytest.fixture(scope="module")
@@ -82,15 +78,11 @@ def items(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 def runs(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Run a suite without extra records, then the same suite with them; return the folder of both."""
     folder = tmp_path_factory.mktemp("recorded")
-    for text in (PLAIN, RECORDING):
-        plan = planned(folder, worded_model, text)
-        (group,) = plan.groups
-        assert group.folder is not None
-        left = group.to_run("stale")
-        if text == RECORDING:
-            assert [item.label for item in left] == [LABEL]
-            assert states(plan)[LABEL] == ("new", ""), "a plain probe is no earlier version of it"
-        assert worker.run(WorkerSpec(left, group.folder, None, folder / "spool", "cpu", 1), lambda event: None) == 0
+    run_plan(planned(folder, worded_model, PLAIN), folder / "spool")
+    recording = planned(folder, worded_model, RECORDING)
+    (left,) = (cell for cell in recording.groups[0].cells if cell.state != "done")
+    assert (left.item.label, left.state, left.why) == (LABEL, "new", ""), "a plain probe is no earlier version of it"
+    run_plan(recording, folder / "spool")
     ingest(folder / "spool", folder / "exitbench.duckdb")
     return folder
 
@@ -169,10 +161,9 @@ def test_database_with_records_passes_its_check(runs: Path) -> None:
 def clocked(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Database:
     """Run a suite that records prompts and times of tokens, with the recording cells last; return the database."""
     folder = tmp_path_factory.mktemp("clocked")
-    (group,) = planned(folder, worded_model, CLOCKED).groups
-    assert group.folder is not None
-    items = sorted(group.to_run("stale"), key=lambda item: "record" in item.label)
-    assert worker.run(WorkerSpec(tuple(items), group.folder, None, folder / "spool", "cpu", 1), lambda event: None) == 0
+    spec = worker_spec(planned(folder, worded_model, CLOCKED).groups[0], folder / "spool")
+    items = sorted(spec.cells, key=lambda item: "record" in item.label)
+    assert worker.run(replace(spec, cells=tuple(items)), lambda event: None) == 0
     ingest(folder / "spool", folder / "exitbench.duckdb")
     assert check(folder / "spool", folder / "exitbench.duckdb").problems == ()
     return open_database(folder / "exitbench.duckdb")
@@ -237,11 +228,10 @@ DRAFTED = CLOCKED.replace('"static"', '"self-speculation"').replace("grid = { ex
 def test_token_times_are_skipped_with_a_reason_if_tokens_share_a_step(
     suite: str, reason: str, worded_model: Path, tmp_path: Path
 ) -> None:
-    (group,) = planned(tmp_path, worded_model, suite).groups
-    assert group.folder is not None
+    spec = worker_spec(planned(tmp_path, worded_model, suite).groups[0], tmp_path / "spool")
     needed = ("full/quality", f"record=token-times,documents={RECORDED}/timing")
-    items = tuple(item for item in group.to_run("stale") if item.label.endswith(needed))
-    worker.run(WorkerSpec(items, group.folder, None, tmp_path / "spool", "cpu", 1), lambda event: None)
+    items = tuple(item for item in spec.cells if item.label.endswith(needed))
+    worker.run(replace(spec, cells=items), lambda event: None)
     ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb")
     with open_database(tmp_path / "exitbench.duckdb") as database:
         (row,) = database.query("FROM failures").to_pylist()

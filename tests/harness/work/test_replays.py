@@ -10,11 +10,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from suite_runs import plan_suite, worker_spec
 
 from exitbench.errors import UserError
 from exitbench.harness.cells.job import CellJob, WorkerSpec
-from exitbench.harness.planning.plan import make_plan
-from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
 from exitbench.harness.work import partners
 from exitbench.harness.work.partners import batchable_with
@@ -67,13 +66,11 @@ def sweep(name: str) -> str:
 def spec(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> WorkerSpec:
     """Return a specification of every replayable method, whose required cells have been run."""
     root = tmp_path_factory.mktemp("replays")
-    (root / "suite.toml").write_text(HEAD.format(model=worded_model) + "".join(map(sweep, replayable())))
-    (group,) = make_plan(load_suite(root / "suite.toml"), root / "inputs", root / "models", None).groups
-    assert group.folder is not None
-    needed = tuple(item for item in group.to_run("failed") if item.cell.kind != "replay")
-    replays = tuple(item for item in group.to_run("failed") if item.cell.kind == "replay")
-    spec = WorkerSpec(needed, group.folder, None, root / "inputs", "cpu", 1)
-    assert worker.run(spec, lambda event: None) == 0
+    (group,) = plan_suite(root, HEAD.format(model=worded_model) + "".join(map(sweep, replayable()))).groups
+    spec = worker_spec(group, root / "inputs")
+    needed = tuple(item for item in spec.cells if item.cell.kind != "replay")
+    replays = tuple(item for item in spec.cells if item.cell.kind == "replay")
+    assert worker.run(replace(spec, cells=needed), lambda event: None) == 0
     assert {status.status for status in latest_status(root / "inputs").values()} == {"ok"}
     return replace(spec, cells=replays, inputs=root / "inputs")
 

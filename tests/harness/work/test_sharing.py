@@ -14,11 +14,10 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 import torch
+from suite_runs import plan_suite, worker_spec
 from torch import Tensor
 
 from exitbench.harness.cells.job import CellJob, WorkerSpec
-from exitbench.harness.planning.plan import make_plan
-from exitbench.harness.planning.suite import load_suite
 from exitbench.harness.running import worker
 from exitbench.harness.running.cell_lock import hold
 from exitbench.harness.work import partners
@@ -46,19 +45,19 @@ wmt = {{ task = "wmt-en-fr", source = "builtin", limit = 4, max_new_tokens = 6 }
 [[sweep]]
 method = "calm-softmax"
 grid = {{ threshold = {thresholds} }}
-kinds = ["quality", "timing"]
+kinds = ["quality"]
 """
+
+
+def spec_in(folder: Path, model: Path) -> WorkerSpec:
+    """Return the specification of a worker with quality cells of full depth and of a method with four thresholds."""
+    (group,) = plan_suite(folder, SUITE.format(model=model, thresholds=THRESHOLDS)).groups
+    return worker_spec(group, folder / "spool")
 
 
 @pytest.fixture
 def spec(worded_model: Path, tmp_path: Path) -> WorkerSpec:
-    """Return the specification of a worker with quality cells of full depth and of a method with four thresholds."""
-    (tmp_path / "suite.toml").write_text(SUITE.format(model=worded_model, thresholds=THRESHOLDS))
-    plan = make_plan(load_suite(tmp_path / "suite.toml"), tmp_path / "spool", tmp_path / "models", None)
-    (group,) = plan.groups
-    assert group.folder is not None
-    untimed = tuple(item for item in group.to_run("failed") if item.cell.kind == "quality")
-    return WorkerSpec(untimed, group.folder, None, tmp_path / "spool", "cpu", 1)
+    return spec_in(tmp_path, worded_model)
 
 
 def swept(spec: WorkerSpec) -> list[CellJob]:
@@ -97,10 +96,10 @@ def stored(spec: WorkerSpec) -> dict[str, dict[str, Any]]:
     return tables
 
 
-@pytest.fixture
-def expected(spec: WorkerSpec, tmp_path: Path) -> dict[str, dict[str, Any]]:
+@pytest.fixture(scope="module")
+def expected(worded_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Return the tables of all cells, each run in a separate pass."""
-    by_itself = replace(spec, spool=tmp_path / "alone", shares=False)
+    by_itself = replace(spec_in(tmp_path_factory.mktemp("alone"), worded_model), shares=False)
     assert set(Run(by_itself).cells.values()) == {1}
     return stored(by_itself)
 

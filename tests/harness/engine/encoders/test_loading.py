@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from checkpoint_edits import edit_config
 from safetensors.torch import load_file, save_file
 
 from exitbench.errors import UserError
@@ -33,13 +33,6 @@ def saved(classifier: Classifier, tmp_path: Path) -> Callable[..., Path]:
         return tmp_path
 
     return save
-
-
-def changed(folder: Path, **values: Any) -> Path:
-    """Change values in a folder's config.json, and return the folder."""
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-    return folder
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -99,7 +92,7 @@ def test_encoder_without_a_head_is_refused_with_a_specific_message(
 ) -> None:
     """The message does not call it a quantised decoder, although its file has a buffer of integers."""
     folder = saved("distilbert" if architecture.startswith("Distil") else "bert")
-    folder = changed(folder, architectures=[architecture])
+    edit_config(folder, architectures=[architecture])
     tensors = {name.partition(".")[2]: tensor for name, tensor in load_file(folder / "model.safetensors").items()}
     save_file({**tensors, "embeddings.position_ids": torch.arange(40)[None]}, folder / "model.safetensors")
     expected = (
@@ -127,8 +120,10 @@ def test_encoder_without_a_head_is_refused_with_a_specific_message(
     ],
 )
 def test_unsupported_classifier_configs_are_refused(values: Any, message: str, saved: Callable[..., Path]) -> None:
+    folder = saved("bert")
+    edit_config(folder, **values)
     with pytest.raises(UserError, match=message):
-        load_encoder(changed(saved("bert"), **values))
+        load_encoder(folder)
 
 
 def test_loading_on_the_meta_device_computes_nothing(

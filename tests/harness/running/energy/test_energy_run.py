@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from suite_runs import plan_suite, run_plan
 
-from exitbench.harness.cells.job import WorkerSpec
-from exitbench.harness.planning.plan import make_plan
-from exitbench.harness.planning.suite import load_suite
-from exitbench.harness.running import passes, worker
+from exitbench.harness.running import passes
 from exitbench.harness.running.energy.counters import Counter
 from exitbench.harness.running.energy.meter import Idle, Moment
 from exitbench.harness.running.timing import ORDER
@@ -77,10 +75,7 @@ Query = Callable[[str], list[dict[str, Any]]]
 
 def run_suite(folder: Path, model: Path) -> Path:
     """Run the suite in this process, so that it uses the replaced meter; return the database."""
-    (folder / "suite.toml").write_text(SUITE.format(model=model))
-    (group,) = make_plan(load_suite(folder / "suite.toml"), folder / "spool", folder / "models", None).groups
-    spec = WorkerSpec(tuple(planned.item for planned in group.cells), model, None, folder / "spool", "cpu", 1)
-    assert worker.run(spec, lambda event: None) == 0
+    run_plan(plan_suite(folder, SUITE.format(model=model)), folder / "spool")
     assert ingest(folder / "spool", folder / "exitbench.duckdb").quarantined == ()
     return folder / "exitbench.duckdb"
 
