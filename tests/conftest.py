@@ -28,7 +28,6 @@ from exitbench.reports.frame import NAMING_VIEWS, computed_once
 from exitbench.results.database import connection as database
 from exitbench.results.database import current
 from exitbench.results.database.access import mark_verified_in_process
-from exitbench.results.ingest.ingest import ingest
 from exitbench.results.ingest.snapshot import write_snapshot
 from exitbench.results.spool.attempts import scan_spool
 from exitbench.tasks import builtin
@@ -241,20 +240,15 @@ def choice_spool(example: ModuleType, choice_example: ModuleType, tmp_path_facto
 
 
 @pytest.fixture(scope="session")
-def choice_database(choice_spool: Path) -> Path:
+def choice_database(example: ModuleType, choice_spool: Path) -> Path:
     """Return the database of `choice_spool`. Open it read-only."""
-    path = choice_spool.parent / "exitbench.duckdb"
-    assert ingest(choice_spool, path).quarantined == ()
-    return path
+    return Path(example.ingested(choice_spool.parent))
 
 
 @pytest.fixture(scope="session")
 def many_documents_database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a database with enough documents that a third of them can bound a loss by 1 %. Open it read-only."""
-    folder = tmp_path_factory.mktemp("many-documents")
-    replace(example.FRONT, documents=1_500).write(folder / "spool")
-    assert ingest(folder / "spool", folder / "exitbench.duckdb").quarantined == ()
-    return folder / "exitbench.duckdb"
+    return Path(replace(example.FRONT, documents=1_500).make_database(tmp_path_factory.mktemp("many-documents")))
 
 
 @pytest.fixture(scope="session")
@@ -266,11 +260,9 @@ def example_spool(example: ModuleType, tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="session")
-def example_database(example_spool: Path) -> Path:
+def example_database(example: ModuleType, example_spool: Path) -> Path:
     """Return the database of `example_spool`. Open it read-only."""
-    path = example_spool.parent / "exitbench.duckdb"
-    ingest(example_spool, path)
-    return path
+    return Path(example.ingested(example_spool.parent))
 
 
 AS_ERRORS = """
@@ -316,11 +308,9 @@ def few_spool(example_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture(scope="session")
-def few_database(few_spool: Path) -> Path:
+def few_database(example: ModuleType, few_spool: Path) -> Path:
     """Return the database of `few_spool`. Open it read-only."""
-    path = few_spool.parent / "exitbench.duckdb"
-    ingest(few_spool, path)
-    return path
+    return Path(example.ingested(few_spool.parent))
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from exitbench.reports.render import write_report
-from exitbench.results.ingest.ingest import ingest
 from exitbench.results.side_records.vocabularies import record_vocabulary
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the module `measure`
@@ -52,8 +51,7 @@ def database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> P
     large.write(folder / "spool")
     untrained = replace(one_task, models=example.MODELS[1:], random_weights=True, fixed_clock=False)
     untrained.write(folder / "spool")
-    ingest(folder / "spool", folder / "exitbench.duckdb")
-    return folder / "exitbench.duckdb"
+    return Path(example.ingested(folder))
 
 
 @pytest.fixture(scope="session")
@@ -74,9 +72,8 @@ def hostile_page(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) 
     folder = tmp_path_factory.mktemp("hostile")
     models = (replace(example.MODELS[1], name="".join(NAMES)),)
     tasks = (replace(example.TASKS[0], label="".join(NAMES[::-1])),)
-    replace(example.WORLD, models=models, tasks=tasks, n_boot=2).write(folder / "spool")
-    ingest(folder / "spool", folder / "exitbench.duckdb")
-    return write_report(folder / "exitbench.duckdb", folder / "report", draft=True).index_html.as_uri()
+    database = replace(example.WORLD, models=models, tasks=tasks, n_boot=2).make_database(folder)
+    return write_report(database, folder / "report", draft=True).index_html.as_uri()
 
 
 @pytest.fixture(scope="session")

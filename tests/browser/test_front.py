@@ -16,7 +16,6 @@ from exitbench.reports.labels import labels
 from exitbench.reports.registry import discover
 from exitbench.reports.render import write_report
 from exitbench.results.database.connection import open_database
-from exitbench.results.ingest.ingest import ingest
 
 Open = Callable[..., Any]
 
@@ -24,10 +23,7 @@ Open = Callable[..., Any]
 @pytest.fixture(scope="session")
 def front_database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a database of two tasks with enough documents to show that a loss is small."""
-    folder = tmp_path_factory.mktemp("front")
-    example.FRONT.write(folder / "spool")
-    ingest(folder / "spool", folder / "exitbench.duckdb")
-    return folder / "exitbench.duckdb"
+    return Path(example.FRONT.make_database(tmp_path_factory.mktemp("front")))
 
 
 @pytest.fixture(scope="session")

@@ -12,9 +12,12 @@ import pytest
 import torch
 from transformers import PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
-from exitbench.results.database.connection import open_database
 from exitbench.results.spool.attempts import read_attempt, read_status, scan_spool
 from exitbench.tasks.builtin.corpus import build_tokenizer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "results"))  # for the module `stored_rows`
+
+from stored_rows import rows_by_table
 
 SUITE = """\
 schema = 1
@@ -44,8 +47,6 @@ kinds = ["quality", "replay"]
 SPECIAL_TOKENS = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
 NOT_REPEATED = frozenset({"env.json", "status.json", "timings.parquet", "device.parquet", "log.txt"})
 """Files with dates and times, which differ between two attempts at the same cell."""
-
-Tables = dict[str, list[str]]
 
 
 @dataclass(frozen=True)
@@ -92,19 +93,13 @@ class Bench:
                 found.setdefault(attempt.cell_id, []).append(kept)
         return found
 
-    def tables(self, runs: Path) -> Tables:
-        """Return every row of every table as text, since NaN is not equal to itself."""
-        with open_database(runs / "exitbench.duckdb") as opened:
-            names = opened.query("SELECT table_name AS t FROM duckdb_tables() WHERE t <> 'schema_version'")["t"]
-            return {t: list(map(str, opened.query(f"FROM {t} ORDER BY ALL").to_pylist())) for t in names.to_pylist()}
-
     def check(self, runs: Path) -> None:
         """Assert that spool and database are intact, and that the database equals one rebuilt from the spool."""
         checked = self.do("db", "check", "--runs", runs)
         assert checked.returncode == 0, checked.stderr
-        before = self.tables(runs)
+        before = rows_by_table(runs / "exitbench.duckdb")
         assert self.do("db", "rebuild", "--runs", runs).returncode == 0
-        assert self.tables(runs) == before
+        assert rows_by_table(runs / "exitbench.duckdb") == before
 
 
 @pytest.fixture(scope="session")

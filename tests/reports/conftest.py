@@ -7,21 +7,22 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import duckdb
 import pytest
 from matplotlib.figure import Figure
 
-from exitbench.reports import ReportSummary
+from exitbench.reports import ReportSummary, render
 from exitbench.reports.frame import Frame
+from exitbench.reports.material import Material, read_material
 from exitbench.reports.plotting import style
-from exitbench.reports.registry import discover
+from exitbench.reports.registry import ReportSource, discover
 from exitbench.reports.render import write_report
 from exitbench.results.database.connection import Database, open_database
-from exitbench.results.ingest.ingest import ingest
 
 OpenComputed = Callable[[Path], AbstractContextManager[Database]]
+OnFigure = Callable[[ReportSource, Frame], None]
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the module `print_rules`
 
@@ -51,13 +52,13 @@ def world(example: ModuleType) -> Any:
 @pytest.fixture
 def make_database(tmp_path: Path) -> Callable[[Any], Path]:
     """Return a function that builds the database of a world in the test's folder."""
-    return lambda world: _ingested(world, tmp_path)
+    return lambda world: world.make_database(tmp_path)
 
 
 @pytest.fixture(scope="session")
 def database_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Path]:
     """Return a function that builds the database of a world, for tests that share one."""
-    return lambda world: _ingested(world, tmp_path_factory.mktemp("made"))
+    return lambda world: world.make_database(tmp_path_factory.mktemp("made"))
 
 
 @pytest.fixture(scope="session")
@@ -79,19 +80,41 @@ def empty_database(tmp_path: Path) -> Path:
     return path
 
 
+class DrawnReport(NamedTuple):
+    """A report, its figures after layout, and what was read from the database for it."""
+
+    summary: ReportSummary
+    laid_out: list[Figure]
+    material: Material
+    frames: list[tuple[ReportSource, Frame]]
+
+
 @pytest.fixture(scope="session")
-def drawn_report(small_database: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[ReportSummary, list[Figure]]:
-    """Return the read-only report of `small_database`, and its figures after layout."""
+def drawn_report(small_database: Path, tmp_path_factory: pytest.TempPathFactory) -> DrawnReport:
+    """Return the read-only report of `small_database`."""
     laid_out, lay_out = [], style.lay_out
+    materials: list[Material] = []
+    frames: list[tuple[ReportSource, Frame]] = []
+
+    def noted(database: Path, paper: str | None, draft: bool, on_figure: OnFigure, answers: Path) -> Material:
+        def on_both(source: ReportSource, frame: Frame) -> None:
+            frames.append((source, frame))
+            on_figure(source, frame)
+
+        materials.append(read_material(database, paper, draft, on_both, answers))
+        return materials[-1]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(style, "lay_out", lambda figure: (laid_out.append(figure), lay_out(figure)))
-        return write_report(small_database, tmp_path_factory.mktemp("report")), laid_out
+        patch.setattr(render, "read_material", noted)
+        summary = write_report(small_database, tmp_path_factory.mktemp("report"))
+    return DrawnReport(summary, laid_out, materials[0], frames)
 
 
 @pytest.fixture(scope="session")
-def report(drawn_report: tuple[ReportSummary, list[Figure]]) -> ReportSummary:
+def report(drawn_report: DrawnReport) -> ReportSummary:
     """Return the read-only report of `small_database`."""
-    return drawn_report[0]
+    return drawn_report.summary
 
 
 @pytest.fixture(scope="session")
@@ -124,9 +147,3 @@ def rows_of(
 
     with ExitStack() as until_the_end:
         yield run
-
-
-def _ingested(world: Any, folder: Path) -> Path:
-    world.write(folder / "spool")
-    ingest(folder / "spool", folder / "exitbench.duckdb")
-    return folder / "exitbench.duckdb"

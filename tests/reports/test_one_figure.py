@@ -13,7 +13,7 @@ from exitbench.reports.render import write_figures
 def test_notebook_figure_equals_the_reports_picture(small_database: Path, tmp_path: Path) -> None:
     with eb.open_results(small_database) as results:
         figure = results.figure("exit_histogram")
-    (drawn,) = write_figures(small_database, tmp_path, "exit_histogram")
+    (drawn,) = write_figures(small_database, tmp_path, "exit_histogram", kinds=("png",))
     assert figure.caption == drawn.caption
     written = (tmp_path / "figures" / "exit_histogram.png").read_bytes()
     picture, size = figure._repr_png_()  # what IPython asks objects for

@@ -102,22 +102,12 @@ class ReportInput:
 
 
 @pytest.fixture(scope="module")
-def read_once(small_database: Path) -> ReportInput:
-    """Return the report's input, read from `small_database`."""
-    figures_read: list[tuple[ReportSource, Frame]] = []
-    return ReportInput(
-        read_material(small_database, None, True, lambda *figure_rows: figures_read.append(figure_rows)), figures_read
-    )
-
-
-@pytest.fixture(scope="module")
-def single_file(
-    report: ReportSummary, small_database: Path, read_once: ReportInput, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def single_file(drawn_report: Any, small_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the same report written as one file."""
-    folder = Path(shutil.copytree(report.index_html.parent, tmp_path_factory.mktemp("single") / "report"))
+    written = drawn_report.summary.index_html.parent
+    folder = Path(shutil.copytree(written, tmp_path_factory.mktemp("single") / "report"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(render, "read_material", read_once.read)
+        patch.setattr(render, "read_material", ReportInput(drawn_report.material, drawn_report.frames).read)
         return write_report(small_database, folder, single_file=True).index_html
 
 
@@ -356,9 +346,9 @@ def test_missing_database_is_a_user_error(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def rendered_input(read_once: ReportInput) -> ReportInput:
-    """Return a copy of `read_once` that a test may change."""
-    return replace(read_once, figures=list(read_once.figures))
+def rendered_input(drawn_report: Any) -> ReportInput:
+    """Return the input of the report, which a test may change."""
+    return ReportInput(drawn_report.material, list(drawn_report.frames))
 
 
 @pytest.fixture

@@ -9,10 +9,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import pyarrow as pa
-
-from exitbench.results.spool.attempts import AttemptWriter
-from exitbench.results.spool.schema import TABLES
 
 DOCUMENTS: Final = 9
 CHOICES: Final = 3
@@ -54,9 +50,8 @@ def _write_timing(example: Any, root: Path, cell: dict[str, Any]) -> None:
         name: replace(plain, value=value, low=low, high=high, method="bootstrap")
         for name, (value, low, high) in ends.items()
     }
-    with AttemptWriter(root, cell, example.ENV) as writer:
-        example.write_metrics(writer, {**metrics, "timed_documents": plain}, role="speed")
-        writer.finish("ok")
+    rows = example.metric_rows({**metrics, "timed_documents": plain}, "speed")
+    example.write_attempt(root, cell, {"metrics": rows})
 
 
 def _token_positions() -> list[tuple[int, int, int]]:
@@ -128,22 +123,18 @@ def _write(example: Any, root: Path, cell: dict[str, Any], tokens: Tokens, full:
                 "statistics": "{}",
             }
         )
-    with AttemptWriter(root, cell, example.ENV) as writer:
-        writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))
-        writer.write("choices", pa.Table.from_pylist(rows, schema=TABLES["choices"]))
-        writer.write("tokens", pa.Table.from_pylist(list(tokens.values()), schema=TABLES["tokens"]))
-        accuracy = float(np.mean([100.0 * (row["is_chosen"] and row["is_right"]) for row in rows])) * CHOICES
-        blocks = sum(token["exit_layer"] for token in tokens.values())
-        same = sum(row["is_chosen"] and row["full_is_chosen"] for row in rows) / DOCUMENTS
-        metrics = {
-            "acc": example.plain(accuracy),
-            "mean_exit_layer": example.plain(blocks / len(tokens), DOCUMENTS),
-            "choice_match": example.plain(same, DOCUMENTS),
-        }
-        if cell["kind"] == "quality":
-            metrics["ideal_speedup_bytes"] = example.plain(BLOCKS * len(tokens) / blocks)
-        example.write_metrics(writer, metrics)
-        writer.finish("ok")
+    accuracy = float(np.mean([100.0 * (row["is_chosen"] and row["is_right"]) for row in rows])) * CHOICES
+    blocks = sum(token["exit_layer"] for token in tokens.values())
+    same = sum(row["is_chosen"] and row["full_is_chosen"] for row in rows) / DOCUMENTS
+    metrics = {
+        "acc": example.plain(accuracy),
+        "mean_exit_layer": example.plain(blocks / len(tokens), DOCUMENTS),
+        "choice_match": example.plain(same, DOCUMENTS),
+    }
+    if cell["kind"] == "quality":
+        metrics["ideal_speedup_bytes"] = example.plain(BLOCKS * len(tokens) / blocks)
+    tables = {"samples": samples, "choices": rows, "tokens": tokens.values()}
+    example.write_attempt(root, cell, {**tables, "metrics": example.metric_rows(metrics)})
 
 
 def _sum(tokens: Tokens, doc: int, choice: int) -> float:

@@ -8,12 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow as pa
-
-from exitbench.results.ingest.ingest import ingest
-from exitbench.results.spool.attempts import AttemptWriter
-from exitbench.results.spool.schema import TABLES
-
 BLOCKS: Final = 4
 TEXTS: Final = tuple(f"text number {word}" for word in ("zero", "one", "two", "three", "four", "five", "six", "seven"))
 LABELS: Final = ("negative", "neutral", "positive")
@@ -40,8 +34,7 @@ def classified_database(
         method = example.Method("max-prob", {"threshold": threshold})
         cell = example.cell_json(model, task, method, "quality", full["cell_id"], documents=len(texts))
         _write(example, folder / "spool", cell, threshold, texts, labels)
-    assert ingest(folder / "spool", folder / "exitbench.duckdb").quarantined == ()
-    return folder / "exitbench.duckdb"
+    return example.ingested(folder)
 
 
 def key(n: int) -> str:
@@ -91,8 +84,6 @@ def _write(
                 | {"probability": confidence if labels else None, "gold": float(right), "exited": block == exit_layer}
                 | {"score": confidence if threshold else None}
             )
-    with AttemptWriter(root, dict(cell), example.ENV) as writer:
-        for name, rows in (("samples", samples), ("tokens", tokens), ("sequence_trace", trace)):
-            writer.write(name, pa.Table.from_pylist(rows, schema=TABLES[name]))
-        example.write_metrics(writer, {"acc": example.plain(50.0), "mean_exit_layer": example.plain(float(exit_layer))})
-        writer.finish("ok")
+    metrics = example.metric_rows({"acc": example.plain(50.0), "mean_exit_layer": example.plain(float(exit_layer))})
+    tables = {"samples": samples, "tokens": tokens, "sequence_trace": trace, "metrics": metrics}
+    example.write_attempt(root, cell, tables)

@@ -2,11 +2,12 @@
 
 Every token has a block from which its prediction no longer changes, and a margin that grows with depth. Exits, outputs,
 scores and times of all methods follow from these, so that cells are consistent: deeper is slower and agrees more.
-`WORLD` has these contents; a test changes fields with `dataclasses.replace(WORLD, tokens=15)`.
+`WORLD` has these contents; a test changes fields with `dataclasses.replace(WORLD, tokens=15)`. For a spool of a few
+rows written by hand there are `write_attempt` and `ingested`.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -19,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from exitbench.results.files.formats import content_id
+from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool import attempts as spool
 from exitbench.results.spool.attempts import AttemptWriter
 from exitbench.results.spool.schema import FITTED_FILE
@@ -289,6 +291,11 @@ class World:
                 if self.also is not None:
                     self.also(self, root, model, task)
 
+    def make_database(self, folder: Path) -> Path:
+        """Write the spool in a folder, and return its database."""
+        self.write(folder / "spool")
+        return ingested(folder)
+
     def cell(
         self,
         model: Model,
@@ -516,18 +523,10 @@ class World:
             }
             for step, tried in enumerate(path.steps, start=1)
         ]
-        with AttemptWriter(root, cell, ENV) as writer:
-            writer.write("calibration", pa.Table.from_pylist(rows, schema=spool.TABLES["calibration"]))
-            metrics = {} if path.chosen is None else {"threshold": plain(path.chosen, self.documents)}
-            write_metrics(
-                writer,
-                {
-                    **metrics,
-                    "held_out_loss": plain(0.1, self.documents),
-                    "held_out_mean_exit_layer": plain(3.0, self.documents),
-                },
-            )
-            writer.finish("ok")
+        metrics = {} if path.chosen is None else {"threshold": plain(path.chosen, self.documents)}
+        metrics |= {"held_out_loss": plain(0.1, self.documents)}
+        metrics |= {"held_out_mean_exit_layer": plain(3.0, self.documents)}
+        write_attempt(root, cell, {"calibration": rows, "metrics": metric_rows(metrics)})
 
     def write_timing(
         self, root: Path, cell: dict[str, Any], beliefs: Beliefs, exits: np.ndarray, tokens: int | None = None
@@ -595,13 +594,32 @@ class World:
         metrics["ideal_speedup_decode"] = plain(ideal, self.documents)
         metrics["realised_fraction"] = plain(metrics["speedup_decode"].value / ideal, self.documents)
         metrics |= {"timed_documents": plain(self.documents, self.documents), "timed_rounds": plain(1, self.documents)}
-        with AttemptWriter(root, cell, ENV) as writer:
-            writer.write("timings", pa.Table.from_pylist(rows, schema=spool.TABLES["timings"]))
-            write_metrics(writer, metrics, role="speed")
-            writer.finish("ok")
+        write_attempt(root, cell, {"timings": rows, "metrics": metric_rows(metrics, "speed")})
 
 
 WORLD = World()
+
+
+def ingested(folder: Path) -> Path:
+    """Ingest every attempt in a folder's spool, and return the database next to it."""
+    assert ingest(folder / "spool", folder / "exitbench.duckdb").quarantined == ()
+    return folder / "exitbench.duckdb"
+
+
+def write_attempt(
+    root: Path,
+    cell: Mapping[str, Any],
+    tables: Mapping[str, Iterable[Mapping[str, Any]]],
+    *,
+    env: Mapping[str, Any] = ENV,
+    status: str = "ok",
+) -> str:
+    """Write an attempt with these rows of its tables, and return its id."""
+    with AttemptWriter(root, cell, env) as writer:
+        for name, rows in tables.items():
+            writer.write(name, pa.Table.from_pylist(list(rows), schema=spool.TABLES[name]))
+        writer.finish(status)
+    return writer.attempt_id
 
 
 def _write_failures(root: Path, failing: dict[str, Any], repeated: dict[str, Any]) -> None:
@@ -624,8 +642,13 @@ def lists(values: np.ndarray) -> pa.Array:
 
 
 def write_metrics(writer: AttemptWriter, metrics: Mapping[str, Interval], role: str | None = None) -> None:
-    """Write metrics in their order. Without a role, the first of a task's own metrics is its headline metric."""
-    rows = [
+    """Write metrics in their order."""
+    writer.write("metrics", pa.Table.from_pylist(metric_rows(metrics, role), schema=spool.TABLES["metrics"]))
+
+
+def metric_rows(metrics: Mapping[str, Interval], role: str | None = None) -> list[dict[str, Any]]:
+    """Return a row per metric. Without a role, the first of a task's own metrics is its headline metric."""
+    rows: list[dict[str, Any]] = [
         {
             "metric": name,
             "role": ROLES.get(name, role or "task"),
@@ -643,7 +666,7 @@ def write_metrics(writer: AttemptWriter, metrics: Mapping[str, Interval], role: 
         row |= {"lower_is_better": False, "scale_low": 0.0, "scale_high": 100.0}
     for row in task_rows[:1]:
         row["role"] = "headline"
-    writer.write("metrics", pa.Table.from_pylist(rows, schema=spool.TABLES["metrics"]))
+    return rows
 
 
 def _write_fit(root: Path, cell: dict[str, Any]) -> None:

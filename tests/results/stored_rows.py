@@ -1,12 +1,22 @@
-"""All rows of a database or of a lake, for comparison."""
+"""Rows of a database or of a lake, for comparison."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.database.tables import declared_tables, quoted
 from exitbench.results.tables import TABLES
 
 RowsByTable = dict[str, list[str]]
+
+
+def query_rows(
+    database: Database, sql: str, parameters: Sequence[Any] | Mapping[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """Return the rows of a query. `Database.query` plans a query twice, which takes most of the time for few rows."""
+    names, rows = database.rows(sql, parameters or None)
+    return [dict(zip(names, row, strict=True)) for row in rows]
 
 
 def rows_by_table(stored: Path | Database) -> RowsByTable:

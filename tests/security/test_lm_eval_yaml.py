@@ -460,6 +460,7 @@ def test_program_that_exceeds_limits_or_leaves_the_sandbox_does_not_pass(
     program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET", SECRET)
+    monkeypatch.setitem(unsafe_code._LIMITS, "RLIMIT_CPU", 1)
     (tmp_path / "there").write_text("")
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(os.path.relpath(tmp_path / "socket"))

@@ -19,7 +19,6 @@ from exitbench.reports.material import Material, read_material
 from exitbench.reports.page import page
 from exitbench.reports.tables.columns import fill
 from exitbench.reports.tables.writing import FORMATS, latex_text, markdown_text
-from exitbench.results.ingest.ingest import ingest
 
 HOSTILE = {
     "script": "</script><script>alert(1)</script>",
@@ -60,11 +59,8 @@ def _policy(page: Page) -> dict[str, list[str]]:
 @pytest.fixture(scope="module")
 def database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a database with results of a hostile model on a task with a hostile label."""
-    folder = tmp_path_factory.mktemp("hostile")
     models, tasks = (replace(example.MODELS[1], name=MODEL),), (replace(example.TASKS[0], label=LABEL),)
-    replace(example.WORLD, models=models, tasks=tasks).write(folder / "spool")
-    ingest(folder / "spool", folder / "exitbench.duckdb")
-    return folder / "exitbench.duckdb"
+    return Path(replace(example.WORLD, models=models, tasks=tasks).make_database(tmp_path_factory.mktemp("hostile")))
 
 
 @pytest.fixture(scope="module")

@@ -400,7 +400,7 @@ def odd_runs(few_snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
         b"exitbench": b"\x1b[31m\xff",
     }
     rewrite(odd, "hardware", lambda rows: rows.replace_schema_metadata(hostile), store_schema=False)
-    rewrite(odd, "token_exit", lambda rows: rows, row_group_size=1)
+    rewrite(odd, "sample", lambda rows: rows, row_group_size=1)
     (odd / "more.txt").write_text("secret")
     (odd / "link").symlink_to("/etc/hostname")
     assert main(["import", str(odd), "--runs", str(folder / "runs")]) == 0
@@ -411,7 +411,7 @@ def odd_runs(few_snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     "query",
     [
         pytest.param("FROM hardware ORDER BY ALL", id="parquet metadata"),
-        pytest.param("SELECT count(*) AS n FROM token_exit", id="one row group per row"),
+        pytest.param("FROM sample ORDER BY ALL", id="one row group per row"),
         pytest.param("SELECT attempt_id FROM attempt ORDER BY ALL", id="folder names in the style of Hive"),
     ],
 )

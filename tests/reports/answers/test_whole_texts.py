@@ -42,8 +42,14 @@ def unpacked(path: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, np.n
 
 
 @pytest.fixture(scope="module")
-def payload(classified_example: ModuleType, example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return unpacked(classified_example.classified_database(example, tmp_path_factory.mktemp("classified")))
+def classified(classified_example: ModuleType, example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a read-only database of classified texts."""
+    return Path(classified_example.classified_database(example, tmp_path_factory.mktemp("classified")))
+
+
+@pytest.fixture(scope="module")
+def payload(classified: Path) -> Any:
+    return unpacked(classified)
 
 
 def test_texts_and_true_labels_are_packed_by_document(payload: Any, classified_example: ModuleType) -> None:
@@ -106,9 +112,7 @@ def test_hostile_texts_are_not_rendered_as_markup(
     assert base64.b64decode(packed, validate=True)
 
 
-def test_terminal_answers_show_labels_instead_of_tokens(
-    classified_example: ModuleType, example: ModuleType, tmp_path: Path
-) -> None:
-    with open_database(classified_example.classified_database(example, tmp_path)) as database:
+def test_terminal_answers_show_labels_instead_of_tokens(classified: Path) -> None:
+    with open_database(classified) as database:
         (answer,) = find_answers(database, ["*threshold=0.6*"], "4")
     assert answer.texts[answer.ids[0]] == "positive" and answer.full_text(0) == "negative" and answer.differs(0)

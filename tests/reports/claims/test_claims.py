@@ -27,7 +27,6 @@ from exitbench.reports.claims import (
 )
 from exitbench.reports.claims.claim import CLAIM, CONSISTENCY, KINDS, Claim, Scope, read_claims, scope_of
 from exitbench.results.database.connection import Database, open_database
-from exitbench.results.ingest.ingest import ingest
 
 MADE_UP = Claim(
     claim_id="made-up", ledger="mee", kind=CLAIM, paper="MEE", place="nowhere", shown_in=None, quotation="It is so.",
@@ -205,11 +204,8 @@ def test_scope_distinguishes_real_and_generated_data(example: Any, tmp_path: Pat
             "cell_id": hashlib.sha256(source.encode()).hexdigest(),
             "task": {**cell["task"], "source": source, "data_sha256": source},
         }
-        with example.AttemptWriter(tmp_path / "spool", cell, example.ENV) as writer:
-            writer.finish("ok")
-        attempts.append(writer.attempt_id)
-    ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb")
-    with open_database(tmp_path / "exitbench.duckdb") as opened:
+        attempts.append(example.write_attempt(tmp_path / "spool", cell, {}))
+    with open_database(example.ingested(tmp_path)) as opened:
         scopes = [scope_of(opened, some) for some in (attempts[:1], attempts[1:], attempts, ())]
     assert [it and it.data for it in scopes] == ["generated", "real", "generated and real", None]
 
@@ -250,8 +246,8 @@ def test_without_runs_only_claims_about_printed_numbers_are_decided(empty_databa
             )
 
 
-def test_known_inconsistencies_within_the_papers_are_found(verdicts: tuple[Verdict, ...]) -> None:
-    expected = {
+KNOWN = {
+    "inconsistent": {
         "mee-weighted-most-monotone-in-their-figure": -0.16,
         "prune-table-1-is-the-mean-of-its-figure": 1.24,
         "natcap-few-tokens-need-the-last-block-in-table-1": 35.55,
@@ -260,26 +256,24 @@ def test_known_inconsistencies_within_the_papers_are_found(verdicts: tuple[Verdi
         "natcap-punctuation-is-lowest-and-rare": 26.77 - 19.11,
         "heads-thresholds-grow-with-epsilon": 3.1871 - 3.3787,
         "calm-largest-threshold-is-full-depth": 14.876,
-    }
-    by_claim = {it.claim.claim_id: it for it in verdicts if it.claim.claim_id in expected}
-    assert {name: it.value for name, it in by_claim.items()} == {
-        n: pytest.approx(v, abs=0.006) for n, v in expected.items()
-    }
-    assert {it.verdict for it in by_claim.values()} == {"inconsistent"}
-
-
-def test_claims_known_to_match_their_papers_numbers_are_consistent(verdicts: tuple[Verdict, ...]) -> None:
-    expected = {
+    },
+    "consistent": {
         "prune-squad-gain-is-the-average-of-its-figure": 2.46,
         "prune-samsum-gain-is-the-average-of-its-figure": 2.89,
         "mee-measures-are-slower-in-their-logs": 0.742,
         "natcap-joint-optimisation-speeds-up-in-table-4": 1.305,
-    }
-    by_claim = {it.claim.claim_id: it for it in verdicts if it.claim.claim_id in expected}
-    assert {name: it.value for name, it in by_claim.items()} == {
-        n: pytest.approx(v, abs=0.006) for n, v in expected.items()
-    }
-    assert {it.verdict for it in by_claim.values()} == {"consistent"}
+    },
+}
+"""Differences within the papers' printed numbers, by the verdict on them and by claim."""
+
+
+@pytest.mark.parametrize("verdict", KNOWN)
+def test_known_consistencies_and_inconsistencies_of_the_papers_are_found(
+    verdict: str, verdicts: tuple[Verdict, ...]
+) -> None:
+    by_claim = {it.claim.claim_id: it for it in verdicts if it.claim.claim_id in KNOWN[verdict]}
+    assert {name: it.value for name, it in by_claim.items()} == pytest.approx(KNOWN[verdict], abs=0.006)
+    assert {it.verdict for it in by_claim.values()} == {verdict}
 
 
 def test_unmeasured_claim_names_the_commands_that_measure_it() -> None:

@@ -22,9 +22,6 @@ from exitbench.reports.frame import Frame
 from exitbench.reports.plotting.panels import MOST_PANELS
 from exitbench.results.database.connection import open_database
 from exitbench.results.files.formats import content_id
-from exitbench.results.ingest.ingest import ingest
-from exitbench.results.spool.attempts import AttemptWriter
-from exitbench.results.spool.schema import TABLES
 
 Rows = Callable[[Path, ModuleType, str], Frame]
 
@@ -82,8 +79,7 @@ def database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> P
             if params.get("threshold") == 0.6:
                 timed = _cell(example, name, params, "timing", batch_size, full_id)
                 _write_timing(example, folder / "spool", timed, 2.0 if batch_size == 1 else 1.0)
-    assert ingest(folder / "spool", folder / "exitbench.duckdb").quarantined == ()
-    return folder / "exitbench.duckdb"
+    return Path(example.ingested(folder))
 
 
 def _cell(example: ModuleType, name: str, params: dict[str, Any], kind: str, size: int, full: str | None) -> Any:
@@ -104,21 +100,17 @@ def _write_quality(example: ModuleType, root: Path, cell: Any, name: str, exits:
         "token_id": right.astype(int), "exit_layer": exits, "blocks_run": exits, "reason": ["threshold"] * DOCUMENTS,
         "full_token_id": [1] * DOCUMENTS,
     }  # fmt: skip
-    with AttemptWriter(root, cell, example.ENV) as writer:
-        writer.write("sequence_trace", pa.Table.from_pylist(list(trace_of(name, exits)), TABLES["sequence_trace"]))
-        rows = pa.table(tokens).to_pylist()
-        writer.write("tokens", pa.Table.from_pylist(rows, TABLES["tokens"]))
-        depth = example.plain(float(exits.mean()), DOCUMENTS)
-        example.write_metrics(writer, {"acc": acc, "mean_exit_layer": depth, "mean_blocks_run": depth})
-        writer.finish("ok")
+    depth = example.plain(float(exits.mean()), DOCUMENTS)
+    metrics = example.metric_rows({"acc": acc, "mean_exit_layer": depth, "mean_blocks_run": depth})
+    tables = {"sequence_trace": trace_of(name, exits), "tokens": pa.table(tokens).to_pylist(), "metrics": metrics}
+    example.write_attempt(root, cell, tables)
 
 
 def _write_timing(example: ModuleType, root: Path, cell: Any, speedup: float) -> None:
     ends = {"speedup": speedup, "speedup_decode": speedup, "aa_speedup": 1.0}
     metrics = {name: example.Interval(at, at - 0.1, at + 0.1, "t", DOCUMENTS) for name, at in ends.items()}
-    with AttemptWriter(root, cell, example.ENV) as writer:
-        example.write_metrics(writer, metrics | {"timed_documents": example.plain(20)}, role="speed")
-        writer.finish("ok")
+    rows = example.metric_rows(metrics | {"timed_documents": example.plain(20)}, "speed")
+    example.write_attempt(root, cell, {"metrics": rows})
 
 
 def markers(axes: Axes) -> list[tuple[float, float]]:

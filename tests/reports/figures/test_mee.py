@@ -28,7 +28,6 @@ from exitbench.reports.frame import Frame
 from exitbench.reports.labels import shorten
 from exitbench.reports.plotting.style import MUTED, series_styles
 from exitbench.reports.registry import discover
-from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.schema import TABLES
 from exitbench.results.statistics.stability import stability
 
@@ -126,11 +125,8 @@ def database_of(folder: Path, example: ModuleType, *runs: Mapping[str, Probed]) 
             full = example.cell_json(model, example.TASKS[0], example.FULL, "quality")
             setting = {"source": str(place), "documents": len(set(probed.doc_key))}
             cell = example.cell_json(model, example.TASKS[0], example.FULL, "probe", full["cell_id"], **setting)
-            with example.AttemptWriter(folder / "spool", cell, example.ENV) as writer:
-                writer.write("probe", probed.table())
-                writer.finish("ok")
-    ingest(folder / "spool", folder / "exitbench.duckdb")
-    return folder / "exitbench.duckdb"
+            example.write_attempt(folder / "spool", cell, {"probe": probed.table().to_pylist()})
+    return Path(example.ingested(folder))
 
 
 def by_model_and_block(frame: Frame, name: str, tolerance: float = 0) -> dict[tuple[str, int], float]:

@@ -32,7 +32,6 @@ from exitbench.reports.plotting.setting_grid import setting_grid, subsample
 from exitbench.reports.plotting.style import COLOURS
 from exitbench.reports.registry import discover
 from exitbench.results.database.connection import open_database
-from exitbench.results.ingest.ingest import ingest
 
 RowsOf = Callable[[Path, ModuleType, str], Frame]
 Rows = list[dict[str, Any]]
@@ -42,7 +41,7 @@ KEY = ("model", "task", "method", "params", "kv_policy")
 
 def query_rows(database: Path, sql: str) -> Rows:
     with open_database(database) as opened:
-        return opened.query(sql).to_pylist()
+        return list(Frame.query(opened, sql).rows)
 
 
 def keyed(frame: Frame) -> dict[tuple[Any, ...], Any]:
@@ -201,9 +200,9 @@ def test_one_gate_is_shown_under_each_of_its_kv_policies(kv_policies_database: P
     assert [len(axes.lines) for axes in (curve, match, quality)] == [3, 3, 3]  # the last: two, and full depth
 
 
-def test_calibration_shows_each_level_and_the_choice(example_database: Path, rows_of: RowsOf) -> None:
-    frame = rows_of(example_database, figures, "calibration")
-    (expected,) = query_rows(example_database, "SELECT count(*) AS n, count_if(chosen) AS chosen FROM calibrations")
+def test_calibration_shows_each_level_and_the_choice(small_database: Path, rows_of: RowsOf) -> None:
+    frame = rows_of(small_database, figures, "calibration")
+    (expected,) = query_rows(small_database, "SELECT count(*) AS n, count_if(chosen) AS chosen FROM calibrations")
     whats = frame.values("what")
     assert (whats.count("step"), whats.count("held")) == (expected["n"], expected["chosen"])
     losses, p_values, held_out_panel = calibration.plot(frame).axes
@@ -414,8 +413,7 @@ def test_wide_intervals_do_not_stretch_the_frontier_axis(small_database: Path, r
 
 def choices_of(folder: Path, example: ModuleType, choice_example: ModuleType, **options: bool) -> Path:
     choice_example.write_choices(example, folder / "spool", with_replays=True, **options)
-    assert ingest(folder / "spool", folder / "exitbench.duckdb").quarantined == ()
-    return folder / "exitbench.duckdb"
+    return Path(example.ingested(folder))
 
 
 @pytest.fixture(scope="module")

@@ -332,11 +332,11 @@ def test_readme_speedups_are_marked_when_answers_differ_in_length() -> None:
     assert speedup.cell(ROW | {"is_other_length": False}).text == "1.46 [1.40, 1.50]"
 
 
-def test_terminal_shows_every_calibration_step(example_database: Path) -> None:
-    lines = calibration_text(example_database).splitlines()
+def test_terminal_shows_every_calibration_step(small_database: Path) -> None:
+    lines = calibration_text(small_database).splitlines()
     assert lines[0] == "Calibrated thresholds"
     assert lines[1].split()[:4] == ["Model", "Task", "Method", "Consistency"]
-    with open_database(example_database) as database:
+    with open_database(small_database) as database:
         (stored_row,) = database.query(
             "SELECT count(*) AS n, count_if(chosen) AS chosen FROM calibrations WHERE NOT random_weights"
         ).to_pylist()

@@ -8,16 +8,12 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from exitbench.errors import UserError
 from exitbench.results.analysis.comparison import Comparison, RunContrast, compare
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.files.formats import content_id
-from exitbench.results.ingest.ingest import ingest
-from exitbench.results.spool.attempts import AttemptWriter
-from exitbench.results.spool.schema import TABLES
 from exitbench.results.statistics.intervals import Aggregate
 from exitbench.results.statistics.paired import holm
 
@@ -67,18 +63,15 @@ def write(tmp_path: Path, example: ModuleType) -> Write:
             }
             for key, (em, ids) in answers.items()
         ]
-        with AttemptWriter(tmp_path / "spool", cell, example.ENV) as writer:
-            writer.write("samples", pa.Table.from_pylist(rows))
-            writer.write("metrics", metrics(json.loads(rows[0]["scores"]), options))
-            writer.finish("ok")
-        return writer.attempt_id
+        tables = {"samples": rows, "metrics": metrics(json.loads(rows[0]["scores"]), options)}
+        return str(example.write_attempt(tmp_path / "spool", cell, tables))
 
     return run
 
 
-def metrics(names: Iterable[str], options: Mapping[str, Any]) -> pa.Table:
-    """Return metrics on a scale of 0 to 100, except `corpus`, which has none."""
-    rows = [
+def metrics(names: Iterable[str], options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return rows of metrics on a scale of 0 to 100, except `corpus`, which has none."""
+    return [
         {
             "metric": name,
             "metric_version": options.get("metric_version", "1"),
@@ -91,19 +84,12 @@ def metrics(names: Iterable[str], options: Mapping[str, Any]) -> pa.Table:
         }
         for name in names
     ]
-    return pa.Table.from_pylist(rows, schema=TABLES["metrics"])
 
 
 @pytest.fixture
-def opened(tmp_path: Path) -> Callable[[], Database]:
+def opened(tmp_path: Path, example: ModuleType) -> Callable[[], Database]:
     """Return a function that ingests the written attempts and opens the database."""
-
-    def run() -> Database:
-        path = tmp_path / "exitbench.duckdb"
-        assert ingest(tmp_path / "spool", path).quarantined == ()
-        return open_database(path, read_only=False)
-
-    return run
+    return lambda: open_database(example.ingested(tmp_path), read_only=False)
 
 
 def test_metrics_are_those_of_the_runs_and_the_delta_is_paired(example_database: Path) -> None:

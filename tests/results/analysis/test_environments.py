@@ -12,7 +12,6 @@ from exitbench.harness.cli.main import main
 from exitbench.results.analysis.repeats import EnvironmentDescription, FieldDifference, differences, find
 from exitbench.results.files.formats import content_id
 from exitbench.results.ingest.ingest import ingest
-from exitbench.results.spool.attempts import AttemptWriter
 
 Json = dict[str, Any]
 
@@ -33,11 +32,7 @@ def attempts(example: ModuleType, env: Json, other_env: Json, tmp_path: Path) ->
         example.cell_json(example.MODELS[0], example.TASKS[0], example.Method("static", {"exit_layer": n}), "quality")
         for n in (1, 2)
     ]
-    ids = []
-    for cell, each in zip(cells, (env, other_env), strict=True):
-        with AttemptWriter(tmp_path / "spool", cell, each) as writer:
-            writer.finish("ok")
-        ids.append(writer.attempt_id)
+    ids = [example.write_attempt(tmp_path / "spool", cells[n], {}, env=used) for n, used in enumerate((env, other_env))]
     return ids[0], ids[1], cells[0], cells[1]
 
 
@@ -85,10 +80,9 @@ def test_cells_environments_and_machines_are_found_by_id_prefix(
 
 
 def test_cell_id_resolves_to_its_latest_attempt(
-    attempts: tuple[str, str, Json, Json], other_env: Json, tmp_path: Path
+    example: ModuleType, attempts: tuple[str, str, Json, Json], other_env: Json, tmp_path: Path
 ) -> None:
-    with AttemptWriter(tmp_path / "spool", attempts[2], other_env) as writer:
-        writer.finish("ok")
+    example.write_attempt(tmp_path / "spool", attempts[2], {}, env=other_env)
     assert find(attempts[2]["cell_id"], tmp_path / "spool", tmp_path / "x.duckdb").sections == other_env
 
 

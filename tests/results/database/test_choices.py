@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from stored_rows import query_rows
 
 from exitbench.results.database.connection import open_database
 from exitbench.results.queries import saved_query
@@ -17,8 +18,7 @@ Rows = list[dict[str, Any]]
 
 def _answer(path: Path, sql: str) -> Rows:
     with open_database(path) as database:
-        rows: Rows = database.query(sql).to_pylist()
-    return rows
+        return query_rows(database, sql)
 
 
 def _cells(spool: Path) -> dict[str, tuple[Rows, Rows]]:

@@ -16,7 +16,7 @@ from exitbench.results.database import access, catalogue, current
 from exitbench.results.database.connection import open_database
 from exitbench.results.database.current import views_script
 from exitbench.results.database.tables import read_catalogue
-from exitbench.results.ingest.ingest import ingest, rebuild
+from exitbench.results.ingest.ingest import rebuild
 from exitbench.results.tables import SCHEMA_VERSION, schema_sql
 
 VIEWS = {
@@ -306,19 +306,18 @@ def test_rebuild_restores_the_same_rows_and_leaves_no_temporary_files(
     assert not list(tmp_path.glob(".*/"))
 
 
-def test_rebuild_refuses_to_lose_attempts_that_the_spool_cannot_restore(example_spool: Path, tmp_path: Path) -> None:
-    spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
-    for prefix in sorted(example_spool.iterdir())[:5]:
-        shutil.copytree(prefix, spool / prefix.name)
-    ingest(spool, path)
-    before = rows_by_table(path)
+def test_rebuild_refuses_to_lose_attempts_that_the_spool_cannot_restore(
+    few_spool: Path, few_database: Path, few_rows: RowsByTable, tmp_path: Path
+) -> None:
+    spool = Path(shutil.copytree(few_spool, tmp_path / "spool"))
+    path = Path(shutil.copyfile(few_database, tmp_path / "exitbench.duckdb"))
     done_file = next(spool.glob("*/*/*/DONE"))
     done_file.write_text("x")
     with pytest.raises(UserError, match=rf"not replaced: it has 1 attempt .*{done_file.parent.name}(.|\n)*DONE"):
         rebuild(spool, path)
-    assert rows_by_table(path) == before
+    assert rows_by_table(path) == few_rows
     rebuild(spool, path, forget=True)
-    assert len(rows_by_table(path)["attempt"]) == len(before["attempt"]) - 1
+    assert len(rows_by_table(path)["attempt"]) == len(few_rows["attempt"]) - 1
 
 
 def test_rebuilding_replaces_a_database_of_another_version(
@@ -375,14 +374,6 @@ print(in_memory().execute(drawn).fetchone()[0], sandbox([], path.parent).execute
     words = [sys.executable, "-c", script, str(path)]
     process = subprocess.run(words, capture_output=True, text=True, check=True)
     assert process.stdout.lower().split() == ["true", *["false"] * 4]
-
-
-@pytest.mark.parametrize("read_only", [True, False])
-def test_duckdb_settings_are_locked(read_only: bool, tmp_path: Path) -> None:
-    path = tmp_path / "exitbench.duckdb"
-    open_database(path, read_only=False).close()
-    with open_database(path, read_only=read_only) as opened, pytest.raises(UserError, match="lock"):
-        opened.query("SET enable_progress_bar = true")
 
 
 # ------------------------------------------------------------------------------------------ marks of other processes

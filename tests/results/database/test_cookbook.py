@@ -7,6 +7,7 @@ another environment.
 import json
 import math
 import re
+import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,18 +21,15 @@ from statistics import mean, median, stdev
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from stored_rows import query_rows
 
 from exitbench.results.database.connection import Database, open_database
-from exitbench.results.ingest.ingest import ingest
 from exitbench.results.queries import query_names, saved_query
 from exitbench.results.queries.cookbook import SECTIONS, cookbook_markdown
 from exitbench.results.side_records.trainings import record_training
 from exitbench.results.side_records.vocabularies import record_vocabulary
-from exitbench.results.spool.attempts import AttemptWriter
-from exitbench.results.spool.schema import TABLES
 
 Opener = Callable[[Path], AbstractContextManager[Database]]
 Row = Mapping[str, Any]
@@ -81,9 +79,10 @@ class Cell:
 
 
 @pytest.fixture(scope="module")
-def spool(example: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("cookbook") / "spool"
-    example.WORLD.write(root)
+def spool(example: Any, example_spool: Path, example_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the example's spool with more cells, which are not yet in the database next to it."""
+    root = Path(shutil.copytree(example_spool, tmp_path_factory.mktemp("cookbook") / "spool"))
+    shutil.copyfile(example_database, root.parent / "exitbench.duckdb")
     _extend(example, root)
     return root
 
@@ -92,21 +91,16 @@ def spool(example: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def encoder_database(example: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a database of four documents classified by an encoder; document n exits after block n."""
     folder = tmp_path_factory.mktemp("encoder")
-    cell = dict(
-        example.cell_json(example.MODELS[1], example.Task("toy", "toy", ("accuracy",)), example.FULL, "quality")
-    )
+    cell = example.cell_json(example.MODELS[1], example.Task("toy", "toy", ("accuracy",)), example.FULL, "quality")
     trace = [
         {"doc_key": f"{n:016x}", "block": block, "label_id": n % 2, "prediction": float(n % 2), "probability": 0.9}
         | {"gold": float(n > 1), "score": 0.5 if block < BLOCKS else None, "exited": block == n}
         for n in range(1, BLOCKS + 1)
         for block in range(1, n + 1)
     ]
-    with AttemptWriter(folder / "spool", cell, example.ENV) as writer:
-        writer.write("sequence_trace", pa.Table.from_pylist(trace, schema=TABLES["sequence_trace"]))
-        example.write_metrics(writer, {"mean_exit_layer": example.plain(2.5)}, role="depth")
-        writer.finish("ok")
-    assert ingest(folder / "spool", folder / "exitbench.duckdb").quarantined == ()
-    return folder / "exitbench.duckdb"
+    metrics = example.metric_rows({"mean_exit_layer": example.plain(2.5)}, "depth")
+    example.write_attempt(folder / "spool", cell, {"sequence_trace": trace, "metrics": metrics})
+    return example.ingested(folder)
 
 
 def test_encoder_queries_report_exits_and_saved_layers_by_block(encoder_database: Path) -> None:
@@ -127,10 +121,8 @@ def test_encoder_queries_report_exits_and_saved_layers_by_block(encoder_database
 
 
 @pytest.fixture(scope="module")
-def database(spool: Path, open_computed: Opener) -> Iterator[Database]:
-    path = spool.parent / "exitbench.duckdb"
-    assert ingest(spool, path).quarantined == ()
-    with open_computed(path) as opened:
+def database(example: Any, spool: Path, open_computed: Opener) -> Iterator[Database]:
+    with open_computed(example.ingested(spool.parent)) as opened:
         yield opened
 
 
@@ -210,28 +202,17 @@ def _write_drafts(example: Any, root: Path, cell: dict[str, Any]) -> None:
     env["environment"]["packages"] |= {"torch": "2.14.0", "numpy": "2.0.0"}
     env["environment"]["git_dirty"] = True
     env["hardware"]["threads"] = 4
-    with AttemptWriter(root, cell, env) as writer:
-        writer.write("tokens", pa.Table.from_pylist(tokens, schema=TABLES["tokens"]))
-        writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))
-        metrics = {"f1": example.plain(0.0), "acceptance_rate": example.plain(40.0), "token_match": example.plain(0.75)}
-        example.write_metrics(writer, metrics)
-        writer.finish("ok")
+    metrics = {"f1": example.plain(0.0), "acceptance_rate": example.plain(40.0), "token_match": example.plain(0.75)}
+    tables = {"tokens": tokens, "samples": samples, "metrics": example.metric_rows(metrics)}
+    example.write_attempt(root, cell, tables, env=env)
 
 
 def _write_untraced(example: Any, root: Path, cell: dict[str, Any]) -> None:
     """Write a full-depth run of one document without the table `tokens`; queries over tokens do not see this run."""
-    sample = {
-        "doc_key": example.WORLD.doc_keys()[0],
-        "output_text": "t",
-        "output_ids": [3],
-        "n_prompt": 1,
-        "n_output": 1,
-    }
-    sample |= {"stop_reason": "eos", "scores": '{"f1": 50.0, "em": 0}', "statistics": "{}"}
-    with AttemptWriter(root, cell, example.ENV) as writer:
-        writer.write("samples", pa.Table.from_pylist([sample], schema=TABLES["samples"]))
-        example.write_metrics(writer, {"f1": example.plain(50.0)})
-        writer.finish("ok")
+    sample = {"doc_key": example.WORLD.doc_keys()[0], "output_text": "t", "output_ids": [3], "n_prompt": 1}
+    sample |= {"n_output": 1, "stop_reason": "eos", "scores": '{"f1": 50.0, "em": 0}', "statistics": "{}"}
+    metrics = example.metric_rows({"f1": example.plain(50.0)})
+    example.write_attempt(root, cell, {"samples": [sample], "metrics": metrics})
 
 
 MEDIANS_S = (
@@ -265,13 +246,7 @@ def _text(params: Row) -> str:
 
 def _rows(database: Database, name: str, **parameters: Any) -> list[dict[str, Any]]:
     query = saved_query(name)
-    return _planned_once(database, query.sql, {**query.defaults, **parameters})
-
-
-def _planned_once(database: Database, sql: str, parameters: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
-    """Return the rows of a query. `Database.query` plans a query twice, which takes most of the time for few rows."""
-    names, rows = database.rows(sql, parameters or None)
-    return [dict(zip(names, row, strict=True)) for row in rows]
+    return query_rows(database, query.sql, {**query.defaults, **parameters})
 
 
 def _answer(database: Database, name: str, **parameters: Any) -> list[dict[str, Any]]:
@@ -341,7 +316,7 @@ def test_saved_query_is_documented_and_its_cookbook_text_gives_equal_rows(
         assert rows
         keys = [_comparable_text(row) for row in rows]
         assert len(keys) == len(set(keys)), "a row that occurs twice"
-        assert keys == [_comparable_text(row) for row in _planned_once(connected, query.with_defaults())]
+        assert keys == [_comparable_text(row) for row in query_rows(connected, query.with_defaults())]
 
 
 def test_cookbook_lists_every_query_under_its_section() -> None:
@@ -842,14 +817,9 @@ def test_traces_without_full_depth_tokens_have_no_divergence_rows(example: Any, 
     cell = example.cell_json(example.MODELS[0], example.TASKS[0], example.CALM[0], "quality", "0" * 64)
     token = {"doc_key": "a", "position": 1, "token_id": 7, "exit_layer": 2, "blocks_run": 2, "score": 0.5}
     sample = {"doc_key": "a", "output_text": "t", "output_ids": [7], "n_prompt": 1, "n_output": 1, "stop_reason": "eos"}
-    with AttemptWriter(tmp_path / "spool", cell, example.ENV) as writer:
-        rows = [token | {"reason": "threshold"}]
-        writer.write("tokens", pa.Table.from_pylist(rows, schema=TABLES["tokens"]))
-        rows = [sample | {"scores": "{}", "statistics": "{}"}]
-        writer.write("samples", pa.Table.from_pylist(rows, schema=TABLES["samples"]))
-        writer.finish("ok")
-    ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb")
-    with open_database(tmp_path / "exitbench.duckdb") as opened:
+    tokens, samples = [token | {"reason": "threshold"}], [sample | {"scores": "{}", "statistics": "{}"}]
+    example.write_attempt(tmp_path / "spool", cell, {"tokens": tokens, "samples": samples})
+    with open_database(example.ingested(tmp_path)) as opened:
         assert len(_answer(opened, "gate_never_opens")) == 1
         for name in ("divergence_by_layer", "near_ties", "exit_reliability", "oracle_far_below"):
             assert _answer(opened, name) == []

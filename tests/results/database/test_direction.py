@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored_rows import query_rows
 
 from exitbench.results.database.connection import Database
 from exitbench.results.queries import query_names, saved_query
@@ -56,7 +57,7 @@ def test_fastest_within_loss_is_the_same_run_for_score_and_error(scores: Databas
 def rows(database: Database, name: str, **parameters: float) -> list[dict[str, Any]]:
     """Return the rows of a query without their scores."""
     query = saved_query(name)
-    answer = database.query(query.sql, {**query.defaults, **parameters} or None).to_pylist()
+    answer = query_rows(database, query.sql, {**query.defaults, **parameters})
     return [{column: value for column, value in row.items() if column not in SCORES} for row in answer]
 
 

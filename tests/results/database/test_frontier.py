@@ -9,9 +9,9 @@ from typing import Any
 
 import duckdb
 import pytest
+from stored_rows import query_rows
 
 from exitbench.results.database.connection import Database, open_database
-from exitbench.results.ingest.ingest import ingest
 from exitbench.results.statistics.speed import speedup_interval
 
 
@@ -47,14 +47,13 @@ def _make(example: ModuleType, root: Path) -> None:
 def database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     folder = tmp_path_factory.mktemp("frontier")
     _make(example, folder / "spool")
-    assert ingest(folder / "spool", folder / "exitbench.duckdb").quarantined == ()
-    with open_database(folder / "exitbench.duckdb") as opened:
+    with open_database(example.ingested(folder)) as opened:
         yield opened
 
 
 def _frontier(database: Database) -> dict[str, dict[str, Any]]:
     """Return the rows of the frontier by exit layer, or by method if they have none."""
-    rows = database.query("FROM frontier").to_pylist()
+    rows = query_rows(database, "FROM frontier")
     return {str(json.loads(row["params"]).get("exit_layer", row["method"])): row for row in rows}
 
 
@@ -91,22 +90,19 @@ def test_parameter_without_effect_is_omitted_from_runs(database: Database) -> No
     assert json.loads(requested_params)["threshold"] == 0.9
 
 
-def test_speedup_above_the_ideal_is_a_qc_finding(database: Database, tmp_path: Path) -> None:
-    assert not database.query("FROM qc WHERE rule = 'realised_above_ideal'").to_pylist()
-    with duckdb.connect(str(tmp_path / "changed.duckdb")) as connection:
-        connection.execute(f"ATTACH '{database.path}' AS here (READ_ONLY)")
-        connection.execute("COPY FROM DATABASE here TO changed")
-        connection.execute("UPDATE metric SET value = value / 1.5 WHERE metric = 'ideal_speedup_decode'")
-        findings = connection.execute("SELECT kind, severity FROM qc WHERE rule = 'realised_above_ideal'").fetchall()
+def test_speedup_above_the_ideal_is_a_qc_finding(changed: duckdb.DuckDBPyConnection) -> None:
+    query = "SELECT kind, severity FROM qc WHERE rule = 'realised_above_ideal'"
+    assert not changed.execute(query).fetchall()
+    changed.execute("UPDATE metric SET value = value / 1.5 WHERE metric = 'ideal_speedup_decode'")
+    findings = changed.execute(query).fetchall()
     assert findings and set(findings) == {("timing", 1)}
 
 
 @pytest.fixture(scope="module")
 def errors(database: Database, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Database]:
     """Yield a copy of the database in which the headline metric is an error: lower is better."""
-    path = tmp_path_factory.mktemp("errors") / "exitbench.duckdb"
-    shutil.copy(database.path, path)
-    with duckdb.connect(str(path)) as connection:
+    path = Path(shutil.copy(database.path, tmp_path_factory.mktemp("errors")))
+    with duckdb.connect(path) as connection:
         connection.execute("UPDATE metric SET lower_is_better = true WHERE role = 'headline'")
     with open_database(path) as opened:
         yield opened
@@ -131,20 +127,15 @@ SPEEDS = (
 
 @pytest.fixture
 def changed(database: Database, tmp_path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
-    with duckdb.connect(str(tmp_path / "changed.duckdb")) as connection:
-        connection.execute(f"ATTACH '{database.path}' AS here (READ_ONLY)")
-        connection.execute("COPY FROM DATABASE here TO changed")
+    """Yield a connection to a copy of the database that a test may change."""
+    with duckdb.connect(shutil.copy(database.path, tmp_path)) as connection:
         yield connection
 
 
-def _statuses(connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
-    return dict(connection.execute("SELECT method || label, speed_status FROM frontier").fetchall())
-
-
-def test_speed_status_says_whether_a_row_was_timed(changed: duckdb.DuckDBPyConnection) -> None:
-    statuses = _statuses(changed)
-    assert {status for name, status in statuses.items() if name != "fullusual"} == {"timed"}
-    assert statuses["fullusual"] == "not timed"
+def test_speed_status_says_whether_a_row_was_timed(database: Database) -> None:
+    statuses = {name: row["speed_status"] for name, row in _frontier(database).items()}
+    assert statuses.pop("full") == "not timed"
+    assert set(statuses.values()) == {"timed"}
 
 
 @pytest.mark.parametrize("metric", ["speedup", "aa_speedup"])
@@ -165,7 +156,7 @@ def test_unmeasurable_decoding_keeps_the_whole_request_speedup(changed: duckdb.D
 
 def test_tenfold_interval_is_still_measurable(changed: duckdb.DuckDBPyConnection) -> None:
     changed.execute("UPDATE metric SET ci_low = 1, ci_high = 10 WHERE metric = 'speedup'")
-    assert "not measurable" not in _statuses(changed).values()
+    assert changed.execute("FROM frontier WHERE speed_status = 'not measurable'").fetchall() == []
 
 
 @pytest.mark.parametrize(
@@ -173,10 +164,9 @@ def test_tenfold_interval_is_still_measurable(changed: duckdb.DuckDBPyConnection
     [(0.73, 1e17, False), (1.0, 10.0, True), (1.0, 10.1, False), (None, None, True), (1.4, 1.6, True)],
 )
 def test_interval_wider_than_tenfold_is_not_measurable(
-    low: float | None, high: float | None, expected: bool, changed: duckdb.DuckDBPyConnection
+    low: float | None, high: float | None, expected: bool, database: Database
 ) -> None:
-    (measurable,) = changed.execute("SELECT is_measurable($1::DOUBLE, $2::DOUBLE)", [low, high]).fetchall()
-    assert measurable == (expected,)
+    assert database.rows("SELECT is_measurable($1::DOUBLE, $2::DOUBLE)", [low, high])[1] == [(expected,)]
 
 
 def test_timings_view_ignores_stalls_and_reproduces_the_speedup(

@@ -9,15 +9,12 @@ from statistics import stdev
 from types import ModuleType
 from typing import Any
 
-import pyarrow as pa
 import pytest
+from stored_rows import query_rows
 
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.files.formats import content_id
-from exitbench.results.ingest.ingest import ingest
 from exitbench.results.queries import saved_query
-from exitbench.results.spool.attempts import AttemptWriter
-from exitbench.results.spool.schema import TABLES
 
 FP32 = {"a": (50.0, (1, 2)), "b": (70.0, (3,)), "c": (90.0, (4, 5, 6))}
 BF16 = {"a": (52.0, (1, 9)), "b": (70.0, (3,)), "c": (80.0, (4, 5))}
@@ -66,10 +63,7 @@ def _write(
             ("mean_exit_layer", exit_layer, {"role": "depth"}),
         )
     ]
-    with AttemptWriter(root, cell, example.ENV) as writer:
-        writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))
-        writer.write("metrics", pa.Table.from_pylist(metrics, schema=TABLES["metrics"]))
-        writer.finish("ok")
+    example.write_attempt(root, cell, {"samples": samples, "metrics": metrics})
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +85,7 @@ def database(example: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> I
     write(FP32, MEAN_FP32, 3.0, {"seed": OTHER})
     for other in DIFFERENCES:
         write(BF16, MEAN_BF16, 3.5, {"seed": OTHER, **bf16, **other})
-    assert ingest(root / "spool", root / "exitbench.duckdb").quarantined == ()
-    with open_database(root / "exitbench.duckdb") as opened:
+    with open_database(example.ingested(root)) as opened:
         yield opened
 
 
@@ -105,7 +98,7 @@ def ask(database: Database) -> Ask:
 
     def run(case: int, **parameters: Any) -> list[dict[str, Any]]:
         query = saved_query("number_formats")
-        rows = database.query(query.sql, {**query.defaults, **parameters}).to_pylist()
+        rows = query_rows(database, query.sql, {**query.defaults, **parameters})
         return [row for row in rows if row["seed"] == case]
 
     return run

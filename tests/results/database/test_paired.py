@@ -106,9 +106,8 @@ def test_delta_interval_and_gain_loss_counts_equal_a_slow_reference(
 STORED = "SELECT attempt_id, part, delta_low, delta_high FROM quality_difference ORDER BY ALL"
 
 
-def test_stored_differences_of_another_version_are_computed_again(example_database: Path, tmp_path: Path) -> None:
-    path = tmp_path / "exitbench.duckdb"
-    shutil.copyfile(example_database, path)
+def test_stored_differences_of_another_version_are_computed_again(few_database: Path, tmp_path: Path) -> None:
+    path = Path(shutil.copy(few_database, tmp_path))
     with open_database(path) as database:
         expected = database.rows(STORED)[1]
     with duckdb.connect(path) as connection:
@@ -120,15 +119,14 @@ def test_stored_differences_of_another_version_are_computed_again(example_databa
 
 
 def test_differences_are_computed_when_a_snapshot_is_opened_not_read_from_it(
-    example_database: Path, tmp_path: Path
+    few_database: Path, tmp_path: Path
 ) -> None:
-    path = tmp_path / "exitbench.duckdb"
-    shutil.copyfile(example_database, path)
+    path = Path(shutil.copy(few_database, tmp_path))
     with duckdb.connect(path) as connection:
         connection.execute("UPDATE quality_difference SET delta_low = -1")
     with open_database(path) as database:
         write_snapshot(database.engine, tmp_path / "snapshot")
-    with open_database(example_database) as database, open_snapshot(str(tmp_path / "snapshot")) as opened:
+    with open_database(few_database) as database, open_snapshot(str(tmp_path / "snapshot")) as opened:
         assert opened.rows(STORED)[1] == database.rows(STORED)[1] != []
 
 

@@ -88,7 +88,7 @@ def test_third_party_process_that_releases_in_time_is_waited_for(path: Path) -> 
 def test_third_party_process_that_keeps_the_database_open_is_named(path: Path) -> None:
     with holding(path, STRANGER) as process:
         with pytest.raises(DatabaseInUse, match=f"in use by process {process.pid};"):
-            retry_while_in_use(opening(path, False), lambda text: None, patience_s=1.0)
+            retry_while_in_use(opening(path, False), lambda text: None, patience_s=0.3)
         with pytest.raises(DatabaseInUse):  # it was not waited for: the database is held still
             opening(path, False)()
 

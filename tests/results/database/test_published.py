@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import pyarrow as pa
 import pytest
+from stored_rows import query_rows
 
 from exitbench.results.database import published
 from exitbench.results.database.connection import Database, open_database
 from exitbench.results.files.formats import content_id
-from exitbench.results.ingest.ingest import ingest
-from exitbench.results.spool.attempts import AttemptWriter
-from exitbench.results.spool.schema import TABLES
 
 FOLDER = Path(published.__file__).parent
 RULES = tomllib.loads((FOLDER / "comparable.toml").read_text())
@@ -126,17 +123,14 @@ def _local_database(example: Any, folder: Path, **changes: Any) -> Database:
     cell["task"] = {**cell["task"], "source": "huggingface"} | changes.pop("task", {})
     metrics = [{"metric": "f1", "metric_version": "1", "value": 80.0, "ci_low": 70.0, "ci_high": 90.0, "n": 8}]
     metrics[0] |= {"role": "headline", "lower_is_better": False}
-    with AttemptWriter(folder / "spool", {**cell, **changes}, example.ENV) as writer:
-        writer.write("metrics", pa.Table.from_pylist(metrics, schema=TABLES["metrics"]))
-        writer.finish("ok")
-    ingest(folder / "spool", folder / "exitbench.duckdb")
-    return open_database(folder / "exitbench.duckdb", read_only=False)
+    example.write_attempt(folder / "spool", {**cell, **changes}, {"metrics": metrics})
+    return open_database(example.ingested(folder), read_only=False)
 
 
 def _published(opened: Database, method: str = "no early exit") -> dict[str, Any]:
     query = "FROM published WHERE source = 'MEE repo SQUAD.log' AND metric = 'f1' AND method = $m"
-    (row,) = opened.query(query, {"m": method}).to_pylist()
-    return dict(row)
+    (row,) = query_rows(opened, query, {"m": method})
+    return row
 
 
 def test_run_of_another_model_lists_differences_and_is_never_the_same_setting(example: Any, tmp_path: Path) -> None:
@@ -222,26 +216,16 @@ def test_run_is_comparable_only_if_all_relevant_parameters_match(example: Any, t
 def test_min_exit_and_depth_are_compared_as_shares_of_the_blocks(
     example: Any, tmp_path: Path, published_min_exit: int, local_min_exit: int, reason: str | None
 ) -> None:
-    params = {
-        "min_exit": local_min_exit,
-        "head": "full",
-        "rule": "constant",
-        "threshold": 0.9,
-        "decay": "none",
-        "every": 1,
-    }
-    params |= {"k_first": 35000, "k_min": 250, "kv_policy": "state-copy", "levels": []}
+    params = {"min_exit": local_min_exit, "head": "full", "rule": "constant", "threshold": 0.9, "decay": "none"}
+    params |= {"every": 1, "k_first": 35000, "k_min": 250, "kv_policy": "state-copy", "levels": []}
     cell = example.cell_json(example.MODELS[0], example.TASKS[0], example.Method("calm-softmax", params), "quality")
     metric = {"metric": "mean_exit_layer", "metric_version": "1", "role": "depth", "value": 4.5, "n": 8}
     metrics = [{**metric, "ci_low": 4.0, "ci_high": 5.0}]
-    with AttemptWriter(tmp_path / "spool", cell, example.ENV) as writer:
-        writer.write("metrics", pa.Table.from_pylist(metrics, schema=TABLES["metrics"]))
-        writer.finish("ok")
-    ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb")
+    example.write_attempt(tmp_path / "spool", cell, {"metrics": metrics})
     setting_query = (
         "figure_or_table = 'PRUNE Fig 6a' AND method = 'softmax diff' AND setting = $s AND metric = 'avg_exit_block'"
     )
-    with open_database(tmp_path / "exitbench.duckdb") as opened:
+    with open_database(example.ingested(tmp_path)) as opened:
         (row,) = opened.query(
             f"FROM published WHERE {setting_query}", {"s": f"min exit layer {published_min_exit}"}
         ).to_pylist()

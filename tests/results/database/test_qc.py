@@ -7,14 +7,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import pyarrow as pa
 import pytest
+from stored_rows import query_rows
 
 from exitbench.results.database.connection import open_database
-from exitbench.results.ingest.ingest import ingest
 from exitbench.results.queries import saved_query
-from exitbench.results.spool.attempts import AttemptWriter
-from exitbench.results.spool.schema import TABLES
 from exitbench.results.statistics.intervals import clopper_pearson
 
 Json = dict[str, Any]
@@ -134,14 +131,10 @@ def findings(example: ModuleType, env: Json, tmp_path: Path) -> Callable[..., li
         for number, (rows, each) in enumerate(zip(attempts, envs or [env] * len(attempts), strict=True)):
             # Attempts at one cell, or each at one of its own.
             identity = {**cell, **cell_of(number)} if cells else cell
-            with AttemptWriter(tmp_path / "spool", identity, each) as writer:
-                for table, table_rows in rows.items():
-                    writer.write(table, pa.Table.from_pylist(table_rows, schema=TABLES[table]))
-                writer.finish("ok")
-        ingest(tmp_path / "spool", tmp_path / "x.duckdb")
-        with open_database(tmp_path / "x.duckdb") as database:
+            example.write_attempt(tmp_path / "spool", identity, rows, env=each)
+        with open_database(example.ingested(tmp_path)) as database:
             if query is not None:
-                return database.query(query).to_pylist()
+                return query_rows(database, query)
             return database.rows("SELECT rule, severity, message FROM qc ORDER BY rule")[1]
 
     return write
@@ -497,14 +490,9 @@ def findings_by_run(example: ModuleType, tmp_path_factory: pytest.TempPathFactor
         method = dataclasses.replace(example.FULL, params={"run": what})
         cell = {**example.cell_json(example.MODELS[0], example.TASKS[0], method, kind), **changes}
         env = {**example.ENV, "hardware": {**example.ENV["hardware"], "cpu": what, **hardware}}
-        with AttemptWriter(folder / "spool", cell, env) as writer:
-            for table, table_rows in rows.items():
-                writer.write(table, pa.Table.from_pylist(table_rows, schema=TABLES[table]))
-            writer.finish("ok")
-        run_of[writer.attempt_id] = what
-    assert ingest(folder / "spool", folder / "x.duckdb").quarantined == ()
+        run_of[example.write_attempt(folder / "spool", cell, rows, env=env)] = what
     found: FindingsByRun = {what: [] for what in runs}
-    with open_database(folder / "x.duckdb") as database:
+    with open_database(example.ingested(folder)) as database:
         _, rows_found = database.rows("SELECT attempt_id, rule, severity, message FROM qc ORDER BY rule")
         for attempt_id, *finding in rows_found:
             found[run_of[attempt_id]].append(tuple(finding))

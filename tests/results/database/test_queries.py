@@ -8,15 +8,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
+from stored_rows import query_rows
 
 from exitbench.errors import UserError
 from exitbench.results.database.connection import Database, open_database
-from exitbench.results.ingest.ingest import ingest
 from exitbench.results.queries import saved_query
-from exitbench.results.spool.attempts import AttemptWriter
-from exitbench.results.spool.schema import TABLES
 
 
 @pytest.fixture(scope="module")
@@ -27,8 +24,7 @@ def database(example_database: Path) -> Iterator[Database]:
 
 def _answer(database: Database, name: str) -> list[dict[str, Any]]:
     query = saved_query(name)
-    rows: list[dict[str, Any]] = database.query(query.sql, query.defaults or None).to_pylist()
-    return rows
+    return query_rows(database, query.sql, query.defaults)
 
 
 def test_an_unknown_query_is_refused_with_a_suggestion() -> None:
@@ -108,14 +104,11 @@ def _write_quality(
     ]
     metric = {"metric": "f1", "metric_version": "1", "value": sum(scores) / len(scores), "n": len(scores)}
     metric |= {"role": "headline", "lower_is_better": False}
-    with AttemptWriter(root, cell, example.ENV) as writer:
-        writer.write("samples", pa.Table.from_pylist(samples, schema=TABLES["samples"]))
-        writer.write("metrics", pa.Table.from_pylist([metric], schema=TABLES["metrics"]))
-        writer.finish("ok")
+    example.write_attempt(root, cell, {"samples": samples, "metrics": [metric]})
 
 
 def test_score_oracle_takes_the_smallest_depth_reaching_full_depths_score(example: Any, tmp_path: Path) -> None:
-    spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
+    spool = tmp_path / "spool"
     layer = {n: example.Method("static", {"exit_layer": n, "other": "text"}) for n in (1, 2, 3)}
     _write_quality(example, spool, example.FULL, "state-copy", [50.0, 100.0, 80.0, 0.0])
     _write_quality(example, spool, layer[3], "state-copy", [50.0, 99.0, 90.0, 0.0])
@@ -124,8 +117,7 @@ def test_score_oracle_takes_the_smallest_depth_reaching_full_depths_score(exampl
     _write_quality(example, spool, layer[1], "state-copy", [50.0, 0.0, 0.0, 0.0], source="newer")
     _write_quality(example, spool, layer[2], "state-copy", [0.0, 0.0, 80.0, 0.0])
     _write_quality(example, spool, layer[2], "exact", [50.0, 100.0, 80.0, 0.0])
-    ingest(spool, path)
-    with open_database(path) as opened:
+    with open_database(example.ingested(tmp_path)) as opened:
         rows = _answer(opened, "score_oracle")
     columns = ("kv_policy", "exit_layer", "documents", "share", "mean_exit_layer", "n")
     assert [tuple(row[name] for name in columns) for row in rows] == [
@@ -138,11 +130,10 @@ def test_score_oracle_takes_the_smallest_depth_reaching_full_depths_score(exampl
 
 
 def test_queries_of_document_scores_read_the_latest_rescore(example: Any, tmp_path: Path) -> None:
-    spool, path = tmp_path / "spool", tmp_path / "exitbench.duckdb"
+    spool = tmp_path / "spool"
     _write_quality(example, spool, example.FULL, "state-copy", [50.0, 100.0])
     _write_quality(example, spool, example.Method("static", {"exit_layer": 1}), "state-copy", [0.0, 100.0])
-    ingest(spool, path)
-    with open_database(path, read_only=False) as opened:
+    with open_database(example.ingested(tmp_path), read_only=False) as opened:
         assert [row["loss"] for row in _answer(opened, "lost_documents")] == [50.0]
         assert {row["exit_layer"]: row["documents"] for row in _answer(opened, "score_oracle")} == {1: 1, 4: 1}
         with opened.engine.begin() as connection:

@@ -13,10 +13,10 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
+from stored_rows import query_rows
 
 from exitbench.results.database.connection import Database, open_database
-from exitbench.results.ingest.ingest import ingest
-from exitbench.results.spool.attempts import AttemptRecord, AttemptWriter, read_attempt, scan_spool
+from exitbench.results.spool.attempts import AttemptRecord, read_attempt, scan_spool
 from exitbench.results.spool.schema import TABLES
 
 Json = dict[str, Any]
@@ -44,8 +44,7 @@ def _ok(records: list[AttemptRecord], kind: str) -> list[AttemptRecord]:
 
 
 def _query(database: Database, sql: str, **parameters: Any) -> list[Json]:
-    rows: list[Json] = database.query(sql, parameters or None).to_pylist()
-    return rows
+    return query_rows(database, sql, parameters)
 
 
 def test_runs_are_the_latest_successes(database: Database, records: list[AttemptRecord]) -> None:
@@ -165,9 +164,7 @@ def test_exit_histogram_counts_tokens_and_shares_sum_to_one(database: Database, 
         assert exits[record.attempt.attempt_id] == Counter(row["exit_layer"] for row in _rows(record, "tokens"))
 
 
-def test_plain_probes_flags_the_latest_probe_per_full_depth_and_the_largest(
-    example: Any, env: Json, tmp_path: Path
-) -> None:
+def test_plain_probes_flags_the_latest_probe_per_full_depth_and_the_largest(example: Any, tmp_path: Path) -> None:
     model, task = example.MODELS[0], example.TASKS[0]
 
     def write(documents: int, full_id: str, record: bool = False) -> str:
@@ -176,14 +173,11 @@ def test_plain_probes_flags_the_latest_probe_per_full_depth_and_the_largest(
         )
         cell["identity"] |= {"record": ["sublayers"]} if record else {}
         cell["task"] |= {"documents": documents, "data_sha256": str(documents) * 64}
-        with AttemptWriter(tmp_path / "spool", cell, env) as writer:
-            writer.finish("ok")
-        return str(writer.attempt_id)
+        return str(example.write_attempt(tmp_path / "spool", cell, {}))
 
     largest, earlier, latest = write(9, "a" * 64), write(8, "b" * 64), write(7, "b" * 64)
     write(9, "b" * 64, record=True)
-    ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb")
-    with open_database(tmp_path / "exitbench.duckdb") as opened:
+    with open_database(example.ingested(tmp_path)) as opened:
         rows = _query(opened, "FROM plain_probes")
     assert {row["attempt_id"] for row in rows} == {largest, earlier, latest}
     assert {row["attempt_id"] for row in rows if row["is_largest"]} == {largest}
@@ -226,6 +220,11 @@ def test_exit_by_kind_of_a_run_compares_with_full_depths_tokens(
     assert 0 < row["equal_full_half"] < 1
 
 
+def _metric_row(metric: str, value: float) -> Json:
+    row = {"metric": metric, "metric_version": "1", "value": value, "ci_low": value, "ci_high": value, "n": 8}
+    return row | ({"role": "speed"} if metric == "speedup" else {"role": "headline", "lower_is_better": False})
+
+
 def test_frontier_takes_all_speeds_of_a_setting_from_the_machine_timed_last(
     example: Any, env: Json, tmp_path: Path
 ) -> None:
@@ -235,23 +234,18 @@ def test_frontier_takes_all_speeds_of_a_setting_from_the_machine_timed_last(
     reference = example.cell_json(model, task, full, "quality")["cell_id"]
 
     def write(method: Any, kind: str, used: Json, metric: str, value: float) -> None:
-        full_id = None if method is full else reference
-        with AttemptWriter(tmp_path / "spool", example.cell_json(model, task, method, kind, full_id), used) as writer:
-            row = {"metric": metric, "metric_version": "1", "value": value, "ci_low": value, "ci_high": value, "n": 8}
-            row |= {"role": "speed"} if metric == "speedup" else {"role": "headline", "lower_is_better": False}
-            writer.write("metrics", pa.Table.from_pylist([row], schema=TABLES["metrics"]))
-            writer.finish("ok")
+        cell = example.cell_json(model, task, method, kind, None if method is full else reference)
+        example.write_attempt(tmp_path / "spool", cell, {"metrics": [_metric_row(metric, value)]}, env=used)
 
     for method in (full, shallow, deep):
         write(method, "quality", laptop, "f1", 50.0)
     write(shallow, "timing", laptop, "speedup", 3.0)
     write(deep, "timing", server, "speedup", 1.5)
     write(shallow, "timing", server, "speedup", 4.0)
-    ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb")
+    example.ingested(tmp_path)
     write(deep, "timing", laptop, "speedup", 2.0)
     write(shallow, "timing", server, "speedup", 5.0)
-    ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb")
-    with open_database(tmp_path / "exitbench.duckdb") as opened:
+    with open_database(example.ingested(tmp_path)) as opened:
         rows = _query(opened, "SELECT params, speedup, timing_cpu FROM frontier ORDER BY params")
     assert rows == [
         {"params": '{"exit_layer":1}', "speedup": 5.0, "timing_cpu": "server"},
@@ -260,27 +254,19 @@ def test_frontier_takes_all_speeds_of_a_setting_from_the_machine_timed_last(
     ]
 
 
-def test_frontier_keeps_the_newest_run_across_source_and_dependency_versions(
-    example: Any, env: Json, tmp_path: Path
-) -> None:
+def test_frontier_keeps_the_newest_run_across_source_and_dependency_versions(example: Any, tmp_path: Path) -> None:
     model, task, full = example.MODELS[0], example.TASKS[0], example.FULL
     gated, other = (example.Method("gated", {"threshold": threshold}) for threshold in (0.5, 0.6))
     reference = example.cell_json(model, task, full, "quality")["cell_id"]
 
     def write(method: Any, kind: str, value: float, status: str = "ok", **changes: Any) -> str:
         cell = example.cell_json(model, task, method, kind, None if method is full else reference, **changes)
-        metric = "speedup" if kind == "timing" else "f1"
-        with AttemptWriter(tmp_path / "spool", cell, env) as writer:
-            row = {"metric": metric, "metric_version": "1", "value": value, "ci_low": value, "ci_high": value, "n": 8}
-            row |= {"role": "speed"} if metric == "speedup" else {"role": "headline", "lower_is_better": False}
-            writer.write("metrics", pa.Table.from_pylist([row], schema=TABLES["metrics"]))
-            writer.finish(status)
-        return str(writer.attempt_id)
+        metrics = [_metric_row("speedup" if kind == "timing" else "f1", value)]
+        return str(example.write_attempt(tmp_path / "spool", cell, {"metrics": metrics}, status=status))
 
     def retained_quality() -> dict[str, float | None]:
-        ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb")
-        with open_database(tmp_path / "exitbench.duckdb") as opened:
-            rows = _query(opened, "FROM frontier")
+        with open_database(example.ingested(tmp_path)) as opened:
+            rows = _query(opened, "SELECT attempt_id, speedup FROM frontier")
         assert len({row["attempt_id"] for row in rows}) == len(rows)
         return {row["attempt_id"]: row["speedup"] for row in rows}
 
@@ -306,19 +292,15 @@ def test_frontier_keeps_the_newest_run_across_source_and_dependency_versions(
     assert set(retained_quality()) == {*list(always)[:-1], repeated, replayed}
 
 
-def test_failure_is_resolved_by_a_later_success_with_another_source_version(
-    example: Any, env: Json, tmp_path: Path
-) -> None:
+def test_failure_is_resolved_by_a_later_success_with_another_source_version(example: Any, tmp_path: Path) -> None:
     gated, other = (example.Method("gated", {"threshold": threshold}) for threshold in (0.5, 0.6))
 
     def write(method: Any, status: str, source: str) -> None:
         cell = example.cell_json(example.MODELS[0], example.TASKS[0], method, "quality", source=source)
-        with AttemptWriter(tmp_path / "spool", cell, env) as writer:
-            writer.finish(status)
+        example.write_attempt(tmp_path / "spool", cell, {}, status=status)
 
     def failed() -> list[str]:
-        ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb")
-        with open_database(tmp_path / "exitbench.duckdb") as opened:
+        with open_database(example.ingested(tmp_path)) as opened:
             rows = _query(opened, "SELECT params FROM failures ORDER BY params")
         return [row["params"] for row in rows]
 
@@ -378,14 +360,11 @@ def test_calibrations_choose_the_last_level_that_passed(database: Database, reco
         assert [row["threshold"] for row in rows if row["chosen"]] == [metric]
 
 
-def test_a_calibration_whose_first_level_failed_chooses_none(example: Any, env: Json, tmp_path: Path) -> None:
+def test_a_calibration_whose_first_level_failed_chooses_none(example: Any, tmp_path: Path) -> None:
     cell = example.cell_json(example.MODELS[0], example.TASKS[0], example.CALM[0], "calibration")
     step = {"step": 1, "threshold": 0.9, "mean_loss": 0.5, "passed": False, "mean_exit_layer": 5.0, "n": 8}
-    with AttemptWriter(tmp_path / "spool", cell, env) as writer:
-        writer.write("calibration", pa.Table.from_pylist([step], schema=TABLES["calibration"]))
-        writer.finish("ok")
-    ingest(tmp_path / "spool", tmp_path / "exitbench.duckdb")
-    with open_database(tmp_path / "exitbench.duckdb") as opened:
+    example.write_attempt(tmp_path / "spool", cell, {"calibration": [step]})
+    with open_database(example.ingested(tmp_path)) as opened:
         assert _query(opened, "SELECT p_value, chosen FROM calibrations") == [{"p_value": None, "chosen": False}]
 
 

@@ -40,12 +40,12 @@ def snapshot_of(path: Path, folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def imported(few_snapshot: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a runs folder into which the snapshot was imported; tests copy it."""
-    runs = tmp_path_factory.mktemp("imported")
-    merge(few_snapshot, runs / "spool", runs / "exitbench.duckdb")
-    return runs
+@pytest.fixture
+def imported(few_snapshot: Path, few_database: Path, spool: Path, path: Path) -> Path:
+    """Return an imported snapshot in the spool; the database has its rows."""
+    folder = Path(shutil.copytree(few_snapshot, spool / "imports" / "0123456789abcdef"))
+    shutil.copyfile(few_database, path)
+    return folder
 
 
 @pytest.fixture(params=["spool", "snapshot"])
@@ -136,20 +136,18 @@ def rescored_snapshot(rescored: Path) -> Path:
     return snapshot_of(rescored, rescored.parent / "snapshot")
 
 
+@pytest.mark.usefixtures("imported")
 def test_new_metric_versions_of_known_attempts_are_imported(
-    rescored: Path, rescored_snapshot: Path, imported: Path, spool: Path, path: Path
+    rescored: Path, rescored_snapshot: Path, spool: Path, path: Path
 ) -> None:
     expected, source = imported_rows(rescored), rescored_snapshot
-    shutil.copytree(imported, path.parent)
     report = merge(source, spool, path)
     assert (report.added, report.existing, report.rescored) == (0, len(expected["attempt"]), 2)
     assert imported_rows(path) == expected
     assert merge(source, spool, path).rescored == 0
     imports = sorted((spool / "imports").iterdir(), key=lambda folder: Manifest.read(folder).rows["attempt"])
     assert [Manifest.read(folder).rows["attempt"] for folder in imports] == [0, len(expected["attempt"])]
-    for name, folder in zip(
-        ("0" * 16, "1" * 16), imports, strict=True
-    ):  # read in this order: scores before their attempts
+    for name, folder in zip(("0" * 16, "1" * 16), imports, strict=True):  # scores are read before their attempts
         folder.rename(folder.with_name(name))
     rebuild(spool, path)
     assert imported_rows(path) == expected
@@ -299,9 +297,7 @@ def test_latest_attempt_names_its_cell_whether_local_or_imported(
 
 
 def test_a_damaged_import_is_left_out_of_a_rebuild_with_a_message(imported: Path, spool: Path, path: Path) -> None:
-    shutil.copytree(imported, path.parent)
-    (snapshot,) = (spool / "imports").iterdir()
-    (snapshot / "metric.parquet").write_bytes(b"torn")
+    (imported / "metric.parquet").write_bytes(b"torn")
     (problem,) = rebuild(spool, path, forget=True).quarantined
     assert "metric.parquet: was changed after it was written" in problem
     assert imported_rows(path)["attempt"] == []

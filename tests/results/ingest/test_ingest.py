@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from stored_rows import query_rows
 
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest, rebuild
@@ -61,8 +62,7 @@ def rewrite(attempt: Path, name: str, changes: Json) -> None:
 
 def _query(path: Path, sql: str) -> list[Json]:
     with open_database(path) as database:
-        rows: list[Json] = database.query(sql).to_pylist()
-    return rows
+        return query_rows(database, sql)
 
 
 def test_token_rows_join_to_attempt_cell_model_dataset_and_environment(
@@ -271,13 +271,11 @@ def test_metrics_keep_the_order_they_were_written_in(write: Write, spool: Path, 
 
 
 def test_setting_id_ignores_upstream_cells_calibration_and_timing(
-    spool: Path, path: Path, cell: Json, env: Json
+    write: Write, spool: Path, path: Path, cell: Json
 ) -> None:
     local_columns = ("probe_cell_id", "scores_cell_id", "fit_cell_id", "calibration", "timing")
     for index, added in enumerate(({}, {name: "x" for name in local_columns}, {"dtype": "bfloat16"})):
-        changed = {**cell, "cell_id": f"{index:064}", "identity": {**cell["identity"], **added}}
-        with AttemptWriter(spool, changed, env) as writer:
-            writer.finish("ok")
+        write(cell_id=f"{index:064}", identity={**cell["identity"], **added})
     ingest(spool, path)
     ids = [row["setting_id"] for row in _query(path, "SELECT setting_id FROM cell ORDER BY cell_id")]
     assert ids[0] == ids[1] != ids[2]
@@ -294,11 +292,10 @@ def test_all_row_groups_of_a_file_are_ingested(
     assert _query(path, "SELECT count(*) AS n FROM token_exit") == [{"n": 12}]
 
 
-def test_stored_times_are_utc(spool: Path, path: Path, cell: Json, env: Json, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_times_are_utc(write: Write, spool: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moments = iter(["2026-01-01T02:00:00.500000+02:00", "2026-01-01T00:00:02+00:00"])
     monkeypatch.setattr("exitbench.results.spool.attempts._utc_now", lambda: next(moments))
-    with AttemptWriter(spool, cell, env) as writer:
-        writer.finish("ok")
+    write()
     ingest(spool, path)
     (row,) = _query(path, "SELECT started_at::VARCHAR AS at, seconds FROM runs")
     assert row == {"at": "2026-01-01 00:00:00.5", "seconds": 1.5}

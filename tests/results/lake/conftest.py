@@ -3,24 +3,25 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from stored_rows import RowsByTable, rows_by_table
 
-from exitbench.results.ingest.ingest import ingest
 from exitbench.results.spool.attempts import scan_spool
 
 
 @pytest.fixture(scope="session")
-def part_of_few(few_spool: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+def part_of_few(
+    example: ModuleType, few_spool: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[int], Path]:
     """Return a function that makes the database of every n-th attempt of `few_spool`."""
 
     def make(n: int) -> Path:
         folder = tmp_path_factory.mktemp("part")
         for attempt in list(scan_spool(few_spool))[::n]:
             shutil.copytree(attempt.path, folder / "spool" / attempt.path.relative_to(few_spool))
-        ingest(folder / "spool", folder / "exitbench.duckdb")
-        return folder / "exitbench.duckdb"
+        return Path(example.ingested(folder))
 
     return make
 

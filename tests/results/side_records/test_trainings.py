@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stored_rows import query_rows
 
 from exitbench.results.database.connection import open_database
 from exitbench.results.ingest.ingest import ingest, rebuild
@@ -33,8 +34,7 @@ def model(tmp_path: Path) -> Path:
 
 def ask(path: Path, sql: str) -> list[dict[str, Any]]:
     with open_database(path) as database:
-        rows: list[dict[str, Any]] = database.query(sql).to_pylist()
-    return rows
+        return query_rows(database, sql)
 
 
 def test_training_log_is_queryable_and_named_by_its_recipe(model: Path, tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ TEXTS = ["<pad>", "▁the", "ory", None, "▁"]
 
 def ask(path: Path) -> list[tuple[Any, ...]]:
     with open_database(path) as database:
-        rows = database.query("FROM vocabulary ORDER BY ALL").to_pylist()
-    return [tuple(row.values()) for row in rows]
+        return database.rows("FROM vocabulary ORDER BY ALL")[1]
 
 
 @pytest.mark.parametrize(
