@@ -109,6 +109,9 @@ def open_page(chromium: Any, page_url: str) -> Iterator[Open]:
         page.on("dialog", lambda dialog: (errors.append(dialog.message), dialog.dismiss()))
         page.on("request", lambda request: None if _local(request.url) else errors.append(request.url))
         page.goto(address + fragment)
+        if options.get("java_script_enabled", True):
+            # charts are drawn once they have a size, which is within the first frame
+            page.evaluate("() => new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
         return page
 
     yield opened

@@ -71,7 +71,7 @@ def test_filters_keep_only_matching_rows_and_points(open_page: Open, example_pag
 def test_keyboard_moves_between_chart_points_and_jumps_to_their_rows(open_page: Open, example_page: str) -> None:
     page = open_page(fragment="#summary", address=example_page)
     points, tip = page.locator("#chart .point"), page.locator("#chart .tip")
-    points.nth(2).wait_for(state="attached")  # the chart is drawn after the page has loaded
+    assert points.count() > 2
     points.first.focus()
     first = tip.inner_text()
     page.keyboard.press("ArrowRight")
