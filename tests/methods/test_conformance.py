@@ -28,7 +28,7 @@ from exitbench.methods.thresholds import Constant
 
 L = 6
 EXIT_BLOCKS = (1, 3, 4)  # of the checkpoints of conftest.py
-MAX_NEW_TOKENS = 6
+MAX_NEW_TOKENS = 8
 _SOFTMAX = [
     {"threshold": 0.3, "decay": "paper"},
     {"threshold": 0.3, "min_exit": 2, "every": 2},

@@ -30,7 +30,7 @@ recipe = "builtin-encoder-last"
 task = "sst2"
 source = "builtin"
 split = "test"
-limit = 24
+limit = 60
 """
 SWEEPS: dict[str, tuple[str, list[float]]] = {
     "max-prob": ("threshold", [0.6, 0.7, 0.95]),
@@ -84,13 +84,13 @@ def test_replay_of_the_deepest_run_equals_real_exits_at_lower_thresholds(
             "ORDER BY doc_key",
             {"run": run["attempt_id"]},
         ).to_pylist()
-        assert len(real) == 24 and replayed == real
+        assert len(real) == 60 and replayed == real
 
 
 def test_encoder_replay_query_equals_depth_and_score_of_a_real_run(database: Database) -> None:
     """The query replays the run with patience 3. At patience 1, it gives the numbers of the run with patience 1."""
     result = database.query(saved_query("encoder_replay").with_defaults()).to_pylist()
-    assert {row["method"] for row in result} == set(SWEEPS) and {row["n"] for row in result} == {24}
+    assert {row["method"] for row in result} == set(SWEEPS) and {row["n"] for row in result} == {60}
     shallow = _runs(database, "joint", "pabee")[0]
     (row,) = (row for row in result if (row["model"], row["method"], row["level"]) == ("joint", "pabee", 1))
     assert row["mean_exit_layer"] == pytest.approx(shallow["mean_exit_layer"])
